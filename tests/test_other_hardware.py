@@ -59,9 +59,18 @@ def test_nothing_of_this_machine_is_in_a_plan_for_another_one(monkeypatch: pytes
     assert plan("--gpu", "H100x8") == plain
 
 
+def test_of_flags_that_suffice_a_plan_names_the_one_that_changes_least_of_the_training() -> None:
+    words = ("--gpu", "L40S", "--model", "Qwen/Qwen3-1.7B", "--rl-kl-coef", "0", "--batch-size", "1")
+    assert plan(*words)["estimate"]["changes"] == ["--vllm-sleep-mode"]
+
+
 @pytest.mark.parametrize(
     ("words", "processes", "gpus"),
-    [(("H100x8", "--nodes", "2"), 16, 8), (("h100x8", *SERVED, "--vllm-servers", "2"), 6, 6), (("T4",), 1, 1)],
+    [
+        (("H100x8", "--nodes", "2"), 16, 8),
+        (("h100x8", *SERVED, "--vllm-servers", "2"), 6, 6),
+        (("H100x8", "--nodes", "2", "--launcher", "ray", "--num-processes", "12"), 12, 6),
+    ],
 )
 def test_each_gpu_that_vllm_leaves_trains_on_each_machine(words: tuple[str, ...], processes: int, gpus: int) -> None:
     made = plan("--gpu", *words, "--rl-prompts-per-step", "48")
@@ -76,7 +85,7 @@ def test_each_gpu_that_vllm_leaves_trains_on_each_machine(words: tuple[str, ...]
         ("--gpu", "B200", "--batch-size", "256"), ("--gpu", "L40Sx2", "--peft", *SERVED, "--model", "Qwen/Qwen3-32B"),
     ],
 )  # fmt: skip
-def test_with_the_flags_that_a_plan_names_it_fits(words: tuple[str, ...]) -> None:
+def test_with_the_flags_that_a_plan_names_the_run_fits(words: tuple[str, ...]) -> None:
     changes = plan(*words)["estimate"]["changes"]
     assert changes
     flags = [word for flag in changes for word in flag.split()]
@@ -112,5 +121,9 @@ def test_what_cannot_be_planned_is_refused(words: tuple[str, ...], told: str) ->
     assert len(err.splitlines()) <= 5
 
 
-def test_a_plan_for_a_t4_says_that_it_has_no_bfloat16() -> None:
-    assert any("bfloat16" in note for note in plan("--gpu", "T4")["notes"])
+def test_a_t4_has_no_bfloat16_and_holds_float32() -> None:
+    served = ("--peft", *SERVED, "--vllm-server-url", "http://10.1.2.3:8000")
+    t4, l4 = plan("--gpu", "T4", *served), plan("--gpu", "L4", *served)
+    assert t4["estimate"]["memory"]["stay"]["weights"] == 2 * l4["estimate"]["memory"]["stay"]["weights"]
+    assert "bfloat16" in t4["notes"][0]
+    assert l4["notes"] == []

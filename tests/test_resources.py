@@ -51,13 +51,16 @@ def header(**tensors: list[int]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-SIZES = json.dumps({"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 50})
+SIZES = json.dumps({"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 50, "tie_word_embeddings": True})
 
 
-def test_the_weights_of_shards_are_added_up(tmp_path: Path) -> None:
+def test_the_weights_of_shards_are_added_up_without_a_second_copy_of_the_embedding(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     files = {"config.json": SIZES, "model.safetensors.index.json": json.dumps(index)}
-    write(tmp_path, {**files, "one.safetensors": header(a=[3, 4]), "two.safetensors": header(b=[5])})
+    write(
+        tmp_path,
+        {**files, "one.safetensors": header(a=[3, 4]), "two.safetensors": header(**{"b": [5], "lm_head.weight": [7]})},
+    )
     shape = read_model_shape(str(tmp_path))
     assert shape is not None
     assert (shape.weights, shape.intermediate, shape.kv_heads, shape.head_dim) == (17, 32, 2, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -189,7 +190,10 @@ def _plan_on(hardware: Hardware, config: TrainConfig, sources: Mapping[str, EnvS
     if config.mixed_precision == "bf16" and not kind.has_bf16:
         raise ConfigError(f"mixed_precision: a {kind.name} has no bfloat16\nUse --mixed-precision fp16, or omit it.")
     gpus, served = _divided_gpus(config, tuple(map(str, range(hardware.gpus))))
-    processes = _count_processes(config, config.num_processes, gpus)
+    wanted = config.num_processes
+    if config.launcher == "ray" and wanted is not None:  # of all machines
+        wanted = math.ceil(wanted / machines)
+    processes = _count_processes(config, wanted, gpus)
     config = choose_batch_size(config, processes * machines, shape, memory_of(kind))
     notes = [*remarks(config), *_note_on_truncation(config)]
     if not kind.has_bf16 and config.mixed_precision is None:
