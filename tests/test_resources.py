@@ -113,7 +113,8 @@ SERVED = {
     ("model", "options", "expected"),
     [
         # weights, gradients, two moments and bf16 copies; inputs of 36 layers and one whole layer; embedding and head
-        ("Qwen3-4B", {}, 4.02e9 * (4 + 4 + 8 + 2) + TOKENS * (36 * 2560 * 4 + 230e3) + 2 * 151_936 * 2560 * 4 + TILE),
+        ("Qwen3-4B", {"batch_size": 16},
+         4.02e9 * (4 + 4 + 8 + 2) + 2 * TOKENS * (36 * 2560 * 4 + 230e3) + 2 * 151_936 * 2560 * 4 + TILE),
         ("Qwen3-4B", {"dtype": "bfloat16"},
          4.02e9 * (2 + 2 + 4) + TOKENS * (36 * 2560 * 2 + 200e3) + 2 * 151_936 * 2560 * 4 + TILE),
         # all of 32 layers: 18 bytes x hidden, 10 x attention, 8 x MLP, the mask
@@ -132,7 +133,7 @@ def test_the_estimate_is_that_of_a_calculation_by_hand(model: str, options: dict
     shape = read_model_shape(model)
     assert shape is not None
     need = estimate_memory(shape, config, plan_batch(config, config.num_processes or 1), GPU).peak
-    assert need == pytest.approx(expected + 700 * MIB, rel=0.15)
+    assert need == pytest.approx(expected + 700 * MIB, rel=0.06)
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -143,8 +144,8 @@ def test_a_layer_keeps_what_the_estimate_says_for_its_backward_pass(width: str, 
 
     def kept(layers: int) -> int:
         config = LlamaConfig(
-            vocab_size=96, hidden_size=96, intermediate_size=416, num_hidden_layers=layers, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=32,
+            vocab_size=96, hidden_size=96, intermediate_size=192, num_hidden_layers=layers, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=16,
         )  # fmt: skip
         model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, width))
         model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear")) if lora else model
@@ -168,7 +169,7 @@ def test_a_layer_keeps_what_the_estimate_says_for_its_backward_pass(width: str, 
             dtype=width, peft=lora, disable_gradient_checkpointing=True, batch_size=2, rl_max_prompt_length=1,
             rl_max_new_tokens=63,
         )  # fmt: skip
-        shape = ModelShape(1000, layers, 96, 416, 4, 2, 32, 96, ())
+        shape = ModelShape(1000, layers, 96, 192, 4, 2, 16, 96, ())
         return estimate_memory(shape, config, plan_batch(config, 1), GPU).phases["training pass"]
 
     assert estimated(3) - estimated(2) == pytest.approx(kept(3) - kept(2), rel=0.15)
