@@ -14,11 +14,10 @@ from peft import LoraConfig, get_peft_model
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.launch import resource_estimate
-from aitrain.launch.model_shape import KNOWN, Linear, ModelShape, read_model_shape
+from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
 from aitrain.launch.resource_estimate import (
     MIB,
     DeviceMemory,
-    MemoryEstimate,
     check_resources,
     choose_batch_size,
     estimate_memory,
@@ -181,16 +180,6 @@ def test_a_colocated_vllm_holds_its_share_during_the_training_pass_unless_it_sle
     assert served < peak(GPU, use_vllm=True, vllm_sleep_mode=True) < awake
 
 
-def test_more_of_anything_needs_more_and_less_needs_less() -> None:
-    for machine in (CPU, GPU):
-        usual = peak(machine)
-        assert peak(machine, batch_size=64) > usual
-        assert peak(machine, rl_max_prompt_length=1024) > usual
-        assert peak(machine, rl_kl_coef=0.0) == usual - 4 * large().weights
-        assert peak(machine, peft=True, merge_adapter=False) < usual / 2
-        assert peak(machine, optimizer="sgd") < usual
-
-
 def test_memory_savers_are_flags_that_save_what_they_say_the_largest_first() -> None:
     config = TrainConfig(batch_size=8, rl_prompts_per_step=8, disable_gradient_checkpointing=True)
     batch = plan_batch(config, 1)
@@ -265,26 +254,3 @@ class Peak(TrainerCallback):
         peaks.append(int((here / "peak").read_text()) / 1024)
 
     assert (estimates[1] - estimates[0]) / (peaks[1] - peaks[0]) == pytest.approx(1, abs=0.25)
-
-
-# -- sharding
-
-
-EIGHT_BILLION = ModelShape(
-    8_190_735_360, 36, 4096, 12_288, 32, 8, 128, 151_936, (Linear("q_proj", 36 * 8192, 6_945_767_424),)
-)
-
-
-def shares(backend: Any, processes: int = 8, **options: Any) -> MemoryEstimate:
-    given = {"use_vllm": True, "vllm_mode": "server", **options}
-    config = TrainConfig(distributed_backend=backend, num_processes=processes, **given)
-    return estimate_memory(EIGHT_BILLION, config, plan_batch(config, processes), GPU)
-
-
-def test_sharded_weights_and_states_are_divided_by_the_processes() -> None:
-    ddp, fsdp2 = shares("ddp"), shares("fsdp2")
-
-    for part in ("weights", "reference", "optimizer"):
-        assert fsdp2.stay[part] == ddp.stay[part] // 8
-    assert fsdp2.phases["optimizer's step"] < ddp.phases["optimizer's step"] // 8
-    assert fsdp2.peak < 80 << 30 < ddp.peak
