@@ -102,10 +102,7 @@ class RolloutSize:
         size = f"{_counted(self.prompts, 'prompt')} x {self.generations} completions = {sampled}, for {steps}"
         if self.is_ahead:
             return f"{size}; all off-policy, as it is sampled ahead"
-        if self.steps == 1:
-            return f"{size}; on-policy"
-        later = "the later ones are" if self.steps != 2 else "the second is"
-        return f"{size}; the first is on-policy, {later} off-policy"
+        return f"{size}; {'on-policy' if self.steps == 1 else 'only the first is on-policy'}"
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def test_padding_is_not_trimmed_where_that_would_train_something_else(options: d
         (
             {"rl_updates_per_rollout": 2, "trl": {"num_iterations": 2}}, 4,
             "4 prompts x 4 completions = 16, for 4 optimizer steps; "
-            "the first is on-policy, the later ones are off-policy",
+            "only the first is on-policy",
         ),
     ],
 )  # fmt: skip

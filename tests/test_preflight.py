@@ -98,7 +98,7 @@ def test_every_visible_gpu_trains_but_the_last_ones_which_servers_on_this_machin
     ("options", "told"),
     [
         ({"num_processes": 5}, "num_processes: 5 processes need 5 GPUs, and 4"),
-        ({**THEIRS, "vllm_server_gpus": 4}, "vllm_server_gpus: 4 GPUs are visible"),
+        ({**THEIRS, "vllm_server_gpus": 4}, "take 4 GPUs of 4, and training needs one"),
         ({"optimizer": "adam"}, "adamw_torch"),
     ],
 )

@@ -1,17 +1,20 @@
-"""`aitrain plan`: what a run would do and need, without starting it. Its flags are those of `aitrain grpo`."""
+"""`aitrain plan`: what a run would do and need, here or on other hardware, without starting it. Its flags are those of
+`aitrain grpo`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from aitrain.batch import RolloutSize
 from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
+from aitrain.errors import ConfigError
 from aitrain.options.algorithms import described
 from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig
@@ -19,6 +22,7 @@ from aitrain.ui.escape_controls import escape_controls
 
 if TYPE_CHECKING:
     from aitrain.launch.preflight import RunPlan
+    from aitrain.launch.step_estimate import HardwareEstimate
 
 Line: TypeAlias = tuple[str, str]
 """The name of a line and its text; further lines of a name have none."""
@@ -28,6 +32,11 @@ Line: TypeAlias = tuple[str, str]
 def plan(
     config: ConfigFile = None,
     *,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Plan for these GPUs, such as H100 or H100x8, and not for this machine."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Machines with these GPUs [--nnodes].")] = None,
     options_only: OptionsOnly = False,
     debug: Debug = False,
     as_json: AsJson = False,
@@ -36,23 +45,34 @@ def plan(
     """Show what a run would do, and what it needs of memory and disk.
 
     aitrain plan --model tiny --rl-env path/to/file.py:Class
+
+    aitrain plan --gpu H100 --model Qwen/Qwen3-4B --rl-env path/to/file.py:Class --use-vllm
     """
+    from aitrain.launch.nvidia import Hardware
     from aitrain.launch.preflight import check
     from aitrain.options.reading import resolve
 
-    show_plan(check(resolve(TrainConfig, config, given_flags(flags))), options_only, debug, as_json)
+    if nodes is not None and gpu is None:
+        raise ConfigError("nodes: of which GPUs?\nAdd --gpu, such as --gpu H100x8.")
+    options = resolve(TrainConfig, config, given_flags(flags))
+    hardware = None if gpu is None else Hardware.of(gpu, nodes or options.nnodes or 1)
+    show_plan(check(options, hardware=hardware), options_only, debug, as_json)
     return 0
 
 
 def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = False) -> None:
-    """Show a plan, after it the notes of the process that checks it, and what is not checked.
+    """Show a plan, after it the notes of the process that checks it, unless it is for other hardware, and what is not
+    checked.
 
     Raises:
         AitrainError: the run would be refused.
     """
     from aitrain.launch.preflight import not_checked
+    from aitrain.launch.step_estimate import HardwareEstimate
 
-    lines = chain(_run(plan), _needs(plan))
+    hardware = plan.hardware
+    estimate = hardware and HardwareEstimate.of(plan.config, plan.batch, hardware)
+    lines = chain(_run(plan), _needs(plan), _on_hardware(plan, estimate) if estimate else ())
     if as_json:
         named: dict[str, list[str]] = {}
         for name, text in lines:
@@ -61,7 +81,7 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
         sys.stdout.flush()  # the process takes seconds
-    notes = [f"! {note}" for note in plan.notes] + ([] if options_only else _dry_run(plan, debug))
+    notes = [f"! {note}" for note in plan.notes] + ([] if options_only or hardware else _dry_run(plan, debug))
     left = list(not_checked(plan, with_environment=not options_only))
     if not as_json:
         for line in (*notes, *(f"not checked: {what}" for what in left)):
@@ -77,7 +97,7 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
         "notes": notes,
         "not_checked": left,
     }
-    print_json(document)
+    print_json(document | ({"estimate": asdict(estimate)} if estimate else {}))
 
 
 def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
@@ -144,7 +164,8 @@ def _run(plan: RunPlan) -> Iterator[Line]:
         from aitrain.launch.managed_server import servers_in_words
 
         yield "vLLM servers", servers_in_words(plan)
-    yield "run folder", str(plan.folder.path if plan.folder else Path(config.output_dir) / config.project_name)
+    if plan.hardware is None:
+        yield "run folder", str(plan.folder.path if plan.folder else Path(config.output_dir) / config.project_name)
     if plan.checkpoint:
         yield "resumes from", str(plan.checkpoint)
     if plan.is_done:
@@ -201,11 +222,13 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     from aitrain.launch.resource_estimate import (
         MIB,
         PROMPT,
+        assumed_lengths,
         device_memory,
         estimate_disk,
         estimate_memory,
         format_bytes,
         free_disk,
+        memory_of,
         memory_savers,
         processes_sharing,
     )
@@ -215,23 +238,20 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     if shape is None:
         yield "memory", "unknown: this model's files are not on this machine, or not safetensors"
         return
-    device = device_memory(plan.gpus)
+    hardware = plan.hardware
+    device = memory_of(hardware.kind) if hardware else device_memory(plan.gpus)
     need = estimate_memory(shape, config, plan.batch, device)
     sharing = processes_sharing(plan.processes, device)
     free = "" if device.free is None else f", {format_bytes(device.free)} free"
     yield "shape", str(shape)
     each = f" for each of {sharing} processes" if sharing > 1 else ""
     prompt = f"{config.rl_max_prompt_length or f'{PROMPT} (assumed; --rl-max-prompt-length)'}"
-    lengths = (
-        f"prompts of {prompt} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
-    )
+    lengths = f"prompts of {prompt} and completions of {assumed_lengths(config)[1]} tokens"
     yield "memory", f"about {format_bytes(need.peak)} of the {device.kind}'s{each}{free}; {lengths}"
     phases = {f"{name} (the largest of these counts)": size for name, size in need.phases.items()}
     for name, size in {**need.stay, **phases}.items():
         if size >= MIB:
             yield "", f"{format_bytes(size):>10} {name}"
-    if need.merging == need.peak:
-        yield "", f"{format_bytes(need.merging):>10} at the end, while the adapter is merged"
     for flag, saved in memory_savers(shape, config, plan.batch, device)[:4]:
         yield "", f"{'-' + format_bytes(saved):>10} with {flag}"
     room = estimate_disk(shape, config, plan.batch)
@@ -240,4 +260,38 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
         yield "sharding", f"{sizes}; {fsdp_settings(config, shape.weights)}"
     rollouts = "" if room.rollouts is None else f" + rollouts at most {format_bytes(room.rollouts)}"
     kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{rollouts}"
-    yield "disk", f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
+    yield "disk", kept if hardware else f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
+
+
+# -- on other hardware
+
+
+def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
+    """Whether it fits, the passes of a step, and its seconds."""
+    from aitrain.launch.resource_estimate import TIGHT
+    from aitrain.launch.step_estimate import ASSUMED
+
+    config, changes = plan.config, estimate.changes
+    yield "hardware", str(estimate.hardware)
+    verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else "no, with no options"
+    yield "fits", f"{verdict} ({TIGHT:.0%} of the memory may be used)"
+    if estimate.cached_episodes is not None:
+        place = "inside the training processes"
+        if config.vllm_mode == "server":
+            others = ", which stays idle on the other machines" if plan.nodes else ""
+            place = f"on GPU {', '.join(plan.server_gpus)}{others}" if plan.server_gpus else "on GPUs of its own"
+        room = f"a cache for {estimate.cached_episodes:,.0f} of the longest episodes"
+        if estimate.cached_episodes < 1:
+            room = "too little (--vllm-gpu-memory-utilization, --vllm-tensor-parallel-size)"
+        yield "vLLM", f"{place}, with {config.vllm_memory:.0%} of each GPU: {room}"
+    kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"
+    prompts = "shared" if plan.batch.shares_prompts else "computed for each completion"
+    scored = f" and {estimate.scoring_passes} without gradients" if estimate.scoring_passes else ""
+    yield "passes", f"{estimate.passes} in each process{scored}; {kept}, prompts {prompts}"
+    for part, (least, most) in estimate.seconds.items():
+        seconds = f"{least:,.1f} to {most:,.1f} s"
+        if part == "step":
+            yield part, f"{seconds}, an estimate that nobody measured"
+        else:
+            yield "", f"{seconds} of it: {part}"
+    yield "", f"assumed: {ASSUMED}"

@@ -1,14 +1,16 @@
-"""Reads the shape of a model from config.json and the headers of its safetensors files, without loading it."""
+"""The shape of a model, without loading it: read from config.json and the headers of its safetensors files, or that of
+a popular model, whose files need not be on this machine."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from aitrain.named_models import named_folder
+from aitrain.named_models import SMOLLM2, named_folder
 from aitrain.runs.run_folder import read_object
 
 SMALL = 2_000_000
@@ -41,11 +43,18 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     linears: tuple[Linear, ...]
+    idle: int = 0
+    """Weights of experts that a token does not pass through."""
 
     @property
     def inside(self) -> int:
         """Number of weights in the matrices inside the layers."""
         return sum(linear.weights for linear in self.linears)
+
+    @property
+    def cached_values(self) -> int:
+        """Keys and values of a token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
 
     def __str__(self) -> str:
         return (
@@ -55,13 +64,15 @@ class ModelShape:
 
 
 def read_model_shape(model: str) -> ModelShape | None:
-    """Shape of a model in a folder or in the Hub's cache; None if it cannot be read. Sizes have other names in
-    config.json by architecture."""
+    """Shape of a model in a folder or in the Hub's cache, else of a known one; None if there is neither. Sizes have
+    other names in config.json by architecture."""
     folder = folder_of(model)
     if folder is None:
-        return None
+        return known_shape(model)
     config, tensors = read_object(folder / "config.json"), _tensors(folder)
     config = config.get("text_config") or config
+    if config.get("tie_word_embeddings"):
+        tensors.pop("lm_head.weight", None)  # some files have it twice
 
     def size(*names: str, usual: int = 0) -> int:
         given = (config.get(name) for name in names)
@@ -83,6 +94,60 @@ def read_model_shape(model: str) -> ModelShape | None:
     return ModelShape(
         weights, layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary, linears=tuple(linears)
     )
+
+
+KNOWN: dict[str, tuple[int, ...]] = {
+    # hidden, intermediate, layers, heads, KV heads, size of a head, vocabulary, 1 if head and embedding are one matrix
+    "Qwen3-0.6B": (1024, 3072, 28, 16, 8, 128, 151_936, 1),
+    "Qwen3-1.7B": (2048, 6144, 28, 16, 8, 128, 151_936, 1),
+    "Qwen3-4B": (2560, 9728, 36, 32, 8, 128, 151_936, 1),
+    "Qwen3-8B": (4096, 12288, 36, 32, 8, 128, 151_936, 0),
+    "Qwen3-14B": (5120, 17408, 40, 40, 8, 128, 151_936, 0),
+    "Qwen3-32B": (5120, 25600, 64, 64, 8, 128, 151_936, 0),
+    "Qwen2.5-0.5B": (896, 4864, 24, 14, 2, 64, 151_936, 1),
+    "Qwen2.5-1.5B": (1536, 8960, 28, 12, 2, 128, 151_936, 1),
+    "Qwen2.5-3B": (2048, 11008, 36, 16, 2, 128, 151_936, 1),
+    "Qwen2.5-7B": (3584, 18944, 28, 28, 4, 128, 152_064, 0),
+    "Qwen2.5-72B": (8192, 29568, 80, 64, 8, 128, 152_064, 0),
+    "Llama-3.2-1B": (2048, 8192, 16, 32, 8, 64, 128_256, 1),
+    "Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128, 128_256, 1),
+    "Llama-3.1-8B": (4096, 14336, 32, 32, 8, 128, 128_256, 0),
+    "Llama-3.3-70B": (8192, 28672, 80, 64, 8, 128, 128_256, 0),
+    "gemma-3-1b": (1152, 6912, 26, 4, 1, 256, 262_144, 1),
+    "gemma-3-4b": (2560, 10240, 34, 8, 4, 256, 262_208, 1),  # these three: the text part
+    "gemma-3-12b": (3840, 15360, 48, 16, 8, 256, 262_208, 1),
+    "gemma-3-27b": (5376, 21504, 62, 32, 16, 128, 262_208, 1),
+    "SmolLM2-135M": (576, 1536, 30, 9, 3, 64, 49_152, 1),
+    "SmolLM2-360M": (960, 2560, 32, 15, 5, 64, 49_152, 1),
+    "SmolLM2-1.7B": (2048, 8192, 24, 32, 32, 64, 49_152, 1),
+    "SmolLM3-3B": (2048, 11008, 36, 16, 4, 128, 128_256, 1),
+    "Mistral-7B": (4096, 14336, 32, 32, 8, 128, 32_768, 0),
+    "Mistral-Small-24B": (5120, 32768, 40, 32, 8, 128, 131_072, 0),
+    "gpt-oss-20b": (2880, 2880, 24, 64, 8, 64, 201_088, 0, 32, 4),  # with the number of experts, and of those in use
+}
+"""Sizes of popular models, as their config.json has them, by the beginning of their names on the Hub."""
+
+
+def known_shape(model: str) -> ModelShape | None:
+    """Shape of a model in KNOWN by its name, whoever publishes it, and of variants such as `-Instruct-2507`, without
+    biases; None for other models."""
+    name = "SmolLM2-135M" if model == SMOLLM2 else model.rpartition("/")[2]
+    name = re.sub("^meta-|-(math|coder)(?=-)", "", name.casefold())
+    known = next((known for known in KNOWN if f"{name}-".startswith(f"{known.casefold()}-")), None)
+    if known is None:
+        return None
+    hidden, intermediate, layers, heads, kv_heads, head_dim, vocabulary, is_tied, *experts = KNOWN[known]
+    count, used = experts or (1, 1)
+    query, key, expert = heads * head_dim, kv_heads * head_dim, 3 * hidden * intermediate
+    sides = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
+    if count == 1:
+        sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (hidden, intermediate))
+    layer = [Linear(name, a + b, a * b) for name, (a, b) in sides.items()]
+    if count > 1:  # one matrix, to which no adapter is applied
+        layer.append(Linear("experts", 0, count * expert))
+    weights = layers * (sum(linear.weights for linear in layer) + 2 * hidden) + (2 - is_tied) * vocabulary * hidden
+    sizes = (layers, hidden, used * intermediate, heads, kv_heads, head_dim, vocabulary)
+    return ModelShape(weights, *sizes, linears=tuple(layer) * layers, idle=layers * (count - used) * expert)
 
 
 def is_small(model: str) -> bool:

@@ -1,4 +1,4 @@
-"""GPUs, their use, and the version of NVIDIA's driver, read from nvidia-smi."""
+"""GPUs, their use, and the version of NVIDIA's driver, read from nvidia-smi; and kinds that need not be here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
+
+from aitrain.errors import ConfigError, did_you_mean
 
 PATIENCE = 10.0
 """Timeout of nvidia-smi in seconds."""
@@ -36,6 +38,73 @@ class Driver:
     cuda: str = ""
     """The newest version of CUDA that it supports."""
     failure: str = ""
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """What a GPU of one kind can do at most, by the data sheets of NVIDIA."""
+
+    name: str
+    memory: int
+    """MiB, as the driver says."""
+    teraflops: float
+    """Of dense matrix products, in bfloat16, or float16 without it."""
+    bandwidth: float
+    """GB/s of its memory."""
+    link: float
+    """GB/s to the other GPUs of its machine, in each direction."""
+    has_bf16: bool = True
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        GpuKind("A100-40", 40_960, 312, 1555, 300),
+        GpuKind("A100-80", 81_920, 312, 2039, 300),
+        GpuKind("H100", 81_559, 989, 3350, 450),
+        GpuKind("H200", 143_771, 989, 4800, 450),
+        GpuKind("B200", 183_359, 2250, 7700, 900),
+        GpuKind("L4", 23_034, 121, 300, 32),
+        GpuKind("L40S", 46_068, 362, 864, 32),
+        GpuKind("4090", 24_564, 165, 1008, 32),
+        GpuKind("T4", 15_360, 65, 320, 16, has_bf16=False),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Machines with GPUs of one kind."""
+
+    kind: GpuKind
+    gpus: int
+    """Of each machine."""
+    machines: int
+
+    @classmethod
+    def of(cls, text: str, machines: int) -> Hardware:
+        """Machines with the GPUs of a text, `H100` or `H100x8`.
+
+        Raises:
+            ConfigError: there is no such kind.
+        """
+        name, _, count = text.upper().partition("X")
+        if name not in KINDS or not re.fullmatch("[1-9][0-9]*", count or "1"):
+            sizes = " or ".join(kind for kind in KINDS if kind.startswith(f"{name}-"))
+            near = f" Did you mean {sizes}?" if sizes else did_you_mean(name, KINDS)
+            raise ConfigError(
+                f"gpu: no kind of GPU is called {text}.{near}\n"
+                f"There are {', '.join(KINDS)}; eight of them are written as H100x8."
+            )
+        return cls(KINDS[name], int(count or 1), machines)
+
+    def __str__(self) -> str:
+        kind, half = self.kind, "bfloat16" if self.kind.has_bf16 else "float16"
+        machines = f" in each of {self.machines} machines" if self.machines > 1 else ""
+        return (
+            f"{self.gpus} x {kind.name}{machines}: {kind.memory / 1024:.1f} GiB, {kind.teraflops:g} TFLOPS in {half},"
+            f" {kind.bandwidth:g} GB/s to its memory, {kind.link:g} to its neighbours"
+        )
 
 
 def visible_gpus() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +17,15 @@ from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
-from aitrain.launch.model_shape import folder_of, read_model_shape
-from aitrain.launch.nvidia import visible_gpus
-from aitrain.launch.resource_estimate import check_resources, check_vllm_memory, choose_batch_size, device_memory
+from aitrain.launch.model_shape import KNOWN, folder_of, read_model_shape
+from aitrain.launch.nvidia import Hardware, visible_gpus
+from aitrain.launch.resource_estimate import (
+    check_resources,
+    check_vllm_memory,
+    choose_batch_size,
+    device_memory,
+    memory_of,
+)
 from aitrain.named_models import named_folder
 from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
@@ -69,6 +76,8 @@ class RunPlan:
     """Run folder to resume in, which may not exist yet; None for a new one."""
     is_done: bool = False
     """Whether the run to resume has finished with these options."""
+    hardware: Hardware | None = None
+    """What it is planned for, in place of this machine."""
 
     @property
     def processes(self) -> int:
@@ -91,8 +100,13 @@ def done_text(folder: RunFolder) -> str:
     return f"{folder.path}: all {steps} steps are done; --resume with a larger --max-steps continues."
 
 
-def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack | None = None) -> RunPlan:
-    """Run all checks.
+def check(
+    config: TrainConfig,
+    has_environment: bool = False,
+    locks: ExitStack | None = None,
+    hardware: Hardware | None = None,
+) -> RunPlan:
+    """Run all checks; with other hardware, those that do not depend on this machine.
 
     With `locks`, the folder to resume in is locked before anything in it is read, and until these end.
 
@@ -104,15 +118,14 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
     _check_names(config)
     sources = _check_options(config, has_environment)
     check_functions(config)
+    if hardware is not None:
+        return _plan_on(hardware, config, sources)
     _check_model(config)
     check_packages(config)
     is_here = config.launcher == "local"  # the GPUs and the memory of other machines are not known
     launched, nodes = (launched_rank(), find_nodes(config)) if is_here else (None, None)
     is_first, machines = nodes is None or nodes.rank == 0, nodes.count if nodes else 1
-    gpus, served = _gpus(config) if is_here else ((), ())
-    if served and not gpus:
-        held = f"{len(served)} GPUs are visible and vLLM servers hold all of them"
-        raise ConfigError(f"vllm_server_gpus: {held}: none is left to train on")
+    gpus, served = _divided_gpus(config, visible_gpus(), socket.gethostname().lower()) if is_here else ((), ())
     if launched is not None and config.num_processes not in (None, launched.local_world):
         raise ConfigError(
             f"num_processes: a launcher has started {launched.local_world} on this machine, not {config.num_processes}"
@@ -138,11 +151,7 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
         shape, device = read_model_shape(config.model), device_memory(gpus)
         config = choose_batch_size(config, processes * machines, shape, device, recorded)
-    batch = plan_batch(config, processes * machines)
-    if config.distributed_backend == "fsdp2" and batch.processes == 1:
-        raise ConfigError(
-            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
-        )
+    batch = _plan_batch(config, processes * machines)
     if checkpoint is not None:
         refuse_other_backend(checkpoint, config.distributed_backend)
         if "deepspeed" in config.trl:
@@ -161,6 +170,48 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
         notes += check_resources(config, batch, gpus, nodes)
     own = served if config.starts_vllm_servers else ()
     return RunPlan(config, sources, batch, gpus, checkpoint, own, tuple(notes), nodes, launched, folder, is_done)
+
+
+def _plan_on(hardware: Hardware, config: TrainConfig, sources: Mapping[str, EnvSource]) -> RunPlan:
+    """The plan of a run on other hardware.
+
+    Raises:
+        ConfigError: the run cannot work there, or the model's shape is not known.
+    """
+    kind, machines = hardware.kind, hardware.machines
+    if named_folder(config.model) is None:  # else it is made where the run starts
+        _check_model(config)
+    shape = read_model_shape(config.model)
+    if shape is None:
+        raise ConfigError(
+            f"model: the shape of {config.model} is not known, as it is not on this machine"
+            f"\nGive a folder with its files, or one of these with its shape: {', '.join(KNOWN)}."
+        )
+    if config.mixed_precision == "bf16" and not kind.has_bf16:
+        raise ConfigError(f"mixed_precision: a {kind.name} has no bfloat16\nUse --mixed-precision fp16, or omit it.")
+    gpus, served = _divided_gpus(config, tuple(map(str, range(hardware.gpus))))
+    wanted = config.num_processes
+    if config.launcher == "ray" and wanted is not None:  # of all machines
+        wanted = math.ceil(wanted / machines)
+    processes = _count_processes(config, wanted, gpus)
+    config = choose_batch_size(config, processes * machines, shape, memory_of(kind))
+    notes = [*remarks(config), *_note_on_truncation(config)]
+    if not kind.has_bf16 and config.mixed_precision is None:
+        slow = f"A {kind.name} has no bfloat16, and computes in float32, which is slow: use --mixed-precision fp16"
+        notes.append(f"{slow}, and with --peft --dtype float16.")
+    batch, nodes = _plan_batch(config, processes * machines), None
+    if machines > 1:
+        nodes = Nodes(machines, 0, config.master_addr or "", config.master_port)
+    own = served if config.starts_vllm_servers else ()
+    return RunPlan(config, sources, batch, gpus[:processes], None, own, tuple(notes), nodes, hardware=hardware)
+
+
+def _plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
+    if config.distributed_backend == "fsdp2" and processes == 1:
+        raise ConfigError(
+            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
+        )
+    return plan_batch(config, processes)
 
 
 def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
@@ -192,7 +243,7 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     rank = read_object(adapter / ADAPTER_CONFIG).get("r") if adapter else None
     update = {"model": base if reference.kind == "hub" else absolute(base), "peft": adapter is not None}
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
-    gpus, served = _gpus(config)
+    gpus, served = _divided_gpus(config, visible_gpus(), socket.gethostname().lower(), trains=not config.use_vllm)
     processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
     if config.use_vllm and (config.num_processes or 1) > 1:
         raise ConfigError(
@@ -208,6 +259,9 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
 def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str]:
     """What a dry run of this plan leaves to the run."""
     config = plan.config
+    if plan.hardware is not None:
+        yield "the environment, its dataset, the tokenizer, what is installed there, and its disk"
+        return
     if not with_environment:
         yield "the environment, its dataset, the tokenizer, and what TRL refuses (--options-only)"
     is_here = folder_of(config.model) is not None
@@ -369,18 +423,23 @@ def check_packages(config: TrainConfig) -> None:
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
 
-def _gpus(config: TrainConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The visible GPUs for the model, and the last ones, which vLLM servers on this machine hold.
+def _divided_gpus(
+    config: TrainConfig, gpus: tuple[str, ...], host: str = "", trains: bool = True
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The GPUs for the model, and the last ones, which vLLM servers on their machine hold; `host` is its name.
 
     Raises:
-        ConfigError: the servers take more than there are.
+        ConfigError: the servers take more than there are, or all that a training has.
     """
-    gpus, held = visible_gpus(), config.vllm_servers * config.vllm_server_gpus
+    held = config.vllm_servers * config.vllm_server_gpus
     if not config.starts_vllm_servers:
-        here = (*LOCAL_HOSTS, socket.gethostname().lower())
+        here = (*LOCAL_HOSTS, host)
         held = config.vllm_server_gpus * sum(urlsplit(url).hostname in here for url in config.vllm_server_urls)
-    if gpus and held > len(gpus):
-        raise ConfigError(f"vllm_servers: they take {held} GPUs, and {len(gpus)} are visible (vllm_server_gpus)")
+    if gpus and held > len(gpus) - trains:
+        raise ConfigError(
+            f"vllm_server_gpus: vLLM servers take {held} GPUs of {len(gpus)}"
+            f"{', and training needs one' if trains else ''}"
+        )
     return gpus[: len(gpus) - held], gpus[len(gpus) - held :]
 
 

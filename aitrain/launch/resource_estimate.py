@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ from aitrain.batch import BatchPlan, plan_batch
 from aitrain.errors import ConfigError
 from aitrain.launch.machines import Nodes
 from aitrain.launch.model_shape import ModelShape, read_model_shape
-from aitrain.launch.nvidia import ask_driver
+from aitrain.launch.nvidia import GpuKind, ask_driver
 from aitrain.machine import free_memory, total_memory
 from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig, pass_dependent
@@ -34,6 +34,8 @@ TILE = 4096, 32768
 """Tokens and vocabulary of the tile of logits that TRL computes at a time."""
 CPU_TILES = 8
 """Copies of the tile that TRL's backward pass holds without Triton."""
+LOGITS = 4
+"""Copies of the logits of a batch's next tokens while they are sampled, in float32."""
 HELD_OUT = 32
 """Least number of held-out completions generated at a time."""
 
@@ -45,6 +47,12 @@ class DeviceMemory:
     kind: Literal["CPU", "GPU"]
     free: int | None = None
     total: int | None = None
+    has_bf16: bool = True
+
+    @property
+    def halves(self) -> bool:
+        """Whether models compute in half precision on it, unless an option says otherwise."""
+        return self.kind == "GPU" and self.has_bf16
 
 
 @dataclass(frozen=True)
@@ -55,39 +63,38 @@ class MemoryEstimate:
     """Held during the whole run."""
     phases: Mapping[str, int]
     """Held for a part of a step; the largest phase counts."""
-    merging: int
-    """Held at the end of the run, while the adapter is merged."""
 
     @property
     def peak(self) -> int:
         """Maximum bytes at any time."""
-        return max(sum(self.stay.values()) + max(self.phases.values()), self.merging)
+        return sum(self.stay.values()) + max(self.phases.values())
 
 
 @dataclass(frozen=True)
-class _Weights:
-    """Bytes of a model's weights and of what is kept for each of those that are trained."""
+class WeightSizes:
+    """Bytes of a model's weights, and of what is kept for each of those that are trained."""
 
     width: int
     """Bytes of one weight, as training/model.py chooses them."""
     is_mixed: bool
-    """Whether forward passes compute in half precision, with weights of any type; on a GPU, unless it is off."""
+    """Whether forward passes compute in half precision (autocast), with weights of any format."""
     all: int
     trained: int
     optimizer: int
     """State of the optimizer; Adam keeps two numbers for each trained weight."""
 
     @classmethod
-    def of(cls, shape: ModelShape, config: TrainConfig, on_gpu: bool) -> _Weights:
-        is_mixed = config.mixed_precision != "no" and (on_gpu or config.mixed_precision is not None)
+    def of(cls, shape: ModelShape, config: TrainConfig, halves: bool) -> WeightSizes:
+        is_mixed = config.mixed_precision != "no" and (halves or config.mixed_precision is not None)
         if config.dtype == "auto":
-            width = 2 if on_gpu and config.may_halve_base else 4
+            width = 2 if halves and config.may_halve_base else 4
         elif is_mixed and config.distributed_backend == "fsdp2" and not config.peft:
             width = 4  # accelerate converts trained weights
         else:
             width = 4 if config.dtype == "float32" else 2
         packed = {"int4": 0.56, "int8": 1.05}.get(config.quantization or "", width)
-        everything = int(shape.inside * packed) + (shape.weights - shape.inside) * width
+        inside = sum(linear.weights for linear in shape.linears if linear.sides)  # experts are not packed
+        everything = int(inside * packed) + (shape.weights - inside) * width
         wanted = {name.strip() for name in config.target_modules.split(",")}
         named = (linear for linear in shape.linears if wanted == {"all-linear"} or linear.name in wanted)
         adapter = config.lora_r * sum(linear.sides for linear in named)
@@ -99,23 +106,26 @@ class _Weights:
         return cls(width, is_mixed, everything, adapter * 4 if config.peft else everything, optimizer)
 
 
+def assumed_lengths(config: TrainConfig) -> tuple[int, int]:
+    """Tokens of the longest prompt and the longest completion by the options."""
+    return config.rl_max_prompt_length or PROMPT, config.rl_max_episode_tokens or config.rl_max_new_tokens
+
+
 def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> MemoryEstimate:
     """Memory that each process of a run needs on its device."""
     on_gpu, processes = device.kind == "GPU", batch.processes
-    weights = _Weights.of(shape, config, on_gpu)
-    computed = 2 if on_gpu and weights.is_mixed else weights.width  # bytes of a value in a forward pass
+    weights = WeightSizes.of(shape, config, device.halves)
+    computed = 2 if weights.is_mixed else weights.width  # bytes of a value in a forward pass
     parts = processes if config.distributed_backend == "fsdp2" else 1
-    own_weights = weights.all // parts
+    own_weights, own_trained = weights.all // parts, weights.trained // parts
     stay = {
         "libraries": LIBRARIES[device.kind],
         "weights": own_weights,
         "reference": 0 if config.peft or not config.rl_kl_coef else own_weights,
-        "adapter": weights.trained // parts if config.peft else 0,
+        "adapter": own_trained if config.peft else 0,
         "optimizer": weights.optimizer // parts,
     }
-    gradients = weights.trained // parts
-    if parts == 1 and processes > 1:
-        gradients *= 2  # a second copy, to exchange them
+    gradients = own_trained * (2 if parts == 1 and processes > 1 else 1)  # the second copy is to exchange them
 
     gathered = 0  # whole weights of sharded layers in a pass: embedding and head, and two layers or all of them
     if parts > 1:
@@ -126,25 +136,39 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
         if not config.peft:
             gathered += 4 * two_layers  # gradients, before they are sharded
 
-    prompt = config.rl_max_prompt_length or PROMPT
-    completion = config.rl_max_episode_tokens or config.rl_max_new_tokens
-    if config.use_vllm:
-        shares = config.vllm_mode == "colocate" and not config.vllm_sleep_mode
-        generation = int((device.total or 0) * config.vllm_memory) if shares else 0
-    else:  # transformers' cache of all completions of a rollout, activations of the prompts
-        rows = max(batch.share * config.rl_updates_per_rollout, HELD_OUT if config.eval_cases != 0 else 0)
-        cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (prompt + completion)
-        first = prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
-        generation = rows * (cache + first) * weights.width + gathered
+    # autocast copies float32 weights: trained ones until the forward pass ends, those of kept activations until the
+    # backward pass does; shared prompts have a graph of their own
+    keeps = config.disable_gradient_checkpointing
+    casts = weights.is_mixed and weights.width == 4 and parts == 1
+    halved = 2 * shape.weights if casts else 0
+    cached = 0 if config.peft else halved
+    copies = halved * (2 if batch.shares_prompts else 1) if keeps else cached
+
+    prompt, completion = assumed_lengths(config)
+    generation = 0
+    if config.use_vllm and config.vllm_mode == "colocate":
+        generation = int((device.total or 0) * config.vllm_memory)
+        if not config.vllm_sleep_mode:
+            stay["vLLM"], generation = generation, 0
+    elif not config.use_vllm:  # transformers: the cache of all completions of a rollout, activations of the prompts
+        rows, held_out = batch.share * config.rl_updates_per_rollout, HELD_OUT if config.eval_cases != 0 else 0
+        prompts = max(rows // batch.generations if config.share_prefixes else rows, held_out)
+        rows = max(rows, held_out)
+        cache = rows * shape.cached_values * (prompt + completion)
+        first = prompts * prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
+        logits = rows * shape.vocabulary * 4 * LOGITS
+        generation = (cache + first) * weights.width + logits + gathered + cached
 
     rows, length = batch.largest_pass(prompt + completion)
-    # values for one token that a layer keeps for its backward pass: around the norms, of attention, of the MLP
-    layer = 6 * shape.hidden + 3 * shape.heads * shape.head_dim + 4 * shape.intermediate
-    whole_layers, inputs = (shape.layers, 0)
-    if not config.disable_gradient_checkpointing:  # only the input of each layer, and one layer at a time
-        whole_layers, inputs = 1, shape.layers * shape.hidden
-    kept = whole_layers * layer + inputs + 2 * (shape.intermediate + shape.hidden)
-    activations = rows * length * kept * computed
+    # values for one token that a layer keeps for its backward pass: around the norms, with what autocast copies; of
+    # attention, with its mask; of the MLP
+    around_norms = (13 if casts and not config.peft else 9) if weights.is_mixed else 6
+    layer = around_norms * shape.hidden + 6 * shape.heads * shape.head_dim + length + 4 * shape.intermediate
+    whole_layers, inputs = shape.layers, 0
+    if not keeps:  # only the input of each layer, and one layer at a time
+        whole_layers, inputs = 1, shape.layers * shape.hidden * (4 if casts else computed)
+    kept = (whole_layers * layer + 2 * (shape.intermediate + shape.hidden)) * computed
+    activations = rows * length * (kept + inputs)
     if config.attn_implementation == "eager":
         activations += 3 * rows * shape.heads * length**2 * computed * whole_layers
     if on_gpu:
@@ -152,12 +176,14 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
     else:
         tile = min(rows * length, TILE[0]) * min(shape.vocabulary, TILE[1]) * 4 * CPU_TILES
     added_up = 0 if config.peft else 2 * shape.vocabulary * shape.hidden * 4  # gradients of embedding and head
-    phases = {"generation": generation, "training pass": gradients + activations + tile + added_up + gathered}
+    training = gradients + copies + activations + tile + added_up + gathered
+    phases = {"generation": generation, "training pass": training}
     if on_gpu:
-        phases["optimizer's step"] = 2 * gradients  # it works on all weights at once, with a copy
-    is_merged = config.peft and config.merge_adapter and not on_gpu
-    merging = stay["libraries"] + weights.all + shape.weights * weights.width if is_merged else 0
-    return MemoryEstimate(stay, phases, merging)
+        phases["optimizer's step"] = gradients + own_trained  # it works on all weights at once, with a copy
+    elif config.peft and config.merge_adapter:  # at the end, in place of the rest but for the libraries
+        merged = stay["libraries"] + weights.all + shape.weights * weights.width
+        phases["merging the adapter"] = max(0, merged - sum(stay.values()))
+    return MemoryEstimate(stay, phases)
 
 
 def served_weights(shape: ModelShape, config: TrainConfig) -> int:
@@ -175,26 +201,53 @@ def memory_savers(
     shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory
 ) -> list[tuple[str, int]]:
     """Flags and the bytes that each of them saves in a process, the largest first."""
+    now = estimate_memory(shape, config, batch, device).peak
+    saved = [(change.flag, now - change.peak) for change in _changes(shape, config, batch, device)]
+    return sorted((pair for pair in saved if pair[1] > now // 50), key=lambda pair: -pair[1])
 
-    def peak(config: TrainConfig, batch: BatchPlan) -> int:
-        return estimate_memory(shape, config, batch, device).peak
 
-    now, saved = peak(config, batch), dict[str, int]()
+def changes_that_fit(
+    shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory
+) -> list[str] | None:
+    """Flags with which a run fits: none if it does; the first one that suffices; or the one that saves most, and what
+    then suffices. None if nothing does."""
+    flags = dict[str, str]()
+    while (peak := estimate_memory(shape, config, batch, device).peak) > TIGHT * (device.total or 0):
+        changes = [one for one in _changes(shape, config, batch, device) if one.peak < peak and one.name not in flags]
+        if not changes:
+            return None
+        enough = (change for change in changes if change.peak <= TIGHT * (device.total or 0))
+        best = next(enough, None) or min(changes, key=lambda change: change.peak)
+        flags[best.name], config, batch = best.flag, best.config, best.batch
+    return list(flags.values())
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A flag that is not given yet, and the run with it."""
+
+    flag: str
+    config: TrainConfig
+    batch: BatchPlan
+    peak: int
+
+    @property
+    def name(self) -> str:
+        return self.flag.split()[0]
+
+
+def _changes(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[_Change]:
+    """The changes that are possible, the one that changes least of the training first."""
     for flag, values in _flags(config, batch, device):
         changed = config.model_copy(update=values)
         with suppress(ConfigError):  # the batch cannot be divided any more
-            saved[flag] = now - peak(changed, plan_batch(changed, batch.processes))
-    return sorted(((flag, much) for flag, much in saved.items() if much > now // 50), key=lambda pair: -pair[1])
+            divided = plan_batch(changed, batch.processes)
+            yield _Change(flag, changed, divided, estimate_memory(shape, changed, divided, device).peak)
 
 
 def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[tuple[str, dict[str, object]]]:
-    """Each flag that is not given yet, with the options that it sets."""
-    if config.distributed_backend == "ddp" and batch.processes > 1 and device.kind == "GPU" and not config.quantization:
-        yield "--distributed-backend fsdp2", {"distributed_backend": "fsdp2"}
-    if not config.peft:
-        yield "--peft", {"peft": True}
-        if config.rl_kl_coef:
-            yield "--rl-kl-coef 0", {"rl_kl_coef": 0.0}
+    """Each flag, with the options that it sets."""
+    on_gpu, is_ddp = device.kind == "GPU", config.distributed_backend == "ddp"
     if config.disable_gradient_checkpointing:
         yield "--no-disable-gradient-checkpointing", {"disable_gradient_checkpointing": False}
     if batch.limit.tokens is not None and batch.limit.tokens > 1:
@@ -204,6 +257,18 @@ def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Itera
         kept: dict[str, object] = {"batch_size": smaller, "rl_prompts_per_step": batch.prompts_per_step}
         flag = "" if config.rl_prompts_per_step else f" --rl-prompts-per-step {batch.prompts_per_step}"
         yield f"--batch-size {smaller}{flag}", kept
+    if on_gpu and config.use_vllm and config.vllm_mode == "colocate" and not config.vllm_sleep_mode:
+        yield "--vllm-sleep-mode", {"vllm_sleep_mode": True}
+    if is_ddp and batch.processes > 1 and on_gpu and not config.quantization:
+        yield "--distributed-backend fsdp2", {"distributed_backend": "fsdp2"}
+    if not config.peft and config.rl_kl_coef:
+        yield "--rl-kl-coef 0", {"rl_kl_coef": 0.0}
+    if not config.peft:
+        yield "--peft", {"peft": True}
+    if on_gpu and config.dtype == "auto" and not config.may_halve_base and device.has_bf16:
+        yield "--dtype bfloat16", {"dtype": "bfloat16"}
+    if on_gpu and is_ddp and config.quantization is None and config.may_halve_base:
+        yield "--quantization int4", {"quantization": "int4"}
     if batch.prompts_per_step > 1 and not config.use_vllm:
         fewer = batch.prompts_per_step // 2
         yield f"--rl-prompts-per-step {fewer}", {"rl_prompts_per_step": fewer}
@@ -244,7 +309,7 @@ def choose_batch_size(
     only, not on the memory that is free, so that a repeated run has the same passes.
     """
     given = config.model_fields_set
-    is_fixed = not {"gradient_accumulation", "tokens_per_pass"}.isdisjoint(given) or bool(pass_dependent(config))
+    is_fixed = bool({"gradient_accumulation", "tokens_per_pass"} & given) or pass_dependent(config)
     is_fixed = is_fixed or config.batch_size is not None
     try:
         plan = plan_batch(config, processes)
@@ -261,19 +326,17 @@ def choose_batch_size(
         return resumed.model_copy(update=kept)
     if shape is None or (device.kind == "GPU" and device.total is None):
         return config
-    whole = replace(device, free=device.total)
 
     def peak(one: TrainConfig) -> int:
-        return estimate_memory(shape, one, plan_batch(one, processes), whole).peak
+        return estimate_memory(shape, one, plan_batch(one, processes), device).peak
 
     fitting = (size for size in range(min(plan.share, LARGEST), 0, -1) if plan.share % size == 0)
     sizes = [config] if is_fixed else list(map(with_size, fitting))
     allowed = SHARE * (device.total or 0) if device.kind == "GPU" else peak(sizes[-1]) + EXTRA // processes
     if KEEPS not in given:
-        for each in (one.model_copy(update={KEEPS: True}) for one in sizes):
-            holds_group = plan_batch(each, processes).limit.completions >= min(plan.share, plan.generations)
-            if (is_fixed or holds_group) and peak(each) <= allowed:
-                return each
+        group = 0 if is_fixed else min(plan.share, plan.generations)
+        keeping = (one.model_copy(update={KEEPS: True}) for one in sizes)
+        sizes = [one for one in keeping if plan_batch(one, processes).limit.completions >= group] + sizes
     return next((each for each in sizes if peak(each) <= allowed), sizes[-1])
 
 
@@ -303,7 +366,7 @@ class DiskEstimate:
 
 def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> DiskEstimate:
     """Disk space of model, records and checkpoints; while a checkpoint is written, there is one more than is kept."""
-    weights = _Weights.of(shape, config, on_gpu=False)
+    weights = WeightSizes.of(shape, config, halves=False)
     merged = shape.weights * weights.width if config.peft and config.merge_adapter else 0
     one = 0 if config.save_strategy == "no" else weights.trained + weights.optimizer
     one += weights.all if one and config.trl.get("sync_ref_model") else 0  # the reference model
@@ -313,8 +376,7 @@ def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> D
         kept = max(1, config.max_steps // config.save_steps)
     else:
         kept = config.epochs
-    completion = config.rl_max_episode_tokens or config.rl_max_new_tokens
-    record = 2 * completion * LETTERS + RECORD
+    record = 2 * assumed_lengths(config)[1] * LETTERS + RECORD
     rollouts = None if config.max_steps is None else config.max_steps * batch.completions_per_step * record
     return DiskEstimate(weights.trained + merged, one, one * kept, rollouts)
 
@@ -325,6 +387,11 @@ TIGHT = 0.9
 """Estimated share of the free memory above which the user is warned."""
 SHOWN = 3
 """Number of flags that the warning names."""
+
+
+def memory_of(kind: GpuKind) -> DeviceMemory:
+    """Memory of a GPU of this kind, of which nothing is in use."""
+    return DeviceMemory("GPU", kind.memory * MIB, kind.memory * MIB, kind.has_bf16)
 
 
 def device_memory(gpus: Sequence[str]) -> DeviceMemory:
@@ -406,6 +473,15 @@ def format_bytes(count: float) -> str:
 
 # -- memory of vLLM, which itself fails only after a minute
 
+GRAPHS = 3 << 29
+"""Memory of vLLM's activations and CUDA graphs."""
+
+
+def cached_episodes(shape: ModelShape, config: TrainConfig, total: int) -> float:
+    """The longest episodes that vLLM has room for in its share of a GPU's bytes; below 0 if the weights do not fit."""
+    room = (config.vllm_memory * total - GRAPHS - served_weights(shape, config)) * config.vllm_tensor_parallel_size
+    return room / (2 * shape.cached_values * sum(assumed_lengths(config)))
+
 
 def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...]) -> None:
     """Check that vLLM's share of each of these GPUs is free and holds a server's weights.
@@ -421,8 +497,8 @@ def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...]) -> None:
             continue
         if gpu.free is not None and gpu.free < share * gpu.total:
             raise ConfigError(
-                f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {share * gpu.total / 1024:.1f} GiB, and"
-                f" {gpu.free / 1024:.1f} of its {gpu.total / 1024:.1f} GiB are free\n"
+                f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {format_bytes(share * gpu.total * MIB)},"
+                f" and {format_bytes(gpu.free * MIB)} of its {format_bytes(gpu.total * MIB)} are free\n"
                 "End other processes on it (nvidia-smi lists them), leave it out of CUDA_VISIBLE_DEVICES, or lower the"
                 " share."
             )

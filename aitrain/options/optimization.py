@@ -25,8 +25,8 @@ class BatchOptions(Options):
     """Prompts per optimizer step, over all processes; instead of --gradient-accumulation."""
     batch_size: PositiveInt | None = None
     """At most this many completions in a forward pass of a process. Unset: on a GPU as many as the memory estimate
-    allows; on the CPU as many of a step's completions as need at most 2 GiB more; 2 on several machines, and where
-    --gradient-accumulation is given."""
+    allows; on the CPU as many of a step's completions as need at most 2 GiB more; 2 where --gradient-accumulation is
+    given."""
     gradient_accumulation: PositiveInt = 4
     """Without --rl-prompts-per-step, a step has this many times --batch-size completions on each process."""
     rl_trim_padding: bool = True

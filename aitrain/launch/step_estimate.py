@@ -1,0 +1,168 @@
+"""What a run would do on hardware that need not be here: if it fits, the passes of a step, and its seconds, computed
+from operations and bytes. Nobody measured them: they are a range, from the fast to the slow assumptions below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aitrain.batch import BatchPlan, RolloutSize
+from aitrain.launch.model_shape import ModelShape, read_model_shape
+from aitrain.launch.nvidia import Hardware
+from aitrain.launch.resource_estimate import (
+    MemoryEstimate,
+    WeightSizes,
+    assumed_lengths,
+    cached_episodes,
+    changes_that_fit,
+    estimate_memory,
+    memory_of,
+    served_weights,
+)
+from aitrain.options.train import TrainConfig
+
+GIGA = 1e9
+SLOTS = 256
+"""Completions that vLLM generates at a time at most (max_num_seqs)."""
+IN_FLOAT32 = 8
+"""How much slower products are in float32."""
+GRAPH = 0.1
+"""Share of the time to launch a layer that is left in vLLM's CUDA graphs."""
+SYNCED = 10
+"""Tensors of a layer, which a weight sync moves one by one."""
+OPTIMIZED = 12
+"""How often the optimizer reads or writes a number for each trained weight: weight, gradient, two moments, their
+intermediate results, and the gradient's norm."""
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a step's time depends on beside the data sheet."""
+
+    length: float
+    """Mean completion, as a share of the limit; the longest one has twice that, or the limit."""
+    flops: float
+    """Share of the FLOPS that matrix products reach (model FLOP utilisation)."""
+    bandwidth: float
+    """Share of the bandwidth to memory."""
+    launch: float
+    """Milliseconds that a layer takes at least in a forward pass."""
+    network: float
+    """GB/s from a machine to the others."""
+    files: float
+    """GB/s to and from files."""
+
+
+FAST, SLOW = Assumptions(0.3, 0.45, 0.8, 0.5, 400, 3), Assumptions(0.8, 0.15, 0.4, 1.5, 12.5, 0.8)
+ASSUMED = (
+    f"mean completions of {FAST.length:.0%} to {SLOW.length:.0%} of the limit, {FAST.flops:.0%} to {SLOW.flops:.0%} of"
+    f" the FLOPS, {FAST.bandwidth:.0%} to {SLOW.bandwidth:.0%} of the bandwidth, {FAST.launch:g} to {SLOW.launch:g} ms"
+    f" to launch a layer, {FAST.network:g} to {SLOW.network:g} GB/s between machines, {FAST.files:g} to {SLOW.files:g}"
+    " GB/s to files, no time in the environment"
+)
+
+
+@dataclass(frozen=True)
+class HardwareEstimate:
+    """What a run needs of hardware, and does there."""
+
+    hardware: Hardware
+    memory: MemoryEstimate
+    peak: int
+    """Bytes that a training process needs at any time."""
+    cached_episodes: float | None
+    """Longest episodes that vLLM's cache on a GPU holds, below 0 if its weights do not fit; None without vLLM."""
+    changes: list[str] | None
+    """Flags with which it fits: none if it does as it is; None if there are none."""
+    passes: int
+    """Forward passes of a process in a step with the longest completions."""
+    scoring_passes: int
+    """Those without gradients."""
+    seconds: Mapping[str, tuple[float, float]]
+    """Of the parts of a step, and of the step, at least and at most."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, batch: BatchPlan, hardware: Hardware) -> HardwareEstimate:
+        """The estimate for a model whose shape is known."""
+        shape, device = read_model_shape(config.model), memory_of(hardware.kind)
+        assert shape is not None
+        memory = estimate_memory(shape, config, batch, device)
+        passes = math.ceil(batch.share / batch.largest_pass(sum(assumed_lengths(config)))[0])
+        fast, slow = (_seconds(shape, config, batch, hardware, assumed) for assumed in (FAST, SLOW))
+        return cls(
+            hardware,
+            memory,
+            memory.peak,
+            cached_episodes(shape, config, device.total or 0) if config.use_vllm else None,
+            changes_that_fit(shape, config, batch, device),
+            passes,
+            passes * _scorings(config, RolloutSize.of(config, batch)),
+            {part: (fast[part], slow[part]) for part in fast},
+        )
+
+
+def _scorings(config: TrainConfig, rollout: RolloutSize) -> int:
+    """Forward passes of a completion without gradients: for vLLM's correction or later updates, and for the
+    reference."""
+    return int(config.use_vllm or rollout.steps > 1) + int(config.rl_kl_coef > 0)
+
+
+def _seconds(
+    shape: ModelShape, config: TrainConfig, batch: BatchPlan, hardware: Hardware, assumed: Assumptions
+) -> dict[str, float]:
+    """Seconds of the parts of a step, and of the step."""
+    kind, weights = hardware.kind, WeightSizes.of(shape, config, hardware.kind.has_bf16)
+    is_half = weights.is_mixed or weights.width == 2
+    flops = kind.teraflops * 1e12 * assumed.flops / (1 if is_half else IN_FLOAT32)
+    memory, launch = kind.bandwidth * GIGA * assumed.bandwidth, shape.layers * assumed.launch / 1000
+    link = kind.link if hardware.machines == 1 else min(kind.link, assumed.network)
+    exchanged = (batch.processes - 1) / batch.processes / link / GIGA  # a byte that each process gets from the others
+    is_sharded, is_served = config.distributed_backend == "fsdp2", config.weight_sync is not None
+    gathered = (2 if is_half else 4) * shape.weights * exchanged if is_sharded else 0
+    prompt, limit = assumed_lengths(config)
+    mean = assumed.length * limit
+
+    def forward(tokens: float, context: float) -> float:
+        """Seconds of the operations of tokens that attend to half of the context in the mean."""
+        attention = 2 * shape.layers * shape.heads * shape.head_dim * context
+        return tokens * (2 * (shape.weights - shape.idle) + attention) / flops
+
+    # a rollout: the prompt of each group, then token by token, for each of which all weights and the cache are read
+    rollout = RolloutSize.of(config, batch)
+    rows = rollout.prompts * batch.generations / batch.processes
+    slots, gpus, read, value, between = rows, 1, weights.all, weights.width, launch + gathered
+    if config.use_vllm:
+        gpus, read, value, between = config.vllm_tensor_parallel_size, served_weights(shape, config), 2, GRAPH * launch
+        engines = batch.processes / gpus
+        if is_served:
+            engines = len(config.vllm_server_urls) or config.vllm_servers
+        rows *= batch.processes / engines
+        slots = min(SLOTS, max(1, cached_episodes(shape, config, memory_of(kind).total or 0)))
+    steps = max(min(limit, 2 * mean), rows * mean / slots)
+    running = min(rows, slots) if not config.use_vllm else rows * mean / steps
+    cache = running * (prompt + mean / 2) * shape.cached_values * value
+    token = max(forward(running, 2 * prompt + mean), (read + cache / gpus) * gpus / memory) / gpus + between
+    generation = forward(rows / batch.generations * prompt, prompt) / gpus + steps * token
+
+    passes = math.ceil(batch.share / batch.largest_pass(prompt + math.ceil(mean))[0])
+    prompts = batch.share / batch.generations if batch.shares_prompts else batch.share
+    scorings, recomputed = _scorings(config, rollout), not config.disable_gradient_checkpointing
+    forwards = 1 + recomputed + scorings
+    training = forward(batch.share * mean + prompts * prompt, prompt + mean) * (forwards + (1 if config.peft else 2))
+    training += passes * (launch * (forwards + 2) + gathered * (2 + scorings))
+
+    sync = SYNCED * launch + gathered if config.use_vllm else 0
+    if is_served:  # written, and read
+        sync += 2 * (weights.trained if config.weight_sync == "adapter" else 2 * shape.weights) / assumed.files / GIGA
+    own = weights.trained / (batch.processes if is_sharded else 1)
+    # of the gradients, each process sends and gets a sum
+    optimizer = OPTIMIZED * own / memory + 2 * weights.trained * exchanged * (passes if is_sharded else 1)
+    parts = {
+        "generation": generation / rollout.steps,
+        "training passes": training,
+        "weight sync": sync / rollout.steps,
+        "optimizer": optimizer,
+    }
+    at_once = min(parts["generation"], training + optimizer) if rollout.is_ahead else 0
+    return {**parts, "step": sum(parts.values()) - at_once}
