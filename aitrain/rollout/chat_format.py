@@ -7,7 +7,9 @@ template, so that no earlier token changes.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,9 +17,11 @@ from typing import Any, Protocol
 from aitrain import activity
 from aitrain.environment.contract import Prompt
 from aitrain.environment.session import AssistantTurn, Message
+from aitrain.environment.thoughts import KNOWN_TAGS, THOUGHT_KEYS, ThoughtTags, thought_of
 from aitrain.environment.tool_call_parser import ToolCall, read_calls
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import describe_error
+from aitrain.options.generation import Thinking
 
 MARK = "answer7e1f"
 """Placeholder for a completion in renderings that determine what follows it."""
@@ -74,6 +78,8 @@ class ChatFormat:
     options: dict[str, Any] = field(default_factory=dict)
     """Additional template variables (`--trl chat_template_kwargs=...`)."""
     support: TemplateSupport = field(default_factory=TemplateSupport)
+    thinking: Thinking | None = None
+    """The thinking that the options switch on or off; None: the template's own."""
 
     # -- to tokens
 
@@ -173,13 +179,22 @@ class ChatFormat:
 
     # -- and back
 
-    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
-        """Parse a completion into a message with tool calls; `prefix` are the tokens before it. Special tokens are part
-        of the text, except the token of `eos_ids` that ended the completion."""
-        message = self.support.parse(ids, prefix, tools)
-        if message is None:
-            text = str(self.tokenizer.decode(self._without_end(ids, eos_ids)))
-            message = {"role": "assistant", "content": text}
+    def read(
+        self,
+        ids: list[int],
+        prefix: list[int],
+        tools: Schemas,
+        eos_ids: Sequence[int] = (),
+        splits_thought: bool = True,
+    ) -> ParsedTurn:
+        """Parse a completion into a message with tool calls, its thought apart; `prefix` are the tokens before it.
+        Special tokens are part of the text, except the token of `eos_ids` that ended the completion."""
+        message, said = self.support.parse(ids, prefix, tools), self._without_end(ids, eos_ids)
+        thought, answer = self.split_thought(said, prefix) if splits_thought else ("", self.tokenizer.decode(said))
+        if message is None or answer is None:  # what is called inside a thought is no call
+            message = {"role": "assistant", "content": answer or ""}
+        if thought:
+            message[THOUGHT_KEYS[0]] = thought
         return self._parsed(message, tools)
 
     def _parsed(self, message: Message, tools: Schemas) -> ParsedTurn:
@@ -191,7 +206,7 @@ class ChatFormat:
             content, calls = read_calls(content)
         if calls:
             message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
-        return message, AssistantTurn(content, tuple(calls))
+        return message, AssistantTurn(content, tuple(calls), thought=thought_of(message))
 
     def _without_end(self, ids: list[int], eos_ids: Sequence[int]) -> list[int]:
         """The completion without the token that ended it and the padding after that token; other padding tokens were
@@ -200,6 +215,50 @@ class ChatFormat:
         while length and ids[length - 1] not in eos_ids and ids[length - 1] == self.tokenizer.pad_token_id:
             length -= 1
         return ids[: length - 1] if length and ids[length - 1] in eos_ids else ids
+
+    # -- thoughts
+
+    @cached_property
+    def thoughts(self) -> ThoughtTags | None:
+        """The tags of thoughts in the renderings of the template; None if it has none."""
+        with_thought = {**_assistant_message(), **dict.fromkeys(THOUGHT_KEYS, "thought")}
+        texts = [self._tried([_USER_MESSAGE, with_thought]), self.generation_prompt()]
+        texts.append(self.generation_prompt(enable_thinking=False))
+        return next((tags for tags in KNOWN_TAGS if any(tags.begin in text for text in texts)), None)
+
+    def generation_prompt(self, **variables: Any) -> str:
+        """A rendered question, with these template variables; empty if the template raises for them."""
+        return self._tried([_USER_MESSAGE], **_GENERATE, **variables)
+
+    def _tried(self, messages: Sequence[Message], **options: Any) -> str:
+        with suppress(Exception):
+            return self._rendered(messages, **options)
+        return ""
+
+    def split_thought(self, ids: list[int], prefix: list[int]) -> tuple[str, str | None]:
+        """The thought that a completion begins with, and its answer, None if the thought does not end."""
+        text = str(self.tokenizer.decode(ids))
+        return ("", text) if self.thoughts is None else self.thoughts.split(text, self._is_in_thought(prefix))
+
+    def _is_in_thought(self, prefix: list[int]) -> bool:
+        """Whether the template has begun the thought that a completion continues."""
+        tags = self.thoughts
+        last = [] if tags is None else prefix[-len(tags.begin) - 2 :]  # a token has a character at least
+        return tags is not None and str(self.tokenizer.decode(last)).rstrip().endswith(tags.begin)
+
+    def thought_tokens(self, ids: list[int], prefix: list[int]) -> int | None:
+        """Tokens of the thought that a completion begins with, its end included; None if it does not end."""
+        tags, (thought, answer) = self.thoughts, self.split_thought(ids, prefix)
+        if tags is None or answer is None:
+            return None if answer is None else 0
+        text = self.tokenizer.decode(ids)
+        if not thought and answer == text:
+            return 0
+        return bisect_left(range(len(ids)), True, key=lambda count: tags.end in self.tokenizer.decode(ids[:count]))
+
+    def thought_ending(self) -> list[int]:
+        """The tokens that end a thought."""
+        return [] if self.thoughts is None else self._ids(self.thoughts.ending)
 
     # -- checks of the template
 

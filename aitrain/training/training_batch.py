@@ -137,7 +137,7 @@ def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: S
     if not runner.scores_groups:
         return
     together = {
-        key: GroupMember(one.transcript.content, one.transcript.text, one.conversation, one.result)
+        key: one.as_member
         for key, one in of_keys.items()
         if not one.is_dropped and runner.part_of(one.case).scores_groups
     }

@@ -133,7 +133,14 @@ class MessageFormat(ChatFormat):
         """The tokens of the messages."""
         return list(map(self.token, messages))
 
-    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
+    def read(
+        self,
+        ids: list[int],
+        prefix: list[int],
+        tools: Schemas,
+        eos_ids: Sequence[int] = (),
+        splits_thought: bool = True,
+    ) -> ParsedTurn:
         """The reply that the token stands for; its calls are parsed if the environment's tools are run."""
         reply: Any = self.vocabulary[ids[0]]
         if isinstance(reply, str):
@@ -272,7 +279,7 @@ class Player:
                 one.session.reset,
                 one.prompt,
                 one.messages,
-                GroupMember(one.transcript.content, one.transcript.text, one.conversation, one.result),
+                one.as_member,
                 one.stop,
                 one.session.seconds,
             )

@@ -63,5 +63,7 @@ def tokenizer() -> Any:
     ],
 )
 def test_only_what_ended_an_answer_is_stripped(tokenizer: Any, written: str, read: str) -> None:
-    message, turn = chat_format(tokenizer).read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
+    message, turn = chat_format(tokenizer, TrainConfig()).read(
+        tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id]
+    )
     assert message["content"] == turn.text == read

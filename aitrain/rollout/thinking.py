@@ -1,0 +1,59 @@
+"""Switches a model's thinking on and off, by the variables of its chat template.
+
+What a template offers is found by rendering it: a variable that changes nothing is not known to it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+from aitrain.errors import ConfigError
+from aitrain.options.generation import Thinking
+from aitrain.rollout.chat_format import ChatFormat
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables of templates that switch thinking on and off."""
+EFFORT, LEVELS = "reasoning_effort", ("low", "medium", "high")
+BUDGET = "a number of tokens"
+
+
+def offered_thinking(chat: ChatFormat) -> dict[str, dict[str, Any]]:
+    """The values of `--thinking` that the chat template knows, each with its variables."""
+    offered: dict[str, dict[str, Any]] = {}
+    for name in SWITCHES:
+        if chat.generation_prompt(**{name: True}) != chat.generation_prompt(**{name: False}):
+            offered = offered or {"on": {name: True}, "off": {name: False}}
+    if len({chat.generation_prompt(**{EFFORT: level}) for level in LEVELS}) == len(LEVELS):
+        offered |= {level: {**offered.get("on", {}), EFFORT: level} for level in LEVELS}
+    if chat.thoughts is not None:
+        offered[BUDGET] = offered.get("on", {})
+        if chat.generation_prompt().rstrip().endswith(chat.thoughts.begin):
+            offered.setdefault("on", {})
+    return offered
+
+
+def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
+    """The chat format with the thinking that is asked for, also where the environment renders with its tokenizer.
+
+    Raises:
+        ConfigError: the chat template does not offer it.
+    """
+    if thinking is None:
+        return chat
+    offered = offered_thinking(chat)
+    variables = offered.get(BUDGET if isinstance(thinking, int) else thinking)
+    if variables is None:
+        raise ConfigError(
+            f"thinking: {thinking} is not known to this model's chat template, which has"
+            f" {', '.join(offered) or 'no thinking'}"
+        )
+    tokenizer: Any = copy.copy(chat.tokenizer)
+    defaults = (
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
+        for name, value in variables.items()
+    )
+    tokenizer.chat_template = "".join((*defaults, tokenizer.chat_template))
+    return replace(chat, tokenizer=tokenizer, options={**chat.options, **variables}, thinking=thinking)
