@@ -155,7 +155,7 @@ def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: S
 
 
 def episode_metrics(episode: Episode) -> dict[str, float]:
-    """Values of one episode, of which the batch logs the mean: environment metrics, turns, thoughts, tool calls, its end.
+    """Values of one episode, of which the batch logs the mean: metrics, turns, thoughts, tool calls, how it ended.
     A dropped episode counts in the share of dropped ones only."""
     if episode.is_dropped:
         return {"stopped/no_room": 1.0}
