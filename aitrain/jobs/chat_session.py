@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -120,11 +120,11 @@ class ModelChat:
             if not any(message["role"] == "assistant" for message in asked):
                 what, advice = ("question", f"The model's context has {self.limits.context}.")
             raise ConfigError(f"The {what} has {len(ids)} tokens, which leaves no room for an answer.\n{advice}")
-        said, chat = Trajectory(ids), self.chat if self.has_template else replace(self.chat, thinking=None)
+        said = Trajectory(ids)
         async with self.batch(1) as leave:
-            await sample_turn(self, chat, said, GenerationRequest([], room, decoding=decoding), seed)
+            await sample_turn(self, self.chat, said, GenerationRequest([], room, decoding=decoding), seed)
             leave()
-        self.messages = [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids, self.has_template)[0]]
+        self.messages = [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
         self.cut_off = ""
         if not said.ended_by_policy:
             advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from aitrain import activity
 from aitrain.environment.contract import Prompt
 from aitrain.environment.session import AssistantTurn, Message
-from aitrain.environment.thoughts import KNOWN_TAGS, THOUGHT_KEYS, ThoughtTags, thought_of
+from aitrain.environment.thoughts import THOUGHT_KEYS, ThoughtTags, thought_of
 from aitrain.environment.tool_call_parser import ToolCall, read_calls
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import describe_error
@@ -78,8 +78,10 @@ class ChatFormat:
     options: dict[str, Any] = field(default_factory=dict)
     """Additional template variables (`--trl chat_template_kwargs=...`)."""
     support: TemplateSupport = field(default_factory=TemplateSupport)
+    thoughts: ThoughtTags | None = None
+    """What begins and ends a thought; None: completions are answers as a whole."""
     thinking: Thinking | None = None
-    """The thinking that the options switch on or off; None: the template's own."""
+    """The thinking that is asked for; None: the template's own."""
 
     # -- to tokens
 
@@ -179,18 +181,11 @@ class ChatFormat:
 
     # -- and back
 
-    def read(
-        self,
-        ids: list[int],
-        prefix: list[int],
-        tools: Schemas,
-        eos_ids: Sequence[int] = (),
-        splits_thought: bool = True,
-    ) -> ParsedTurn:
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """Parse a completion into a message with tool calls, its thought apart; `prefix` are the tokens before it.
         Special tokens are part of the text, except the token of `eos_ids` that ended the completion."""
-        message, said = self.support.parse(ids, prefix, tools), self._without_end(ids, eos_ids)
-        thought, answer = self.split_thought(said, prefix) if splits_thought else ("", self.tokenizer.decode(said))
+        message = self.support.parse(ids, prefix, tools)
+        thought, answer = self.split_thought(self._without_end(ids, eos_ids), prefix)
         if message is None or answer is None:  # what is called inside a thought is no call
             message = {"role": "assistant", "content": answer or ""}
         if thought:
@@ -218,42 +213,32 @@ class ChatFormat:
 
     # -- thoughts
 
-    @cached_property
-    def thoughts(self) -> ThoughtTags | None:
-        """The tags of thoughts in the renderings of the template; None if it has none."""
-        with_thought = {**_assistant_message(), **dict.fromkeys(THOUGHT_KEYS, "thought")}
-        texts = [self._tried([_USER_MESSAGE, with_thought]), self.generation_prompt()]
-        texts.append(self.generation_prompt(enable_thinking=False))
-        return next((tags for tags in KNOWN_TAGS if any(tags.begin in text for text in texts)), None)
-
     def generation_prompt(self, **variables: Any) -> str:
         """A rendered question, with these template variables; empty if the template raises for them."""
-        return self._tried([_USER_MESSAGE], **_GENERATE, **variables)
+        return self.tried([_USER_MESSAGE], **_GENERATE, **variables)
 
-    def _tried(self, messages: Sequence[Message], **options: Any) -> str:
+    def tried(self, messages: Sequence[Message], **options: Any) -> str:
+        """A rendered conversation; empty if the template raises for it."""
         with suppress(Exception):
             return self._rendered(messages, **options)
         return ""
 
     def split_thought(self, ids: list[int], prefix: list[int]) -> tuple[str, str | None]:
-        """The thought that a completion begins with, and its answer, None if the thought does not end."""
-        text = str(self.tokenizer.decode(ids))
-        return ("", text) if self.thoughts is None else self.thoughts.split(text, self._is_in_thought(prefix))
-
-    def _is_in_thought(self, prefix: list[int]) -> bool:
-        """Whether the template has begun the thought that a completion continues."""
-        tags = self.thoughts
-        last = [] if tags is None else prefix[-len(tags.begin) - 2 :]  # a token has a character at least
-        return tags is not None and str(self.tokenizer.decode(last)).rstrip().endswith(tags.begin)
+        """The thought that a completion begins with, and its answer, None if the thought does not end. The template may
+        have begun the thought, at the end of the prefix."""
+        tags, text = self.thoughts, str(self.tokenizer.decode(ids))
+        if tags is None:
+            return "", text
+        last = str(self.tokenizer.decode(prefix[-len(tags.begin) - 2 :]))  # a token has a character at least
+        return tags.split(text, is_open=last.rstrip().endswith(tags.begin))
 
     def thought_tokens(self, ids: list[int], prefix: list[int]) -> int | None:
         """Tokens of the thought that a completion begins with, its end included; None if it does not end."""
-        tags, (thought, answer) = self.thoughts, self.split_thought(ids, prefix)
-        if tags is None or answer is None:
-            return None if answer is None else 0
-        text = self.tokenizer.decode(ids)
-        if not thought and answer == text:
+        tags, (_, answer) = self.thoughts, self.split_thought(ids, prefix)
+        if tags is None or answer == self.tokenizer.decode(ids):
             return 0
+        if answer is None:
+            return None
         return bisect_left(range(len(ids)), True, key=lambda count: tags.end in self.tokenizer.decode(ids[:count]))
 
     def thought_ending(self) -> list[int]:

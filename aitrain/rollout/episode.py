@@ -49,7 +49,7 @@ LIMITS = {
 Row = tuple[Case, int, EpisodeSeeds | None]
 """A case, the environment's seed, and the seeds of the completions."""
 
-Sample = Callable[[Trajectory, int, int | None], Coroutine[Any, Any, None]]
+Sample = Callable[[ChatFormat, Trajectory, int, int | None], Coroutine[Any, Any, None]]
 """Appends a turn of the policy to a trajectory, of at most so many tokens; the last argument seeds it."""
 
 
@@ -234,8 +234,7 @@ class Rollout:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, session, limits = episode.trajectory, episode.session, self.limits.of(episode.case.env)
 
-        async def sample(trajectory: Trajectory, room: int, seed: int | None) -> None:
-            chat = self.chat if episode.is_chat else replace(self.chat, thinking=None)
+        async def sample(chat: ChatFormat, trajectory: Trajectory, room: int, seed: int | None) -> None:
             await sample_turn(self.engine, chat, trajectory, GenerationRequest([], room, None, decoding, index), seed)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
@@ -257,7 +256,8 @@ class Rollout:
                     self._render_prompt(episode)
                 while trajectory.stop is None:
                     room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                    await sample(trajectory, room, None if session.sampling is None else session.sampling.seed)
+                    own_seed = None if session.sampling is None else session.sampling.seed
+                    await sample(self._chat_of(episode), trajectory, room, own_seed)
                     response = await respond(self._read(episode))
                     trajectory.stop = self._apply(episode, response)
                 is_cut_off = trajectory.stop in LIMITS and not response.is_over
@@ -269,15 +269,20 @@ class Rollout:
     def _read(self, episode: Episode) -> AssistantTurn:
         """The last completion as a message of the conversation, and as the environment gets it."""
         reset, trajectory = episode.session.reset, episode.trajectory
-        start, is_whole = trajectory.turns[-1].start, self.runner.part_of(episode.case).sees_thoughts
+        start, chat = trajectory.turns[-1].start, self._chat_of(episode)
         before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
-        tools, splits = reset.tools if reset.runs_tools else (), episode.is_chat and not is_whole
-        message, turn = self.chat.read(ids, before, tools, self.end.eos_ids, splits)
-        if episode.is_chat and self.chat.thoughts is not None:
-            thought = self.chat.thought_tokens(ids, before)
+        if chat.thoughts is not None:
+            thought = chat.thought_tokens(ids, before)
             episode.thought_tokens.append(sum(trajectory.mask[start:][:thought]))
+        if self.runner.part_of(episode.case).sees_thoughts:
+            chat = replace(chat, thoughts=None)
+        message, turn = chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
         episode.messages.append(message)
         return replace(turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
+
+    def _chat_of(self, episode: Episode) -> ChatFormat:
+        """The chat format; a prompt that is a string has no template, and so no thoughts."""
+        return self.chat if episode.is_chat else replace(self.chat, thoughts=None)
 
     async def _answer(self, session: EnvSession, chat: UntrainedChat, sample: Sample) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
@@ -286,7 +291,7 @@ class Rollout:
         if room < 1:
             return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
         said = Trajectory(ids)
-        await sample(said, room, None if session.sampling is None else session.sampling.next_call())
+        await sample(self.chat, said, room, None if session.sampling is None else session.sampling.next_call())
         _, turn = self.chat.read(said.ids, ids, chat.tools, self.end.eos_ids)
         return replace(turn, usage=TokenUsage(len(ids), len(said.ids), not said.ended_by_policy))
 
@@ -332,7 +337,7 @@ async def sample_turn(
     then the policy answers.
     """
     start, room = len(trajectory.ids), request.max_tokens
-    budget = min(room, chat.thinking) if isinstance(chat.thinking, int) else room
+    budget = min(room, chat.thinking) if chat.thoughts and isinstance(chat.thinking, int) else room
 
     async def sample(max_tokens: int) -> None:
         begun = len(trajectory.ids) - start

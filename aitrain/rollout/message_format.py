@@ -13,7 +13,7 @@ from typing import Any
 from aitrain.environment.contract import Prompt
 from aitrain.environment.dataset import canonical_text
 from aitrain.environment.session import Message
-from aitrain.environment.thoughts import THINK, THOUGHT_KEYS
+from aitrain.environment.thoughts import THOUGHT_KEYS
 from aitrain.errors import EnvironmentFailed
 from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 
@@ -70,18 +70,11 @@ class MessageFormat(ChatFormat):
             messages = [{**message, "role": "user"} for message in messages]
         return [self._add(ChatPart(tuple(messages)))]
 
-    def read(
-        self,
-        ids: list[int],
-        prefix: list[int],
-        tools: Schemas,
-        eos_ids: Sequence[int] = (),
-        splits_thought: bool = True,
-    ) -> ParsedTurn:
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """The message of a completion, with its tool calls."""
         message = self.conversation(ids)[0][0] if ids else {"role": "assistant", "content": ""}
-        if self.thinking not in (None, "off") and splits_thought:  # a server without a parser leaves it in the text
-            thought, answer = THINK.split(str(message["content"]))
+        if self.thoughts is not None:  # a server without a parser of thoughts leaves them in the text
+            thought, answer = self.thoughts.split(str(message["content"]))
             message = {**message, "content": answer or ""} | ({THOUGHT_KEYS[0]: thought} if thought else {})
         if not tools:
             message = {name: value for name, value in message.items() if name != "tool_calls"}

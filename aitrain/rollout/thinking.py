@@ -10,6 +10,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from aitrain.environment.thoughts import KNOWN_TAGS, THOUGHT_KEYS, ThoughtTags
 from aitrain.errors import ConfigError
 from aitrain.options.generation import Thinking
 from aitrain.rollout.chat_format import ChatFormat
@@ -20,27 +21,35 @@ EFFORT, LEVELS = "reasoning_effort", ("low", "medium", "high")
 BUDGET = "a number of tokens"
 
 
+def thought_tags(chat: ChatFormat) -> ThoughtTags | None:
+    """The tags of thoughts in what the template renders; None if it has none."""
+    message = {"role": "assistant", "content": "answer", **dict.fromkeys(THOUGHT_KEYS, "thought")}
+    texts = [chat.tried([{"role": "user", "content": "question"}, message]), chat.generation_prompt()]
+    texts.append(chat.generation_prompt(**dict.fromkeys(SWITCHES, False)))
+    return next((tags for tags in KNOWN_TAGS if any(tags.begin in text for text in texts)), None)
+
+
 def offered_thinking(chat: ChatFormat) -> dict[str, dict[str, Any]]:
     """The values of `--thinking` that the chat template knows, each with its variables."""
-    offered: dict[str, dict[str, Any]] = {}
+    offered: dict[str, dict[str, Any]] = {} if chat.thoughts is None else {"on": {}}
     for name in SWITCHES:
         if chat.generation_prompt(**{name: True}) != chat.generation_prompt(**{name: False}):
-            offered = offered or {"on": {name: True}, "off": {name: False}}
+            offered = {"on": {name: True}, "off": {name: False}}
     if len({chat.generation_prompt(**{EFFORT: level}) for level in LEVELS}) == len(LEVELS):
         offered |= {level: {**offered.get("on", {}), EFFORT: level} for level in LEVELS}
     if chat.thoughts is not None:
-        offered[BUDGET] = offered.get("on", {})
-        if chat.generation_prompt().rstrip().endswith(chat.thoughts.begin):
-            offered.setdefault("on", {})
+        offered[BUDGET] = offered["on"]
     return offered
 
 
 def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
-    """The chat format with the thinking that is asked for, also where the environment renders with its tokenizer.
+    """The chat format with the tags of its thoughts, and with the thinking that is asked for, also where the
+    environment renders with the tokenizer.
 
     Raises:
         ConfigError: the chat template does not offer it.
     """
+    chat = replace(chat, thoughts=thought_tags(chat))
     if thinking is None:
         return chat
     offered = offered_thinking(chat)

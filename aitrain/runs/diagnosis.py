@@ -221,8 +221,8 @@ def thinking(past: Past) -> str | None:
     now = past.rows[-1]
     return (
         f"{now['thinking/without_answer']:.0%} of the episodes end inside the thinking, after"
-        f" {now['thinking/tokens']:.0f} tokens of it, without an answer: raise --rl-max-new-tokens, or end long thoughts"
-        " with --thinking N, a number of tokens below it."
+        f" {now['thinking/tokens']:.0f} tokens of it, without an answer: raise --rl-max-new-tokens, or end long"
+        " thoughts with --thinking N, a number of tokens below it."
     )
 
 

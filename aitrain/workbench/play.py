@@ -20,7 +20,6 @@ from rich.text import Text
 from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.runner import NoModel, start_runner
 from aitrain.environment.session import Message, ResetResult
-from aitrain.environment.thoughts import ThoughtTags
 from aitrain.environment.tool_call_parser import ToolJson, clean
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.options.train import TrainConfig
@@ -81,8 +80,9 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
     console.print(Text(escape_controls(title), style="dim"), soft_wrap=True)
     own, inner, who = view.chat, rollout.chat, options.policy
     shown = ShownFormat(
-        own.tokenizer, own.template, own.options, own.support, inner.thinking, inner=inner, console=console, who=who
-    )
+        own.tokenizer, own.template, own.options, own.support, inner.thoughts, inner.thinking,
+        inner=inner, console=console, who=who,
+    )  # fmt: skip
     rollout = replace(rollout, chat=shown)
     rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
     with closing(EventLoop()) as loop, closing(rollout.runner):
@@ -148,21 +148,9 @@ class ShownFormat(ChatFormat):
         self._show_turn(super().following_ids(messages, last if self.who == "model" else -1, is_chat))
         return self.inner.following_ids(messages, last, is_chat)
 
-    @property
-    def thoughts(self) -> ThoughtTags | None:
-        """Those of the episode."""
-        return self.inner.thoughts
-
-    def read(
-        self,
-        ids: list[int],
-        prefix: list[int],
-        tools: Schemas,
-        eos_ids: Sequence[int] = (),
-        splits_thought: bool = True,
-    ) -> ParsedTurn:
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """Parse and show an answer; what a person types is there already."""
-        reply = self.inner.read(ids, prefix, tools, eos_ids, splits_thought)
+        reply = self.inner.read(ids, prefix, tools, eos_ids)
         _, turn = reply
         if self.who == "model":
             show_heading(self.console, f"model answers, {len(ids)} token{'' if len(ids) == 1 else 's'}")

@@ -133,14 +133,7 @@ class MessageFormat(ChatFormat):
         """The tokens of the messages."""
         return list(map(self.token, messages))
 
-    def read(
-        self,
-        ids: list[int],
-        prefix: list[int],
-        tools: Schemas,
-        eos_ids: Sequence[int] = (),
-        splits_thought: bool = True,
-    ) -> ParsedTurn:
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """The reply that the token stands for; its calls are parsed if the environment's tools are run."""
         reply: Any = self.vocabulary[ids[0]]
         if isinstance(reply, str):
