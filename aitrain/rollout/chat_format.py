@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -213,16 +212,6 @@ class ChatFormat:
 
     # -- thoughts
 
-    def generation_prompt(self, **variables: Any) -> str:
-        """A rendered question, with these template variables; empty if the template raises for them."""
-        return self.tried([_USER_MESSAGE], **_GENERATE, **variables)
-
-    def tried(self, messages: Sequence[Message], **options: Any) -> str:
-        """A rendered conversation; empty if the template raises for it."""
-        with suppress(Exception):
-            return self._rendered(messages, **options)
-        return ""
-
     def split_thought(self, ids: list[int], prefix: list[int]) -> tuple[str, str | None]:
         """The thought that a completion begins with, and its answer, None if the thought does not end. The template may
         have begun the thought, at the end of the prefix."""
@@ -240,10 +229,6 @@ class ChatFormat:
         if answer is None:
             return None
         return bisect_left(range(len(ids)), True, key=lambda count: tags.end in self.tokenizer.decode(ids[:count]))
-
-    def thought_ending(self) -> list[int]:
-        """The tokens that end a thought."""
-        return [] if self.thoughts is None else self._ids(self.thoughts.ending)
 
     # -- checks of the template
 

@@ -349,13 +349,12 @@ async def sample_turn(
     said = trajectory.ids[start:]
     if trajectory.ended_by_policy or len(said) < budget:
         return
-    if chat.thought_tokens(said, trajectory.context[: -len(said)]) is None:
-        said += (ending := chat.thought_ending())
-        if len(said) >= room:
-            return
+    ending = list[int]()
+    if chat.thoughts is not None and chat.thought_tokens(said, trajectory.context[: -len(said)]) is None:
+        ending = chat.tokenizer.encode(chat.thoughts.ending, add_special_tokens=False)
+    if (left := room - len(said) - len(ending)) > 0:
         trajectory.append_env_tokens(ending)
-    if len(said) < room:
-        await sample(room - len(said))
+        await sample(left)
 
 
 async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:

@@ -80,6 +80,10 @@ class MessageFormat(ChatFormat):
             message = {name: value for name, value in message.items() if name != "tool_calls"}
         return self._parsed(message, tools)  # a server without a parser of tool calls leaves them in the text
 
+    def thought_tokens(self, ids: list[int], prefix: list[int]) -> int | None:
+        """None are known: the API counts all tokens together."""
+        return 0
+
     def check_tools(self) -> None:
         """No-op: the API refuses tools that its model cannot use."""
 

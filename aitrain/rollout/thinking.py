@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from aitrain.environment.session import Message
 from aitrain.environment.thoughts import KNOWN_TAGS, THOUGHT_KEYS, ThoughtTags
 from aitrain.errors import ConfigError
 from aitrain.options.generation import Thinking
@@ -21,11 +23,21 @@ EFFORT, LEVELS = "reasoning_effort", ("low", "medium", "high")
 BUDGET = "a number of tokens"
 
 
+QUESTION = {"role": "user", "content": "question"}
+THOUGHTFUL = {"role": "assistant", "content": "answer", **dict.fromkeys(THOUGHT_KEYS, "thought")}
+
+
+def rendered(chat: ChatFormat, *messages: Message, **variables: Any) -> str:
+    """A question with a generation prompt, or with an answer; empty if the template raises for the variables."""
+    options = {**chat.options, **variables, "add_generation_prompt": not messages, "tokenize": False}
+    with suppress(Exception):
+        return str(chat.tokenizer.apply_chat_template([QUESTION, *messages], chat_template=chat.template, **options))
+    return ""
+
+
 def thought_tags(chat: ChatFormat) -> ThoughtTags | None:
     """The tags of thoughts in what the template renders; None if it has none."""
-    message = {"role": "assistant", "content": "answer", **dict.fromkeys(THOUGHT_KEYS, "thought")}
-    texts = [chat.tried([{"role": "user", "content": "question"}, message]), chat.generation_prompt()]
-    texts.append(chat.generation_prompt(**dict.fromkeys(SWITCHES, False)))
+    texts = rendered(chat, THOUGHTFUL), rendered(chat), rendered(chat, **dict.fromkeys(SWITCHES, False))
     return next((tags for tags in KNOWN_TAGS if any(tags.begin in text for text in texts)), None)
 
 
@@ -33,9 +45,9 @@ def offered_thinking(chat: ChatFormat) -> dict[str, dict[str, Any]]:
     """The values of `--thinking` that the chat template knows, each with its variables."""
     offered: dict[str, dict[str, Any]] = {} if chat.thoughts is None else {"on": {}}
     for name in SWITCHES:
-        if chat.generation_prompt(**{name: True}) != chat.generation_prompt(**{name: False}):
+        if rendered(chat, **{name: True}) != rendered(chat, **{name: False}):
             offered = {"on": {name: True}, "off": {name: False}}
-    if len({chat.generation_prompt(**{EFFORT: level}) for level in LEVELS}) == len(LEVELS):
+    if len({rendered(chat, **{EFFORT: level}) for level in LEVELS}) == len(LEVELS):
         offered |= {level: {**offered.get("on", {}), EFFORT: level} for level in LEVELS}
     if chat.thoughts is not None:
         offered[BUDGET] = offered["on"]
@@ -64,5 +76,6 @@ def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
         f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
         for name, value in variables.items()
     )
-    tokenizer.chat_template = "".join((*defaults, tokenizer.chat_template))
+    if isinstance(tokenizer.chat_template, str):
+        tokenizer.chat_template = "".join((*defaults, tokenizer.chat_template))
     return replace(chat, tokenizer=tokenizer, options={**chat.options, **variables}, thinking=thinking)
