@@ -28,8 +28,9 @@ _PENALTIES = ("rl_repetition_penalty", "rl_presence_penalty", "rl_frequency_pena
 
 Thinking = Literal["on", "off", "low", "medium", "high"] | PositiveInt
 """Values of `--thinking`; a number is a budget of tokens."""
-THOUGHT_TOKENS = 2048
-"""Tokens that completions are allowed for a thought without a budget, unless rl_max_new_tokens is given."""
+THOUGHT_TOKENS, ENDING_TOKENS = 2048, 16
+"""Tokens that completions are allowed for a thought without a budget, unless rl_max_new_tokens is given; and those that
+the end of a thought may have."""
 
 
 class GenerationOptions(Options):
@@ -89,10 +90,10 @@ class GenerationOptions(Options):
         """Limits that fit into each other."""
         most = self.rl_max_new_tokens
         if isinstance(self.thinking, int):
-            if self.thinking >= most:
+            if self.thinking + ENDING_TOKENS > most:
                 yield (
-                    f"thinking: a thought of {self.thinking} tokens leaves no room for an answer in a completion of"
-                    f" {most} (rl_max_new_tokens)"
+                    f"thinking: a thought of {self.thinking} tokens and its end leave no room for an answer in a"
+                    f" completion of {most} (rl_max_new_tokens)"
                 )
             for name in ("rl_stop", "rl_min_new_tokens"):
                 if getattr(self, name):

@@ -218,11 +218,12 @@ def thinking(past: Past) -> str | None:
     """Many episodes end inside the thinking."""
     if not past.lasts(lambda row: row.get("thinking/without_answer", 0.0) > 0.5):
         return None
-    now = past.rows[-1]
+    now, remedy = past.rows[-1], "raise --rl-max-new-tokens, or end long thoughts with --thinking N, below it."
+    if now.get("completions/clipped_ratio", 0.0) < 0.5:
+        remedy = "the policy stops there by itself; begin with a model that was trained to think, or --thinking off."
     return (
         f"{now['thinking/without_answer']:.0%} of the episodes end inside the thinking, after"
-        f" {now['thinking/tokens']:.0f} tokens of it, without an answer: raise --rl-max-new-tokens, or end long"
-        " thoughts with --thinking N, a number of tokens below it."
+        f" {now['thinking/tokens']:.0f} tokens of it, without an answer: {remedy}"
     )
 
 
