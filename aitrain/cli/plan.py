@@ -125,8 +125,7 @@ def _run(plan: RunPlan) -> Iterator[Line]:
         limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.overlong_buffer
         yield "overlong", f"rewards fall by {config.rl_overlong_penalty:g} from {first} to {limit} tokens"
     if config.thinking is not None:
-        ended = f"a thought is ended after {config.thinking} tokens" if isinstance(config.thinking, int) else ""
-        yield "thinking", f"{ended or config.thinking}; completions of at most {config.rl_max_new_tokens} tokens"
+        yield "thinking", f"{config.thinking}; completions of at most {config.rl_max_new_tokens} tokens"
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan, rollout)

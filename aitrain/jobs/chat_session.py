@@ -20,7 +20,6 @@ from aitrain.environment.seeds import derived_seed
 from aitrain.environment.session import Message
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.jobs.env_model import episode_format
-from aitrain.options.generation import thought_tokens
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
@@ -289,7 +288,7 @@ def _chat_of(
     answer_tokens: int | None,
     scope: Callable[[], AbstractContextManager[object]],
 ) -> ModelChat:
-    answer = ANSWER_TOKENS + thought_tokens(policy.config.thinking)
+    answer = max(ANSWER_TOKENS, policy.config.rl_max_new_tokens if policy.config.thinking else 0)
     shown = HFModel(policy.model, policy.tokenizer, on_tokens=lambda tokens: made.on_tokens(tokens))
     made = ModelChat(
         name,

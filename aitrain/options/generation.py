@@ -74,11 +74,12 @@ class GenerationOptions(Options):
     @classmethod
     def _make_room_to_think(cls, values: object) -> object:
         """Where rl_max_new_tokens is not given, it is that of an answer, and what a thought may have."""
-        if not isinstance(values, dict) or "rl_max_new_tokens" in values:
+        thinking = values.get("thinking") if isinstance(values, dict) else None
+        if not isinstance(values, dict) or "rl_max_new_tokens" in values or thinking in (None, False, "off"):
             return values
-        budget = thought_tokens(values.get("thinking"))
         answer: int = cls.model_fields["rl_max_new_tokens"].default
-        return {**values, "rl_max_new_tokens": answer + budget} if budget else values
+        thought = int(thinking) if str(thinking).isdecimal() else THOUGHT_TOKENS
+        return {**values, "rl_max_new_tokens": answer + thought}
 
     @property
     def reshaped_sampling(self) -> list[str]:
@@ -108,13 +109,6 @@ class GenerationOptions(Options):
                 f"rl_min_new_tokens: {self.rl_min_new_tokens} is more than a completion may have, {most}"
                 " (rl_max_new_tokens)"
             )
-
-
-def thought_tokens(thinking: object) -> int:
-    """Tokens that a thought may have: the budget, or those that are allowed for without one; 0 if there is none."""
-    if thinking in (None, False, "off"):
-        return 0
-    return int(text) if (text := str(thinking)).isdecimal() else THOUGHT_TOKENS
 
 
 class VLLMOptions(Options):

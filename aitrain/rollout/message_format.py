@@ -13,7 +13,6 @@ from typing import Any
 from aitrain.environment.contract import Prompt
 from aitrain.environment.dataset import canonical_text
 from aitrain.environment.session import Message
-from aitrain.environment.thoughts import THOUGHT_KEYS
 from aitrain.errors import EnvironmentFailed
 from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 
@@ -73,16 +72,9 @@ class MessageFormat(ChatFormat):
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """The message of a completion, with its tool calls."""
         message = self.conversation(ids)[0][0] if ids else {"role": "assistant", "content": ""}
-        if self.thoughts is not None:  # a server without a parser of thoughts leaves them in the text
-            thought, answer = self.thoughts.split(str(message["content"]))
-            message = {**message, "content": answer or ""} | ({THOUGHT_KEYS[0]: thought} if thought else {})
         if not tools:
             message = {name: value for name, value in message.items() if name != "tool_calls"}
         return self._parsed(message, tools)  # a server without a parser of tool calls leaves them in the text
-
-    def thought_tokens(self, ids: list[int], prefix: list[int]) -> int | None:
-        """None are known: the API counts all tokens together."""
-        return 0
 
     def check_tools(self) -> None:
         """No-op: the API refuses tools that its model cannot use."""

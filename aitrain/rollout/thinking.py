@@ -17,12 +17,14 @@ from aitrain.errors import ConfigError
 from aitrain.options.generation import Thinking
 from aitrain.rollout.chat_format import ChatFormat
 
-SWITCHES = ("enable_thinking", "thinking")
-"""Variables of templates that switch thinking on and off."""
-EFFORT, LEVELS = "reasoning_effort", ("low", "medium", "high")
-BUDGET = "a number of tokens"
-
-
+LEVELS, BUDGET = ("low", "medium", "high"), "a number of tokens"
+ON = {"enable_thinking": True, "thinking": True}
+VARIABLES: dict[str, dict[str, Any]] = {
+    "on": ON,
+    "off": dict.fromkeys(ON, False),
+    **{level: {**ON, "reasoning_effort": level} for level in LEVELS},
+}
+"""The variables of templates for each value of `--thinking`, under all names that are in use."""
 QUESTION = {"role": "user", "content": "question"}
 THOUGHTFUL = {"role": "assistant", "content": "answer", **dict.fromkeys(THOUGHT_KEYS, "thought")}
 
@@ -37,21 +39,16 @@ def rendered(chat: ChatFormat, *messages: Message, **variables: Any) -> str:
 
 def thought_tags(chat: ChatFormat) -> ThoughtTags | None:
     """The tags of thoughts in what the template renders; None if it has none."""
-    texts = rendered(chat, THOUGHTFUL), rendered(chat), rendered(chat, **dict.fromkeys(SWITCHES, False))
+    texts = rendered(chat, THOUGHTFUL), rendered(chat), rendered(chat, **VARIABLES["off"])
     return next((tags for tags in KNOWN_TAGS if any(tags.begin in text for text in texts)), None)
 
 
-def offered_thinking(chat: ChatFormat) -> dict[str, dict[str, Any]]:
-    """The values of `--thinking` that the chat template knows, each with its variables."""
-    offered: dict[str, dict[str, Any]] = {} if chat.thoughts is None else {"on": {}}
-    for name in SWITCHES:
-        if rendered(chat, **{name: True}) != rendered(chat, **{name: False}):
-            offered = {"on": {name: True}, "off": {name: False}}
-    if len({rendered(chat, **{EFFORT: level}) for level in LEVELS}) == len(LEVELS):
-        offered |= {level: {**offered.get("on", {}), EFFORT: level} for level in LEVELS}
-    if chat.thoughts is not None:
-        offered[BUDGET] = offered["on"]
-    return offered
+def offered_thinking(chat: ChatFormat) -> list[str]:
+    """The values of `--thinking` that the chat template knows."""
+    texts = {value: rendered(chat, **variables) for value, variables in VARIABLES.items()}
+    has_thoughts = chat.thoughts is not None
+    switch = ["on", "off"] if texts["on"] != texts["off"] else ["on"] * has_thoughts
+    return [*switch, *LEVELS * (texts["low"] != texts["high"]), *[BUDGET] * has_thoughts]
 
 
 def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
@@ -64,13 +61,13 @@ def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
     chat = replace(chat, thoughts=thought_tags(chat))
     if thinking is None:
         return chat
-    offered = offered_thinking(chat)
-    variables = offered.get(BUDGET if isinstance(thinking, int) else thinking)
-    if variables is None:
+    offered, is_budget = offered_thinking(chat), isinstance(thinking, int)
+    if (BUDGET if is_budget else thinking) not in offered:
         raise ConfigError(
             f"thinking: {thinking} is not known to this model's chat template, which has"
             f" {', '.join(offered) or 'no thinking'}"
         )
+    variables = VARIABLES["on" if is_budget else str(thinking)]
     tokenizer: Any = copy.copy(chat.tokenizer)
     defaults = (
         f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"

@@ -22,7 +22,6 @@ from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, WeightVersion
 from aitrain.environment.contract import Case, named_by
 from aitrain.environment.failure_count import FailureCount
-from aitrain.environment.thoughts import THINK
 from aitrain.errors import ConfigError
 from aitrain.options.evaluate import EvalConfig
 from aitrain.rollout.clock import RolloutClock
@@ -86,8 +85,6 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         if isinstance(config.thinking, int):
             raise ConfigError("thinking: a model behind an address takes on, off, low, medium or high, no budget")
         accelerator, chat = Accelerator(cpu=True), MessageFormat(NotBehindAPI(), thinking=config.thinking)
-        if config.thinking not in (None, "off"):
-            chat = replace(chat, thoughts=THINK)
         with closing(EventLoop()) as loop:
             name = loop.run(served_model(reference.base, config.model_name))
         reference = replace(reference, name=name)
