@@ -110,7 +110,7 @@ def _on_terminal(command: str, config: TrainConfig, **arguments: object) -> int:
 @with_options(
     TrainConfig,
     {
-        *("rl_env_config", "rl_score_range", "rl_max_turns", "rl_max_new_tokens"),
+        *("rl_env_config", "rl_score_range", "rl_max_turns", "rl_max_new_tokens", "thinking"),
         *("rl_env_timeout", "rl_env_isolation"),
     },
 )
@@ -167,7 +167,7 @@ def check(
 
 
 @env.command(cls=SectionedCommand)
-@with_options(TrainConfig, {"rl_env_config", "rl_max_turns", "rl_max_new_tokens"})
+@with_options(TrainConfig, {"rl_env_config", "rl_max_turns", "rl_max_new_tokens", "thinking"})
 def play(
     env: EnvName,
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The replies, for --policy script.")] = None,

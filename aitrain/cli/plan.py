@@ -144,6 +144,8 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     if config.overlong_buffer is not None:
         limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.overlong_buffer
         yield "overlong", f"rewards fall by {config.rl_overlong_penalty:g} from {first} to {limit} tokens"
+    if config.thinking is not None:
+        yield "thinking", f"{config.thinking}; completions of at most {config.rl_max_new_tokens} tokens"
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan, rollout)

@@ -19,11 +19,13 @@ from pydantic import BaseModel, Field, ValidationError
 from aitrain import activity
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.session import Message
+from aitrain.environment.thoughts import THINK, THOUGHT_KEYS
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.redaction import redact
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
 from aitrain.rollout.message_format import MessageFormat
+from aitrain.rollout.thinking import VARIABLES
 from aitrain.vllm.client import error_text
 
 KEY = "OPENAI_API_KEY"
@@ -73,7 +75,13 @@ class ChatEndpoint:
             with self.clock.running("generate"):
                 answer = await self._post(body, request.max_tokens)
         choice, tokens = answer.choices[0], max(1, answer.usage.completion_tokens)
-        message: Message = {"role": "assistant", "content": choice.message.content or ""}
+        content, thought = choice.message.content or "", choice.message.reasoning_content or choice.message.reasoning
+        if self.chat.thinking not in (None, "off") and not thought:  # a server without a parser of thoughts
+            thought, rest = THINK.split(content)
+            content = rest or ""
+        message: Message = {"role": "assistant", "content": content}
+        if thought:
+            message[THOUGHT_KEYS[0]] = thought
         if choice.message.tool_calls:
             message["tool_calls"] = choice.message.tool_calls
         is_cut = choice.finish_reason == "length"
@@ -101,6 +109,10 @@ class ChatEndpoint:
                 settings[name] = getattr(sampling, name)
         if sampling.min_new_tokens:
             settings["min_tokens"] = sampling.min_new_tokens
+        if self.chat.thinking in ("on", "off"):
+            settings["chat_template_kwargs"] = VARIABLES[self.chat.thinking]
+        elif self.chat.thinking is not None:
+            settings["reasoning_effort"] = self.chat.thinking
         if request.seed is not None and not is_greedy:
             settings["seed"] = request.seed.request_seed % 2**31
         return settings
@@ -150,6 +162,9 @@ class ChatEndpoint:
 
 class _Message(BaseModel):
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The newer name of the same."""
     tool_calls: list[dict[str, Any]] | None = None
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -44,17 +44,8 @@ class Sampling:
     @classmethod
     def of(cls, config: TrainConfig) -> Sampling:
         """The sampling options of a configuration."""
-        return cls(
-            config.rl_temperature,
-            config.rl_top_k,
-            config.rl_top_p,
-            config.rl_min_p,
-            config.rl_repetition_penalty,
-            config.rl_presence_penalty,
-            config.rl_frequency_penalty,
-            config.rl_min_new_tokens,
-            tuple(config.rl_stop or ()),
-        )
+        values = {field.name: getattr(config, f"rl_{field.name}") for field in fields(cls)}
+        return cls(**{**values, "stop": tuple(config.rl_stop or ())})
 
     @property
     def greedy(self) -> Sampling:

@@ -66,7 +66,7 @@ Prompt = str | list[dict[str, Any]]
 ENV_KINDS = ("score_episode", "episode", "start", "rollout")
 """Methods that play an episode; an environment has exactly one of them."""
 
-SCORE_ARGUMENTS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text")
+SCORE_ARGUMENTS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text", "thought")
 """Parameters that `score_episode` may have, beside the columns of the dataset."""
 
 MODEL_ARGUMENTS = ("model", "tokenizer")
@@ -150,6 +150,8 @@ class Transcript:
 
     case: Case
     content: str | list[dict[str, Any]]
+    thought: str = ""
+    """The thought before the last answer; empty without one, or where it is part of the text."""
 
     @property
     def text(self) -> str:
@@ -168,7 +170,9 @@ class Transcript:
 
     def arguments(self) -> dict[str, Any]:
         """All arguments for `score_episode` but model and tokenizer; a column with one of our names is not passed."""
-        return self.case.arguments(completion=self.content, messages=self.messages, text=self.text)
+        return self.case.arguments(
+            completion=self.content, messages=self.messages, text=self.text, thought=self.thought
+        )
 
 
 def with_opening(prompt: Prompt, opening: Sequence[dict[str, Any]]) -> Prompt:

@@ -255,7 +255,7 @@ class EnvService:
                 raise RefusedRequestError(400, "respond needs an open session and a turn")
             job = partial(episode.session.respond, call.turn)
         elif path == "/v1/score":
-            transcript = Transcript(case, call.completion)
+            transcript = Transcript(case, call.completion, call.thought)
             job = partial(runner.score_session, episode.session, transcript, call.score_bounds)
             order = self._in_order if runner.policy.is_serial and episode.session is None else order
         elif path == "/v1/score_group":

@@ -213,6 +213,11 @@ class EnvRunner:
         return self.kind != "score_episode" or hasattr(self.environment, "get_tools")
 
     @property
+    def sees_thoughts(self) -> bool:
+        """Whether the environment is given the model's thoughts as a part of its answers."""
+        return getattr(self.environment, "sees_thoughts", False) is True
+
+    @property
     def scores_groups(self) -> bool:
         """Whether the episodes of a group are scored together."""
         return scores_groups(self.environment)

@@ -61,6 +61,7 @@ class EnvDescription:
     held_out: int | None = None
     """Number of rows of build_eval_dataset; None without that method."""
     scores_groups: bool = False
+    sees_thoughts: bool = False
     has_reference: bool = False
     tools: ToolOffer | None = None
     """The tools of get_tools; None without that method."""
@@ -93,6 +94,8 @@ class EnvCall:
     """The answer of the model, of `respond`."""
     completion: str | list[Message] = ""
     """What the model said in the episode, of `score`."""
+    thought: str = ""
+    """What it thought before its last answer."""
     members: tuple[GroupMember, ...] = ()
     """The episodes of `score_group`."""
 
@@ -288,7 +291,8 @@ class ServedSession:
         """The score of the episode; one that was not opened has no other calls."""
         is_only_call = self._number == 0
         try:
-            return self.call("/v1/score", ScoreResult, completion=arguments.get("completion", ""))
+            said = {name: arguments.get(name, "") for name in ("completion", "thought")}
+            return self.call("/v1/score", ScoreResult, **said)
         finally:
             if is_only_call:
                 self._leave()
@@ -374,6 +378,7 @@ class ServedEnvironment:
     def __init__(self, connections: Sequence[EnvConnection], description: EnvDescription) -> None:
         self.connections, self.description = connections, description
         self.requirements = replace(description.requires, isolation=None)  # the server's own processes
+        self.sees_thoughts = description.sees_thoughts
         self.offered_tools = None if description.tools is None else Tools.offered(description.tools)
         self.facts: JsonObject = {
             **description.facts,

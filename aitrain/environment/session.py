@@ -82,6 +82,8 @@ class AssistantTurn:
     text: str
     calls: tuple[ToolCall, ...] = ()
     usage: TokenUsage | None = None
+    thought: str = ""
+    """What the model thought before, if that is not in the text."""
     limit: str = ""
     """In place of an answer, to a `rollout` only: the limit that leaves no room for one."""
 

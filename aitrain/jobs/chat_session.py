@@ -16,16 +16,17 @@ from typing import Any
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.environment.contract import Case, env_kind
 from aitrain.environment.runner import EnvRunner, start_runner
-from aitrain.environment.seeds import SampleSeed, derived_seed
+from aitrain.environment.seeds import derived_seed
 from aitrain.environment.session import Message
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.jobs.env_model import episode_format
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
-from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.episode import Episode, Rollout, sample_turn
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.chat_setup import ChatSetup
 from aitrain.runs.model_reference import before_training, read_model
 from aitrain.training.chat_templates import chat_format
@@ -91,9 +92,10 @@ class ModelChat:
         """Sample one completion; what was not shown while it was sampled is shown at its end."""
         if self.is_stopped():
             raise ChatStoppedError(NOT_PART)
-        self.ids = []
+        begun = request.prompt_ids[len(request.prompt_ids) - request.begun :]
+        self.ids = list(begun)
         completion = await self.engine.generate(request)
-        self.ids = list(completion.ids)
+        self.ids = [*begun, *completion.ids]
         self.show(self.text)
         return completion
 
@@ -117,14 +119,15 @@ class ModelChat:
             if not any(message["role"] == "assistant" for message in asked):
                 what, advice = ("question", f"The model's context has {self.limits.context}.")
             raise ConfigError(f"The {what} has {len(ids)} tokens, which leaves no room for an answer.\n{advice}")
+        said = Trajectory(ids)
         async with self.batch(1) as leave:
-            completion = await self.generate(GenerationRequest(ids, room, SampleSeed(seed), decoding))
+            await sample_turn(self, self.chat, said, GenerationRequest([], room, decoding=decoding), seed)
             leave()
-        self.messages = [*asked, self.chat.read(completion.ids, ids, (), self.end.eos_ids)[0]]
+        self.messages = [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
         self.cut_off = ""
-        if completion.finish_reason == "length":
+        if not said.ended_by_policy:
             advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"
-            self.cut_off = f"cut off after {len(completion.ids)} tokens: {advice}"
+            self.cut_off = f"cut off after {len(said.ids)} tokens: {advice}"
         return self.text
 
 
@@ -285,13 +288,14 @@ def _chat_of(
     answer_tokens: int | None,
     scope: Callable[[], AbstractContextManager[object]],
 ) -> ModelChat:
+    answer = max(ANSWER_TOKENS, policy.config.rl_max_new_tokens if policy.config.thinking else 0)
     shown = HFModel(policy.model, policy.tokenizer, on_tokens=lambda tokens: made.on_tokens(tokens))
     made = ModelChat(
         name,
         label,
         HFEngine(shown, policy.sampling, policy.end, policy.context),
-        chat_format(policy.tokenizer, policy.config.trl_table("chat_template_kwargs")),
-        Limits(policy.config.rl_max_turns, answer_tokens or ANSWER_TOKENS, None, policy.context),
+        chat_format(policy.tokenizer, policy.config),
+        Limits(policy.config.rl_max_turns, answer_tokens or answer, None, policy.context),
         policy.end,
         policy.model,
         scope,

@@ -59,10 +59,9 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRu
     """
     policy = load_policy(read_model(config.model), config)
     is_chat = opened.cases[0].is_chat or env_kind(opened.environment) == "rollout"
-    chat = chat_format(policy.tokenizer, config.trl_table("chat_template_kwargs"))
-    chat = episode_format(opened.environment, chat, is_chat)
+    chat = episode_format(opened.environment, chat_format(policy.tokenizer, config), is_chat)
     runner = runner or start_runner(opened.environment, config)
-    runner.offer(policy.model, policy.tokenizer)
+    runner.offer(policy.model, chat.tokenizer)
     return Rollout(runner, policy.engine(), chat, policy.limits, policy.end)
 
 
@@ -76,12 +75,11 @@ def check(request: process.Message, send: process.Send) -> None:
         AitrainError: the tokenizer or the environment cannot be loaded.
     """
     config = resolve(TrainConfig, None, request["options"])
-    tokenizer = load_tokenizer(config)
-    chat = chat_format(tokenizer)
+    chat = chat_format(load_tokenizer(config), config)
     more = [EnvCheck("tokenizer", "prompts are rendered and fit", partial(prompts, chat), "rows")]
     if request["answers"]:
         more.append(EnvCheck("model", "the model's scores differ", answers))
-    process.check(request, send, tokenizer, more)
+    process.check(request, send, chat.tokenizer, more)
 
 
 def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:

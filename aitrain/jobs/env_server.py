@@ -112,6 +112,7 @@ def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | No
         train=len(opened.cases),
         held_out=len(opened.held_out) or None,
         scores_groups=scores_groups(environment),
+        sees_thoughts=getattr(environment, "sees_thoughts", False) is True,
         has_reference=callable(getattr(environment, "reference", None)),
         tools=Tools.of(environment).offer if hasattr(environment, "get_tools") else None,
         requires=requirements_of(environment),

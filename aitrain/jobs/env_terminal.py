@@ -134,7 +134,7 @@ def _view(config: TrainConfig) -> ModelView:
     from aitrain.training.chat_templates import chat_format
     from aitrain.training.model import load_tokenizer
 
-    return ModelView(chat_format(load_tokenizer(config)), config.model)
+    return ModelView(chat_format(load_tokenizer(config), config), config.model)
 
 
 class LazyTokenizer:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
@@ -26,6 +26,13 @@ _OF_AITRAINS_SERVERS = (
 _PENALTIES = ("rl_repetition_penalty", "rl_presence_penalty", "rl_frequency_penalty", "rl_min_new_tokens")
 
 
+Thinking = Literal["on", "off", "low", "medium", "high"] | PositiveInt
+"""Values of `--thinking`; a number is a budget of tokens."""
+THOUGHT_TOKENS, ENDING_TOKENS = 2048, 16
+"""Tokens that completions are allowed for a thought without a budget, unless rl_max_new_tokens is given; and those that
+the end of a thought may have."""
+
+
 class GenerationOptions(Options):
     """How completions are sampled, and how long an episode may be."""
 
@@ -33,6 +40,9 @@ class GenerationOptions(Options):
 
     rl_max_new_tokens: PositiveInt = 128
     """Maximum number of tokens in one completion; an episode may have several completions."""
+    thinking: Thinking | None = None
+    """Thinking of the model before its answer, by its chat template: on, off, an effort that the template has, or a
+    number: on, and a thought of so many tokens is ended. Unset: the template's default."""
     rl_max_turns: PositiveInt = 16
     """Maximum number of turns in one episode."""
     rl_max_episode_tokens: PositiveInt | None = None
@@ -60,6 +70,17 @@ class GenerationOptions(Options):
     """Stop string, or several as a JSON list: the token that completes one ends the completion, and the text stays in
     it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _make_room_to_think(cls, values: object) -> object:
+        """Where rl_max_new_tokens is not given, it is that of an answer, and what a thought may have."""
+        thinking = values.get("thinking") if isinstance(values, dict) else None
+        if not isinstance(values, dict) or "rl_max_new_tokens" in values or thinking in (None, False, "off"):
+            return values
+        answer: int = cls.model_fields["rl_max_new_tokens"].default
+        thought = int(thinking) if str(thinking).isdecimal() else THOUGHT_TOKENS
+        return {**values, "rl_max_new_tokens": answer + thought}
+
     @property
     def reshaped_sampling(self) -> list[str]:
         """The given options that change the distribution from softmax(logits / temperature), with their values."""
@@ -69,6 +90,15 @@ class GenerationOptions(Options):
     def rules(self) -> Iterator[str]:
         """Limits that fit into each other."""
         most = self.rl_max_new_tokens
+        if isinstance(self.thinking, int):
+            if self.thinking + ENDING_TOKENS > most:
+                yield (
+                    f"thinking: a thought of {self.thinking} tokens and its end leave no room for an answer in a"
+                    f" completion of {most} (rl_max_new_tokens)"
+                )
+            for name in ("rl_stop", "rl_min_new_tokens"):
+                if getattr(self, name):
+                    yield f"{name}: with thinking {self.thinking}, a turn is two completions\nLeave one of the two out."
         if self.rl_max_episode_tokens is not None and self.rl_max_episode_tokens < most:
             yield (
                 f"rl_max_episode_tokens: {self.rl_max_episode_tokens} is less than one completion of {most} tokens"

@@ -24,7 +24,7 @@ class Option:
     type_name: str
     """switch, integer, number, text or JSON object."""
     values: str
-    """What may follow the flag: `integer, at least 2`, `colocate, server`."""
+    """What may follow the flag: `integer, at least 2`, `colocate, server`, `on, off, N`."""
     choices: tuple[str, ...]
     """The values that it may have; empty where it is not a choice."""
     default: object
@@ -35,7 +35,9 @@ class Option:
     @property
     def placeholder(self) -> str:
         """What follows the flag in its help: `INTEGER`, `KEY=VALUE`, `colocate|server`."""
-        return "KEY=VALUE" if self.name in TABLES else "|".join(self.choices) or self.type_name.upper()
+        if self.name in TABLES:
+            return "KEY=VALUE"
+        return self.values.replace(", ", "|") if self.choices else self.type_name.upper()
 
     @property
     def is_switch(self) -> bool:
@@ -64,6 +66,7 @@ def options_of(job: type[Options]) -> tuple[Option, ...]:
         field, parts = fields[name], leaves(fields[name].annotation)
         choices = tuple(part for part in parts if isinstance(part, str))
         type_name = "text" if choices else next(text for kind, text in _TYPE_NAMES.items() if kind in parts)
+        numbers = ("N",) if choices and int in parts else ()
         bounds = [
             f"{text} {getattr(part, bound)}"
             for part in (*parts, *field.metadata)
@@ -76,7 +79,7 @@ def options_of(job: type[Options]) -> tuple[Option, ...]:
                 "--" + name.replace("_", "-"),
                 titles[name],
                 type_name,
-                ", ".join(choices or (type_name, *bounds)),
+                ", ".join((*choices, *numbers) or (type_name, *bounds)),
                 choices,
                 field.default,
                 RESUME_SAFE in field.metadata,

@@ -51,8 +51,9 @@ def normalize(value: object, annotation: object) -> object:
     """
     kinds = leaves(annotation)
     if isinstance(value, bool) and bool not in kinds:
-        if not value and "no" in kinds:
-            return "no"  # YAML reads the word `no` as false
+        for word in ("on",) if value else ("no", "off"):
+            if word in kinds:
+                return word  # YAML reads these words as true and false
         raise ValueError(f"must not be {str(value).lower()}")
     if isinstance(value, str) and not value.strip():
         raise ValueError("must not be empty")

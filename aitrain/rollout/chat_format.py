@@ -7,6 +7,7 @@ template, so that no earlier token changes.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,9 +16,11 @@ from typing import Any, Protocol
 from aitrain import activity
 from aitrain.environment.contract import Prompt
 from aitrain.environment.session import AssistantTurn, Message
+from aitrain.environment.thoughts import THOUGHT_KEYS, ThoughtTags, thought_of
 from aitrain.environment.tool_call_parser import ToolCall, read_calls
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import describe_error
+from aitrain.options.generation import Thinking
 
 MARK = "answer7e1f"
 """Placeholder for a completion in renderings that determine what follows it."""
@@ -74,6 +77,10 @@ class ChatFormat:
     options: dict[str, Any] = field(default_factory=dict)
     """Additional template variables (`--trl chat_template_kwargs=...`)."""
     support: TemplateSupport = field(default_factory=TemplateSupport)
+    thoughts: ThoughtTags | None = None
+    """What begins and ends a thought; None: completions are answers as a whole."""
+    thinking: Thinking | None = None
+    """The thinking that is asked for; None: the template's own."""
 
     # -- to tokens
 
@@ -174,12 +181,14 @@ class ChatFormat:
     # -- and back
 
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
-        """Parse a completion into a message with tool calls; `prefix` are the tokens before it. Special tokens are part
-        of the text, except the token of `eos_ids` that ended the completion."""
+        """Parse a completion into a message with tool calls, its thought apart; `prefix` are the tokens before it.
+        Special tokens are part of the text, except the token of `eos_ids` that ended the completion."""
         message = self.support.parse(ids, prefix, tools)
-        if message is None:
-            text = str(self.tokenizer.decode(self._without_end(ids, eos_ids)))
-            message = {"role": "assistant", "content": text}
+        thought, answer = self.split_thought(self._without_end(ids, eos_ids), prefix)
+        if message is None or answer is None:  # what is called inside a thought is no call
+            message = {"role": "assistant", "content": answer or ""}
+        if thought:
+            message[THOUGHT_KEYS[0]] = thought
         return self._parsed(message, tools)
 
     def _parsed(self, message: Message, tools: Schemas) -> ParsedTurn:
@@ -191,7 +200,7 @@ class ChatFormat:
             content, calls = read_calls(content)
         if calls:
             message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
-        return message, AssistantTurn(content, tuple(calls))
+        return message, AssistantTurn(content, tuple(calls), thought=thought_of(message))
 
     def _without_end(self, ids: list[int], eos_ids: Sequence[int]) -> list[int]:
         """The completion without the token that ended it and the padding after that token; other padding tokens were
@@ -200,6 +209,26 @@ class ChatFormat:
         while length and ids[length - 1] not in eos_ids and ids[length - 1] == self.tokenizer.pad_token_id:
             length -= 1
         return ids[: length - 1] if length and ids[length - 1] in eos_ids else ids
+
+    # -- thoughts
+
+    def split_thought(self, ids: list[int], prefix: list[int]) -> tuple[str, str | None]:
+        """The thought that a completion begins with, and its answer, None if the thought does not end. The template may
+        have begun the thought, at the end of the prefix."""
+        tags, text = self.thoughts, str(self.tokenizer.decode(ids))
+        if tags is None:
+            return "", text
+        last = str(self.tokenizer.decode(prefix[-len(tags.begin) - 2 :]))  # a token has a character at least
+        return tags.split(text, is_open=last.rstrip().endswith(tags.begin))
+
+    def thought_tokens(self, ids: list[int], prefix: list[int]) -> int | None:
+        """Tokens of the thought that a completion begins with, its end included; None if it does not end."""
+        tags, (_, answer) = self.thoughts, self.split_thought(ids, prefix)
+        if tags is None or answer == self.tokenizer.decode(ids):
+            return 0
+        if answer is None:
+            return None
+        return bisect_left(range(len(ids)), True, key=lambda count: tags.end in self.tokenizer.decode(ids[:count]))
 
     # -- checks of the template
 

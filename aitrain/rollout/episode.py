@@ -16,16 +16,18 @@ from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import (
     AssistantTurn,
     EnvResponse,
+    GroupMember,
     Message,
     ResetResult,
     TokenUsage,
     UntrainedChat,
 )
+from aitrain.environment.thoughts import thought_of, without_thought
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.rollout.chat_format import ChatFormat, Schemas
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, OutOfRepliesError
+from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Leave, OutOfRepliesError
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.trajectory import Trajectory
 
@@ -47,8 +49,8 @@ LIMITS = {
 Row = tuple[Case, int, EpisodeSeeds | None]
 """A case, the environment's seed, and the seeds of the completions."""
 
-Sample = Callable[[list[int], int, SampleSeed | None], Coroutine[Any, Any, Completion]]
-"""Samples a completion: the tokens before it, its maximum length, and its seed."""
+Sample = Callable[[ChatFormat, Trajectory, int, int | None], Coroutine[Any, Any, None]]
+"""Appends a turn of the policy to a trajectory, of at most so many tokens; the last argument seeds it."""
 
 
 @dataclass(eq=False)
@@ -63,6 +65,9 @@ class Episode:
     """The prompt as the chat template renders it, and its tokens; None before that."""
     tool_calls: int = 0
     wrong_tool_calls: int = 0
+    thought_tokens: list[int] = field(default_factory=list)
+    """Sampled tokens of each turn's thought: all of the turn's if it ends inside the thought. Empty if the model has no
+    thoughts."""
     result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
     too_long: int | None = None
     """Tokens of a prompt that leaves no room for an answer."""
@@ -99,8 +104,16 @@ class Episode:
     def transcript(self) -> Transcript:
         """The conversation, as `score_episode` gets it."""
         if self.is_chat:
-            return Transcript(self.case, self.messages)
+            own = [message for message in self.messages if message["role"] == "assistant"]
+            messages = list(map(without_thought, self.messages))
+            return Transcript(self.case, messages, thought_of(own[-1]) if own else "")
         return Transcript(self.case, "".join(str(message["content"]) for message in self.messages))
+
+    @property
+    def as_member(self) -> GroupMember:
+        """The episode, as `score_group` gets it."""
+        said, messages = self.transcript, list(map(without_thought, self.conversation))
+        return GroupMember(said.content, said.text, messages, self.result)
 
     @property
     def stop(self) -> str:
@@ -221,8 +234,8 @@ class Rollout:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, session, limits = episode.trajectory, episode.session, self.limits.of(episode.case.env)
 
-        async def sample(ids: list[int], room: int, seed: SampleSeed | None) -> Completion:
-            return await self.engine.generate(GenerationRequest(ids, room, seed, decoding, index))
+        async def sample(chat: ChatFormat, trajectory: Trajectory, room: int, seed: int | None) -> None:
+            await sample_turn(self.engine, chat, trajectory, GenerationRequest([], room, None, decoding, index), seed)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
             """The environment's response; its untrained conversations are answered until it continues the trained
@@ -243,9 +256,8 @@ class Rollout:
                     self._render_prompt(episode)
                 while trajectory.stop is None:
                     room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                    sampling = session.sampling
-                    seed = None if sampling is None else SampleSeed(sampling.seed, trajectory.sampled_tokens)
-                    trajectory.append_completion(await sample(trajectory.context, room, seed))
+                    own_seed = None if session.sampling is None else session.sampling.seed
+                    await sample(self._chat_of(episode), trajectory, room, own_seed)
                     response = await respond(self._read(episode))
                     trajectory.stop = self._apply(episode, response)
                 is_cut_off = trajectory.stop in LIMITS and not response.is_over
@@ -257,11 +269,20 @@ class Rollout:
     def _read(self, episode: Episode) -> AssistantTurn:
         """The last completion as a message of the conversation, and as the environment gets it."""
         reset, trajectory = episode.session.reset, episode.trajectory
-        start = trajectory.turns[-1].start
+        start, chat = trajectory.turns[-1].start, self._chat_of(episode)
         before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
-        message, turn = self.chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
+        if chat.thoughts is not None:
+            thought = chat.thought_tokens(ids, before)
+            episode.thought_tokens.append(sum(trajectory.mask[start:][:thought]))
+        if self.runner.part_of(episode.case).sees_thoughts:
+            chat = replace(chat, thoughts=None)
+        message, turn = chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
         episode.messages.append(message)
         return replace(turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
+
+    def _chat_of(self, episode: Episode) -> ChatFormat:
+        """The chat format; a prompt that is a string has no template, and so no thoughts."""
+        return self.chat if episode.is_chat else replace(self.chat, thoughts=None)
 
     async def _answer(self, session: EnvSession, chat: UntrainedChat, sample: Sample) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
@@ -269,10 +290,10 @@ class Rollout:
         room = self.limits.of(session.case.env).room(len(ids), 0)
         if room < 1:
             return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
-        seed = None if session.sampling is None else SampleSeed(session.sampling.next_call())
-        completion = await sample(ids, room, seed)
-        _, turn = self.chat.read(completion.ids, ids, chat.tools, self.end.eos_ids)
-        return replace(turn, usage=TokenUsage(len(ids), len(completion.ids), completion.finish_reason == "length"))
+        said = Trajectory(ids)
+        await sample(self.chat, said, room, None if session.sampling is None else session.sampling.next_call())
+        _, turn = self.chat.read(said.ids, ids, chat.tools, self.end.eos_ids)
+        return replace(turn, usage=TokenUsage(len(ids), len(said.ids), not said.ended_by_policy))
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
@@ -305,6 +326,35 @@ class Rollout:
             trajectory.prompt_ids = trajectory.prompt_ids or [self.end.eos_ids[0]]
             if not trajectory.ids:
                 trajectory.append_env_tokens([self.end.eos_ids[0]])
+
+
+async def sample_turn(
+    engine: Engine, chat: ChatFormat, trajectory: Trajectory, request: GenerationRequest, seed: int | None
+) -> None:
+    """Append a turn of the policy, of at most `request.max_tokens` tokens.
+
+    A thought that has as many tokens as its budget is ended: the tokens of its end are appended, and are not sampled;
+    then the policy answers.
+    """
+    start, room = len(trajectory.ids), request.max_tokens
+    budget = min(room, chat.thinking) if chat.thoughts and isinstance(chat.thinking, int) else room
+
+    async def sample(max_tokens: int) -> None:
+        begun = len(trajectory.ids) - start
+        own = None if seed is None else SampleSeed(seed, trajectory.sampled_tokens)
+        asked = replace(request, prompt_ids=trajectory.context, max_tokens=max_tokens, seed=own, begun=begun)
+        trajectory.append_completion(await engine.generate(asked), continues_turn=begun > 0)
+
+    await sample(budget)
+    said = trajectory.ids[start:]
+    if trajectory.ended_by_policy or len(said) < budget:
+        return
+    ending = list[int]()
+    if chat.thoughts is not None and chat.thought_tokens(said, trajectory.context[: -len(said)]) is None:
+        ending = chat.tokenizer.encode(chat.thoughts.ending, add_special_tokens=False)
+    if (left := room - len(said) - len(ending)) > 0:
+        trajectory.append_env_tokens(ending)
+        await sample(left)
 
 
 async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:

@@ -9,7 +9,7 @@ from aitrain.rollout.engine import Completion
 
 @dataclass(frozen=True)
 class TurnTokens:
-    """Start of one completion in a trajectory, and the version of the weights that sampled it."""
+    """Start of one turn of the policy in a trajectory, and the version of the weights that its sampling began with."""
 
     start: int
     weight_version: int
@@ -25,21 +25,25 @@ class Trajectory:
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: list[TurnTokens] = field(default_factory=list)
+    completion_starts: list[int] = field(default_factory=list)
+    """Index in `ids` of the first token of each completion: a turn has two where its thought had a budget."""
     ended_by_policy: bool = False
     """Whether the policy ended its last completion, which was then not cut off."""
     stop: str | None = None
     """Why the episode ended, one of STOPS; None while it continues."""
 
-    def append_completion(self, completion: Completion) -> None:
+    def append_completion(self, completion: Completion, continues_turn: bool = False) -> None:
         """Append a completion, whose tokens are trained."""
-        self.turns.append(TurnTokens(len(self.ids), completion.weight_version))
+        if not continues_turn:
+            self.turns.append(TurnTokens(len(self.ids), completion.weight_version))
+        self.completion_starts.append(len(self.ids))
         self.ids += completion.ids
         self.mask += [1] * len(completion.ids)
         self.logprobs += completion.logprobs or [0.0] * len(completion.ids)
         self.ended_by_policy = completion.finish_reason == "stop"
 
     def append_env_tokens(self, ids: list[int]) -> None:
-        """Append tokens of the environment, which are not trained."""
+        """Append tokens that the policy did not sample, which are not trained."""
         self.ids += ids
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
@@ -56,11 +60,11 @@ class Trajectory:
 
     @property
     def turn_starts(self) -> list[int]:
-        """Index in `ids` of the first token of each completion."""
+        """Index in `ids` of the first token of each turn."""
         return [turn.start for turn in self.turns]
 
     @property
     def turn_lengths(self) -> list[int]:
-        """Number of tokens of each completion."""
+        """Number of sampled tokens of each turn."""
         starts = self.turn_starts
         return [sum(self.mask[first:end]) for first, end in zip(starts, [*starts[1:], len(self.ids)], strict=False)]

@@ -215,9 +215,22 @@ def zero_variance(past: Past) -> str | None:
     )
 
 
+def thinking(past: Past) -> str | None:
+    """Many episodes end inside the thinking."""
+    if not past.lasts(lambda row: row.get("thinking/without_answer", 0.0) > 0.5):
+        return None
+    now, remedy = past.rows[-1], "raise --rl-max-new-tokens, or end long thoughts with --thinking N, below it."
+    if now.get("completions/clipped_ratio", 0.0) < 0.5:
+        remedy = "the policy stops there by itself; begin with a model that was trained to think, or --thinking off."
+    return (
+        f"{now['thinking/without_answer']:.0%} of the episodes end inside the thinking, after"
+        f" {now['thinking/tokens']:.0f} tokens of it, without an answer: {remedy}"
+    )
+
+
 def cut_off(past: Past) -> str | None:
     """Many episodes end with an answer that is cut off."""
-    if not past.lasts(lambda row: row.get("completions/clipped_ratio", 0.0) > 0.5):
+    if not past.lasts(lambda row: row.get("completions/clipped_ratio", 0.0) > 0.5) or thinking(past):
         return None
     return (
         f"{past.rows[-1]['completions/clipped_ratio']:.0%} of the episodes end with an answer that is cut off: raise"
@@ -483,7 +496,16 @@ def _fall(scorings: Sequence[MetricsLine], scale: float) -> tuple[int, float, fl
 
 Rule: TypeAlias = Callable[[Past], str | None]
 """Returns the advice if its condition holds."""
-OF_LINES: tuple[Rule, ...] = (zero_variance, cut_off, unscored, unused_tools, entropy, importance_ratio, top_score)
+OF_LINES: tuple[Rule, ...] = (
+    zero_variance,
+    thinking,
+    cut_off,
+    unscored,
+    unused_tools,
+    entropy,
+    importance_ratio,
+    top_score,
+)
 OF_STRETCHES: tuple[Rule, ...] = (length, component, prompt_dependence)
 
 

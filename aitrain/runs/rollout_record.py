@@ -11,6 +11,7 @@ from typing import ClassVar, TypeAlias
 
 from pydantic import ConfigDict, TypeAdapter
 
+from aitrain.environment.thoughts import thought_of
 from aitrain.runs.json_values import JsonObject, as_object, as_text
 from aitrain.runs.run_folder import parsed_lines, to_jsonable
 
@@ -51,6 +52,7 @@ class TranscriptMessage:
     text: str
     name: str = ""
     calls: tuple[tuple[str, str], ...] = ()
+    thought: str = ""
 
     @classmethod
     def of(cls, message: JsonObject) -> TranscriptMessage:
@@ -60,7 +62,7 @@ class TranscriptMessage:
         functions = [as_object(call.get("function", call)) for call in made]
         pairs = tuple((str(one.get("name") or ""), as_text(one.get("arguments"))) for one in functions)
         role, name = str(message.get("role") or ""), str(message.get("name") or "")
-        return cls(role, as_text(message.get("content")), name, pairs)
+        return cls(role, as_text(message.get("content")), name, pairs, thought_of(message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +100,10 @@ class RolloutRecord:
     tools: list[JsonObject] = field(default_factory=list)
     """Schemas of the tools that the chat template showed to the policy."""
     messages: list[JsonObject] = field(default_factory=list)
-    """The whole conversation, beginning with the prompt and the environment's opening."""
+    """The whole conversation, beginning with the prompt and the environment's opening; thoughts are the
+    `reasoning_content` of their messages."""
     completion: str = ""
-    """The policy's last answer as text."""
+    """The policy's last answer as text; empty if it ended inside its thought."""
     turns: tuple[RecordedTurn, ...] = ()
     tokens: int = 0
     """Sampled tokens of all turns."""

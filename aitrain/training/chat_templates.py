@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import Any
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from trl import chat_template_utils
 
 from aitrain.environment.session import Message
+from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat, Schemas, TemplateSupport
+from aitrain.rollout.thinking import with_thinking
 
 
-def chat_format(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any] | None = None) -> ChatFormat:
-    """The format of a model's conversations, with what TRL knows of its template."""
-    return ChatFormat(tokenizer, options=options or {}, support=TRLTemplateSupport(tokenizer))
+def chat_format(tokenizer: PreTrainedTokenizerBase, config: TrainConfig) -> ChatFormat:
+    """The format of a model's conversations, with what TRL knows of its template, and the thinking of the options.
+
+    Raises:
+        ConfigError: the template does not offer this thinking.
+    """
+    options = config.trl_table("chat_template_kwargs")
+    chat = ChatFormat(tokenizer, options=options, support=TRLTemplateSupport(tokenizer))
+    return with_thinking(chat, config.thinking)
 
 
 class TRLTemplateSupport(TemplateSupport):

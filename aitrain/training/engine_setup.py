@@ -87,7 +87,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     if trainer.use_vllm:
         trainer.vllm_generation = SyncedByEngine()
     refusal = OF_ALL_PROCESSES if trainer.is_sharded and not is_alone else WHILE_TRAINING if is_ahead else ""
-    scoring = offer_model(runner, policy, inputs.tokenizer, completer, refusal)
+    scoring = offer_model(runner, policy, inputs.chat.tokenizer, completer, refusal)
     return PolicyRollouts(
         Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),
         accelerator,

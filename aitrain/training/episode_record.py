@@ -9,7 +9,6 @@ from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutReco
 def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutRecord:
     """The rollout record of an episode, without the fields of its batch (group, advantage, evaluation, sample)."""
     trajectory, case, session, failure = episode.trajectory, episode.case, episode.session, episode.result.failure
-    ends = [*trajectory.turn_starts[1:], len(trajectory.ids)]
     return RolloutRecord(
         step=step,
         weight_version=weight_version,
@@ -24,8 +23,8 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
         messages=episode.conversation,
         completion=episode.transcript.text,
         turns=tuple(
-            RecordedTurn(sum(trajectory.mask[turn.start : end]), turn.weight_version)
-            for turn, end in zip(trajectory.turns, ends, strict=False)
+            RecordedTurn(tokens, turn.weight_version)
+            for tokens, turn in zip(trajectory.turn_lengths, trajectory.turns, strict=True)
         ),
         tokens=trajectory.sampled_tokens,
         score=episode.result.score,

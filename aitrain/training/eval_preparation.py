@@ -22,6 +22,7 @@ from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, WeightVersion
 from aitrain.environment.contract import Case, named_by
 from aitrain.environment.failure_count import FailureCount
+from aitrain.errors import ConfigError
 from aitrain.options.evaluate import EvalConfig
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
@@ -81,7 +82,9 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     begin(context)
     runner, policy, clock = context.runner, None, RolloutClock()
     if reference.kind == "url":  # there is no tokenizer, and there are no weights
-        accelerator, chat = Accelerator(cpu=True), MessageFormat(NotBehindAPI())
+        if isinstance(config.thinking, int):
+            raise ConfigError("thinking: a model behind an address takes on, off, low, medium or high, no budget")
+        accelerator, chat = Accelerator(cpu=True), MessageFormat(NotBehindAPI(), thinking=config.thinking)
         with closing(EventLoop()) as loop:
             name = loop.run(served_model(reference.base, config.model_name))
         reference = replace(reference, name=name)
@@ -95,7 +98,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         )
         of_base, folder = config.model_copy(update={"model": reference.base}), tokenizer_folder(reference)
         tokenizer = load_tokenizer(of_base, folder, partial(context.note, level="info"))
-        shown = ShownCases.of(context, chat_format(tokenizer, config.trl_table("chat_template_kwargs")), processes)
+        shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
         context.stop.check()
         context.enter(f"loading {reference.given}")
         asked_for = any(_asks_for_model(part.environment) for part in runner.parts.values())
@@ -128,7 +131,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
             accelerator.prepare_model(policy.model, evaluation_mode=True)  # the autocast of a training
             engine = policy.engine()
             size = config.concurrency or max(BATCH, plan_batch(config, processes=1).share)
-        scoring = offer_model(runner, policy.model, tokenizer, completer)
+        scoring = offer_model(runner, policy.model, shown.chat.tokenizer, completer)
     engine.clock = clock
     end = EndOfTurn([FILLER]) if policy is None else policy.end
     limits = limits_of(runner, None if policy is None else policy.context)

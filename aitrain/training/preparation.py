@@ -175,7 +175,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         stand_in = load_tokenizer(config.model_copy(update={"model": "tiny", "chat_template": None}))
         context.check_environments(context, build_datasets(context, stand_in, processes))
         return None
-    shown = ShownCases.of(context, chat_format(tokenizer, arguments.chat_template_kwargs), processes)
+    shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
     context.check_environments(context, shown.built)
 
     context.stop.check()

@@ -518,7 +518,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         reported: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
         if self.sampling.is_plain:
             return reported
-        rows = [SampledRow(each.prompt_ids, each.ids, each.mask, each.turn_starts) for each in trajectories]
+        rows = [SampledRow(each.prompt_ids, each.ids, each.mask, each.completion_starts) for each in trajectories]
         lengths = [len(row.prompt) + len(row.ids) for row in rows]
         of_sampled: list[float] = []
         with evaluation_mode(self.model):

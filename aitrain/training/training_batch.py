@@ -137,7 +137,7 @@ def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: S
     if not runner.scores_groups:
         return
     together = {
-        key: GroupMember(one.transcript.content, one.transcript.text, one.conversation, one.result)
+        key: one.as_member
         for key, one in of_keys.items()
         if not one.is_dropped and runner.part_of(one.case).scores_groups
     }
@@ -155,16 +155,22 @@ def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: S
 
 
 def episode_metrics(episode: Episode) -> dict[str, float]:
-    """Values of one episode, of which the batch logs the mean: environment metrics, turns, tool calls, how it ended.
+    """Values of one episode, of which the batch logs the mean: metrics, turns, thoughts, tool calls, how it ended.
     A dropped episode counts in the share of dropped ones only."""
     if episode.is_dropped:
         return {"stopped/no_room": 1.0}
     kind = episode.result.failure.kind if episode.result.failure else None
     env, score = episode.case.env, episode.result.score
     own = f"env/{env}/" if env else "env/"
+    trajectory, thoughts = episode.trajectory, dict[str, float]()
+    if episode.thought_tokens:
+        thought, is_cut = sum(episode.thought_tokens), episode.thought_tokens[-1] == trajectory.turn_lengths[-1]
+        thoughts = {"thinking/tokens": float(thought), "thinking/answer_tokens": trajectory.sampled_tokens - thought}
+        thoughts |= {"thinking/without_answer": float(is_cut)}
     return {
+        **thoughts,
         "unscored": float(episode.result.score is None),
-        "turns": float(len(episode.trajectory.turns)),
+        "turns": float(len(trajectory.turns)),
         "tools/calls": float(episode.tool_calls),
         "tools/wrong_calls": float(episode.wrong_tool_calls),
         **({"tools/unused": float(not episode.tool_calls)} if episode.session.reset.runs_tools else {}),

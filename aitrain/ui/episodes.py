@@ -95,7 +95,11 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
         lowered = raw.lower()
         if any(needle in lowered for needle in needles):  # most records need not be parsed
             record = RolloutRecord.from_json(parse_object(raw) or {})
-            texts = [text for message in chain(*record.transcript()) for text in (message.text, *chain(*message.calls))]
+            texts = [
+                text
+                for message in chain(*record.transcript())
+                for text in (message.text, message.thought, *chain(*message.calls))
+            ]
             if _folded(text) in _folded("\n".join([*texts, record.error.message if record.error else ""])):
                 yield number
 
@@ -237,6 +241,8 @@ def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn],
         view: JsonObject = {"role": message.role, **_cut(message.text, most)}
         if message.name:
             view["name"] = message.name
+        if message.thought:
+            view["thought"] = message.thought[:most]
         if message.calls:
             view["calls"] = [[name, arguments[:most]] for name, arguments in message.calls]
         if message.role == "assistant" and (version := next(versions, None)) is not None:

@@ -131,7 +131,8 @@ def messages_text(messages: Iterable[TranscriptMessage]) -> Iterator[Indented]:
     for message in messages:
         role = escape_controls(" ".join(filter(None, (message.role, message.name))))
         calls = "".join(f"\n-> {name}({arguments})" for name, arguments in message.calls)
-        yield Indented(Text.assemble((f"{role}: ", "cyan"), escape_controls(message.text + calls)))
+        thought = (escape_controls(message.thought) + "\n", "dim") if message.thought else ""
+        yield Indented(Text.assemble((f"{role}: ", "cyan"), thought, escape_controls(message.text + calls)))
 
 
 @dataclass(frozen=True)

@@ -78,10 +78,11 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
     title += f" (case_idx {case.case_idx})" if is_named(case) else ""
     title += f", seed {options.seed}; template and tokens of {view.name}"
     console.print(Text(escape_controls(title), style="dim"), soft_wrap=True)
-    own = view.chat
+    own, inner, who = view.chat, rollout.chat, options.policy
     shown = ShownFormat(
-        own.tokenizer, own.template, own.options, own.support, inner=rollout.chat, console=console, who=options.policy
-    )
+        own.tokenizer, own.template, own.options, own.support, inner.thoughts, inner.thinking,
+        inner=inner, console=console, who=who,
+    )  # fmt: skip
     rollout = replace(rollout, chat=shown)
     rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
     with closing(EventLoop()) as loop, closing(rollout.runner):

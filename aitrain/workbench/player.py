@@ -272,7 +272,7 @@ class Player:
                 one.session.reset,
                 one.prompt,
                 one.messages,
-                GroupMember(one.transcript.content, one.transcript.text, one.conversation, one.result),
+                one.as_member,
                 one.stop,
                 one.session.seconds,
             )

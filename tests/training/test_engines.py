@@ -49,7 +49,7 @@ def tokenizer(small_model: Path) -> Any:
 def rollouts_of(engine: HFEngine, environment: object) -> Iterator[PolicyRollouts]:
     """Rollouts on an engine, as a job without training makes them."""
     with closing(start_runner(environment, TrainConfig())) as runner:
-        chat = chat_format(engine.policy.tokenizer)
+        chat = chat_format(engine.policy.tokenizer, TrainConfig())
         rollout = Rollout(runner, engine, chat, Limits(3, 8, context=200), engine.end, clock=engine.clock)
         with closing(
             PolicyRollouts(rollout, Accelerator(cpu=True), 7, print, FailureCount(), nullcontext, lambda: 0)

@@ -120,7 +120,7 @@ def played(environment: Any, tokenizer: Any, text: Callable[[str], str], *follow
     """An episode of the environment's sixth case, by a policy whose answers are written down."""
     case = Case(5, environment.build_dataset()[5]["prompt"], {}, 5)
     with closing(start_runner(environment, TrainConfig())) as runner:
-        engine, chat = Speaks(tokenizer, text), format_for_episodes(chat_format(tokenizer), following)
+        engine, chat = Speaks(tokenizer, text), format_for_episodes(chat_format(tokenizer, TrainConfig()), following)
         rollout = Rollout(runner, engine, chat, Limits(9, 200), engine.end)
         (episode,) = asyncio.run(rollout.play([case], [0]))
     return episode

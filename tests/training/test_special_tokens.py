@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from aitrain import Result
+from aitrain import Result, TrainConfig
 from aitrain.engines.hf import HFEngine
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.chat_templates import chat_format
@@ -63,5 +63,6 @@ def tokenizer() -> Any:
     ],
 )
 def test_only_what_ended_an_answer_is_stripped(tokenizer: Any, written: str, read: str) -> None:
-    message, turn = chat_format(tokenizer).read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
+    chat = chat_format(tokenizer, TrainConfig())
+    message, turn = chat.read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
     assert message["content"] == turn.text == read

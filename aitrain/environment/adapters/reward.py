@@ -109,6 +109,7 @@ class RewardFunctions(ScoredRows):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.functions = [RewardFunction(judge) for judge in reward_judges(self.id, self.weights)]
+        self.sees_thoughts = not all(function.is_rule for function in self.functions)  # as in TRL
         # a rule gives 0 or 1
         is_rule = self.weights is None and len(self.functions) == 1 and self.functions[0].is_rule
         known = "0,1" if is_rule and self.score_range is None else self.score_range

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from aitrain.environment.thoughts import THINK
 from aitrain.environment.urls import check_url
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.failure import CallFailed, Failure
@@ -270,7 +271,6 @@ class VerdictStore:
 
 CACHE = "judge_cache.sqlite"
 """Name of the file in the working directory, unless `cache` names another one."""
-THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
 
 Verdict = Callable[[Mapping[str, Any]], list[float]]
@@ -344,7 +344,7 @@ def json_object(said: str) -> Mapping[str, Any]:
     Raises:
         ValueError: the reply is anything else, or says more.
     """
-    text = THOUGHTS.sub("", said, count=1).strip()
+    text = (THINK.split(said)[1] or "").strip()
     fenced = FENCE.match(text)
     try:
         found = json.loads(fenced[1] if fenced else text)

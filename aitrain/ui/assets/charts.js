@@ -5,7 +5,7 @@ const CHARTS = [
   { id: "reward", title: "Reward", hint: "Mean score of a step's episodes", series: [["reward", "reward"]], smooth: true, isScore: true },
   { id: "held-out", title: "Held-out score", hint: "Mean score of cases that are not trained on", heldOut: true, isScore: true },
   { id: "spread", title: "Spread of scores", hint: "Groups whose scores are all equal teach nothing", series: [["reward_std", "standard deviation"], ["frac_reward_zero_std", "share of equal groups"]], smooth: true },
-  { id: "length", title: "Length", hint: "Tokens of an episode after its prompt", series: [["completions/mean_length", "mean"]], band: ["completions/min_length", "completions/max_length", "shortest to longest"] },
+  { id: "length", title: "Length", hint: "Tokens of an episode after its prompt", series: [["completions/mean_length", "mean"], ["thinking/tokens", "thought"], ["thinking/answer_tokens", "answer"]], band: ["completions/min_length", "completions/max_length", "shortest to longest"] },
   { id: "entropy", title: "Entropy", hint: "How undecided the policy is; near 0 it no longer explores", series: [["entropy", "entropy"]], smooth: true },
   { id: "kl", title: "KL", hint: "How far the policy is from the initial model", series: [["kl", "KL"]], smooth: true },
   { id: "failures", title: "Failures", hint: "Share of a step's episodes without a score", series: [["unscored", "unscored"]], prefix: "failed/", unit: true, isQuietAtZero: true },
@@ -51,7 +51,7 @@ function seriesLines(chart, x, series) {
   return named
     .filter(([name]) => series[name])
     .filter(([name]) => chart.isMachine || !chart.prefix || !isZero(series[name]))
-    .map(([name, label]) => ({ label, x, y: series[name], ...(chart.band ? banded(chart, series) : {}) }));
+    .map(([name, label], place) => ({ label, x, y: series[name], ...(chart.band && place === 0 ? banded(chart, series) : {}) }));
 }
 
 function banded(chart, series) {

@@ -60,7 +60,7 @@ function takes(query, episode, isRow) {
 
 function holds(episode, wanted) {
   const messages = [...episode.asked, ...episode.said];
-  const texts = messages.flatMap((message) => [message.text, ...(message.calls ?? []).flat()]);
+  const texts = messages.flatMap((message) => [message.text, message.thought ?? "", ...(message.calls ?? []).flat()]);
   return [...texts, episode.error.message ?? ""].some((text) => text.toLowerCase().includes(wanted));
 }
 

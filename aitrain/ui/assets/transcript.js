@@ -129,7 +129,8 @@ function messageBlock(item, episode) {
   );
   const head = el("div", { class: "speaker" }, isolated(speaker), message.name && [" ", isolated(message.name, "name")]);
   const text = message.text || !calls.length ? longText(message.text || "(nothing)", message.length) : null;
-  return el("div", { class: `message ${kind}` }, head, text, calls);
+  const thought = message.thought && el("details", {}, el("summary", {}, "Thought"), longText(message.thought, message.thought.length));
+  return el("div", { class: `message ${kind}` }, head, thought, text, calls);
 }
 
 // -- side by side

@@ -1,0 +1,78 @@
+"""Switches a model's thinking on and off, by the variables of its chat template.
+
+What a template offers is found by rendering it: a variable that changes nothing is not known to it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from aitrain.environment.session import Message
+from aitrain.environment.thoughts import KNOWN_TAGS, THOUGHT_KEYS, ThoughtTags
+from aitrain.errors import ConfigError
+from aitrain.options.generation import Thinking
+from aitrain.rollout.chat_format import ChatFormat
+
+LEVELS, BUDGET = ("low", "medium", "high"), "a number of tokens"
+ON = {"enable_thinking": True, "thinking": True}
+VARIABLES: dict[str, dict[str, Any]] = {
+    "on": ON,
+    "off": dict.fromkeys(ON, False),
+    **{level: {**ON, "reasoning_effort": level} for level in LEVELS},
+}
+"""The variables of templates for each value of `--thinking`, under all names that are in use."""
+QUESTION = {"role": "user", "content": "question"}
+THOUGHTFUL = {"role": "assistant", "content": "answer", **dict.fromkeys(THOUGHT_KEYS, "thought")}
+
+
+def rendered(chat: ChatFormat, *messages: Message, **variables: Any) -> str:
+    """A question with a generation prompt, or with an answer; empty if the template raises for the variables."""
+    options = {**chat.options, **variables, "add_generation_prompt": not messages, "tokenize": False}
+    with suppress(Exception):
+        return str(chat.tokenizer.apply_chat_template([QUESTION, *messages], chat_template=chat.template, **options))
+    return ""
+
+
+def thought_tags(chat: ChatFormat) -> ThoughtTags | None:
+    """The tags of thoughts in what the template renders; None if it has none."""
+    texts = rendered(chat, THOUGHTFUL), rendered(chat), rendered(chat, **VARIABLES["off"])
+    return next((tags for tags in KNOWN_TAGS if any(tags.begin in text for text in texts)), None)
+
+
+def offered_thinking(chat: ChatFormat) -> list[str]:
+    """The values of `--thinking` that the chat template knows."""
+    texts = {value: rendered(chat, **variables) for value, variables in VARIABLES.items()}
+    has_thoughts = chat.thoughts is not None
+    switch = ["on", "off"] if texts["on"] != texts["off"] else ["on"] * has_thoughts
+    return [*switch, *LEVELS * (texts["low"] != texts["high"]), *[BUDGET] * has_thoughts]
+
+
+def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
+    """The chat format with the tags of its thoughts, and with the thinking that is asked for, also where the
+    environment renders with the tokenizer.
+
+    Raises:
+        ConfigError: the chat template does not offer it.
+    """
+    chat = replace(chat, thoughts=thought_tags(chat))
+    if thinking is None:
+        return chat
+    offered, is_budget = offered_thinking(chat), isinstance(thinking, int)
+    if (BUDGET if is_budget else thinking) not in offered:
+        raise ConfigError(
+            f"thinking: {thinking} is not known to this model's chat template, which has"
+            f" {', '.join(offered) or 'no thinking'}"
+        )
+    variables = VARIABLES["on" if is_budget else str(thinking)]
+    tokenizer: Any = copy.copy(chat.tokenizer)
+    defaults = (
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
+        for name, value in variables.items()
+    )
+    if isinstance(tokenizer.chat_template, str):
+        tokenizer.chat_template = "".join((*defaults, tokenizer.chat_template))
+    return replace(chat, tokenizer=tokenizer, options={**chat.options, **variables}, thinking=thinking)

@@ -1,0 +1,252 @@
+"""Thinking models: what a template offers, thoughts with a budget, thoughts kept between turns, and answers alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+
+from aitrain import ConfigError, TrainConfig
+from aitrain.environment.contract import Case
+from aitrain.environment.runner import start_runner
+from aitrain.rollout.chat_format import format_for_episodes
+from aitrain.rollout.engine import Completion, GenerationRequest
+from aitrain.rollout.episode import Rollout
+from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.thinking import offered_thinking
+from aitrain.runs.run_folder import read_lines
+from aitrain.training.chat_templates import chat_format
+from aitrain.training.episode_record import episode_record
+from aitrain.training.training_batch import episode_metrics
+from tests.rollout.scripted import Scripted
+from tests.training.conftest import rollouts
+from tests.training.test_rollout import TEMPLATES, Train, batches, speaks  # noqa: F401
+
+SMOL = """\
+{%- if enable_thinking is not defined %}{%- set enable_thinking = true %}{%- endif %}
+{%- if '/no_think' in messages[0].content %}{%- set enable_thinking = false %}{%- endif %}
+{%- set silence = '' if enable_thinking else '<think>\\n\\n</think>\\n' %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + (silence if message.role == 'assistant' else '') }}
+{{- message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' + silence }}{%- endif %}"""
+"""Behaves as SmolLM3's template does."""
+
+Speaks = Callable[[str], Any]
+
+
+class Sums:
+    """One turn: right is 42 and nothing else."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, str, str]] = []
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": [{"role": "user", "content": "40 + 2 ="}]} for _ in range(8)]
+
+    def score_episode(self, completion: Any, text: str, thought: str) -> float:
+        self.seen.append((completion, text, thought))
+        return float(text == "42")
+
+
+class SumsWithThoughts(Sums):
+    """Asks for all that was said."""
+
+    sees_thoughts = True
+
+
+class Again:
+    """Two turns: right is 42 in both."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return Sums().build_dataset()
+
+    def episode(self) -> Generator[str | None, str, float]:
+        first = yield None
+        second = yield "once more"
+        return float((first, second) == ("42", "42"))
+
+
+def template(speaks: Speaks, name: str) -> Any:  # noqa: F811
+    """A tokenizer with a template of TRL's, or with SMOL."""
+    tokenizer = speaks("qwen3" if name == "smol" else name)
+    if name == "smol":
+        tokenizer.chat_template = SMOL
+    return tokenizer
+
+
+def played(environment: Any, tokenizer: Any, said: Callable[[str], str], room: int = 60, **options: Any) -> Any:
+    """An episode with a policy whose answers are written down, and the requests that it got."""
+    engine, requests = Scripted(lambda _: ""), list[GenerationRequest]()
+
+    async def generate(request: GenerationRequest) -> Completion:
+        requests.append(request)
+        ids = tokenizer.encode(said(tokenizer.decode(request.prompt_ids)), add_special_tokens=False)
+        ids, reason = ids[: request.max_tokens], "stop" if len(ids) <= request.max_tokens else "length"
+        return Completion(ids, [-1.0] * len(ids), reason, len(requests))  # type: ignore[arg-type]
+
+    engine.generate = generate  # type: ignore[method-assign]
+    following = ["user"] if isinstance(environment, Again) else []
+    chat = format_for_episodes(chat_format(tokenizer, TrainConfig(**options)), following)
+    prompt = environment.build_dataset()[0]["prompt"]
+    with closing(start_runner(environment, TrainConfig())) as runner:
+        rollout = Rollout(runner, engine, chat, Limits(9, room), EndOfTurn([tokenizer.eos_token_id]))
+        (episode,) = asyncio.run(rollout.play([Case(0, prompt, {}, 0)], [0], [7]))
+    return episode, requests
+
+
+def thinks(answer: str = "42", thought: str = "forty and two") -> Callable[[str], str]:
+    """Thinks, and answers; where its thought has ended, it only answers."""
+
+    def said(given: str) -> str:
+        last = given.rsplit("assistant\n", 1)[1]
+        if "</think>" in last:
+            return f"{answer}<|im_end|>"
+        return f"{'' if '<think>' in last else '<think>'}\n{thought}\n</think>\n\n{answer}<|im_end|>"
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [
+        ("qwen3", "on off N"),
+        ("smol", "on off N"),
+        ("glm4moe", "on off N"),
+        ("gptoss", "on low medium high N"),
+        ("qwen3_8", "on off low medium high N"),
+        ("deepseek_r1_distill", "on N"),
+        ("qwen3_instruct_2507", ""),
+        ("qwen2_5", ""),
+        ("llama3", ""),
+    ],
+)
+def test_what_a_template_offers_is_found_by_rendering_it(speaks: Speaks, name: str, offered: str) -> None:  # noqa: F811
+    tokenizer = template(speaks, name)
+    chat = chat_format(tokenizer, TrainConfig())
+    assert list(offered_thinking(chat)) == [word.replace("N", "a number of tokens") for word in offered.split()]
+    for value in ("on", "off", "low", 9):
+        if ("N" if value == 9 else value) in offered.split():
+            chat_format(tokenizer, TrainConfig(thinking=value))
+        else:
+            has = offered.replace(" ", ", ").replace("N", "a number") or "no thinking"
+            with pytest.raises(ConfigError, match=f"thinking: {value} is not known .* has {has}"):
+                chat_format(tokenizer, TrainConfig(thinking=value))
+
+
+def test_off_ends_the_thought_in_the_prompt_also_where_the_environment_renders_it(speaks: Speaks) -> None:  # noqa: F811
+    asked = [{"role": "user", "content": "hi"}]
+    for name in ("qwen3", "smol"):
+        chat = chat_format(template(speaks, name), TrainConfig(thinking="off"))
+        by_environment = chat.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        assert chat.prompt_text(asked) == by_environment
+        assert by_environment.rstrip().endswith("<think>\n\n</think>")
+    episode, _ = played(Sums(), template(speaks, "qwen3"), thinks(), thinking="off")
+    assert (episode.result.score, episode.thought_tokens) == (1.0, [0])
+
+
+def test_scores_see_the_answer_only_unless_the_environment_asks_for_all(speaks: Speaks) -> None:  # noqa: F811
+    for name in ("qwen3", "smol", "qwen3_6"):
+        environment, tokenizer = Sums(), template(speaks, name)
+        episode, _ = played(environment, tokenizer, thinks())
+        assert environment.seen == [([{"role": "assistant", "content": "42"}], "42", "forty and two")]
+        record = episode_record(episode, 1, 0)
+        assert record.messages[-1] == {"role": "assistant", "content": "42", "reasoning_content": "forty and two"}
+        assert (record.completion, record.score) == ("42", 1.0)
+        whole = SumsWithThoughts()
+        played(whole, tokenizer, thinks())
+        assert whole.seen[0][1].removeprefix("<think>") == "\nforty and two\n</think>\n\n42"
+
+
+def test_a_model_without_thoughts_is_read_as_a_whole(speaks: Speaks) -> None:  # noqa: F811
+    environment = Sums()
+    episode, _ = played(environment, template(speaks, "qwen2_5"), thinks())
+    assert environment.seen[0][1] == "<think>\nforty and two\n</think>\n\n42"
+    assert episode.thought_tokens == []
+    assert not any("thinking" in name for name in episode_metrics(episode))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "smol", "qwen3_6"])
+def test_a_thought_that_reaches_its_budget_is_ended_by_tokens_that_are_not_trained(
+    speaks: Speaks, name: str  # noqa: F811
+) -> None:  # fmt: skip
+    environment, tokenizer = Sums(), template(speaks, name)
+    episode, requests = played(environment, tokenizer, thinks(thought="and " * 40), thinking=20)
+    trajectory, ending = episode.trajectory, tokenizer.encode("\n</think>\n\n", add_special_tokens=False)
+
+    assert trajectory.mask == [1] * 20 + [0] * len(ending) + [1] * (len(trajectory.ids) - 20 - len(ending))
+    assert trajectory.ids[20 : 20 + len(ending)] == ending
+    assert [value != 0 for value in trajectory.logprobs] == list(map(bool, trajectory.mask))
+    assert environment.seen[0][1] == "42"
+    assert episode.result.score == 1.0
+    # one turn, of two completions
+    assert (trajectory.turn_starts, trajectory.completion_starts) == ([0], [0, 20 + len(ending)])
+    assert trajectory.turn_lengths == [len(trajectory.ids) - len(ending)]
+    assert [(request.seed.seed, request.seed.position) for request in requests] == [(7, 0), (7, 20)]
+    assert [request.max_tokens for request in requests] == [20, 60 - 20 - len(ending)]
+    metrics = episode_metrics(episode)
+    assert (metrics["thinking/tokens"], metrics["turns"]) == (20, 1)
+    assert metrics["thinking/answer_tokens"] == len(trajectory.ids) - 20 - len(ending)
+    (turn,) = episode_record(episode, 1, 0).turns
+    assert (turn.tokens, turn.weight_version) == (sum(trajectory.mask), 1)
+
+
+def test_a_thought_within_its_budget_is_left_alone_and_its_answer_goes_on(speaks: Speaks) -> None:  # noqa: F811
+    environment, tokenizer = Sums(), template(speaks, "qwen3")
+    long = "42 and all that comes after it"
+
+    def said(given: str) -> str:
+        last = given.rsplit("assistant\n", 1)[1]
+        return f"<think>\nso\n</think>\n\n{long}<|im_end|>"[len(last) :]
+
+    episode, requests = played(environment, tokenizer, said, thinking=24)
+    assert len(requests) == 2
+    assert all(episode.trajectory.mask)
+    assert environment.seen[0][1:] == (long, "so")
+
+
+def test_a_thought_that_does_not_end_is_no_answer(speaks: Speaks) -> None:  # noqa: F811
+    for name in ("qwen3", "qwen3_6"):
+        environment = Sums()
+        episode, _ = played(environment, template(speaks, name), thinks(thought="42 " * 60))
+        record = episode_record(episode, 1, 0)
+        assert environment.seen[0][0] == [{"role": "assistant", "content": ""}]
+        assert (record.completion, record.score, record.stop) == ("", 0.0, "max_tokens")
+        assert record.messages[-1]["reasoning_content"].startswith("42 42")
+        metrics = episode_metrics(episode)
+        assert (metrics["thinking/without_answer"], metrics["thinking/answer_tokens"]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "smol"])
+def test_thoughts_are_kept_between_turns(speaks: Speaks, name: str) -> None:  # noqa: F811
+    tokenizer = template(speaks, name)
+    episode, requests = played(Again(), tokenizer, thinks())
+    assert episode.result.score == 1.0
+    assert tokenizer.decode(requests[1].prompt_ids).count("forty and two") == 1  # the thought of the first turn
+    written = tokenizer.decode(episode.trajectory.prompt_ids + episode.trajectory.ids)
+    said = "<think>\nforty and two\n</think>\n\n42"
+    assert written.count(said) == 2
+    if name == "smol":  # its own template; Qwen3's cuts earlier thoughts, and TRL's version for training is used
+        messages = [{**m, "content": said if m["role"] == "assistant" else m["content"]} for m in episode.conversation]
+        assert written == tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n")
+
+
+# -- a training
+
+
+@pytest.mark.parametrize(("name", "thinking"), [("qwen3_6", 8), pytest.param("qwen3", "on", marks=pytest.mark.slow)])
+def test_a_thinking_model_is_trained(
+    name: str, thinking: Any, train: Train, batches: list[dict[str, torch.Tensor]]  # noqa: F811
+) -> None:  # fmt: skip
+    given = {"thinking": thinking, "chat_template": str(TEMPLATES / f"{name}.jinja")}
+    result = train(Sums(), **given, rl_max_new_tokens=24, max_steps=1, eval_cases=0)
+    (step,) = (line for line in read_lines(result.folder / "metrics.jsonl") if "loss" in line)
+    tokens = sum(record["tokens"] for record in rollouts(result))
+    assert (batches[0]["completion_mask"] * batches[0]["tool_mask"]).sum() == tokens
+    assert step["thinking/tokens"] == (8 if thinking == 8 else 0)
+    assert step["thinking/answer_tokens"] == tokens / len(rollouts(result)) - step["thinking/tokens"]
