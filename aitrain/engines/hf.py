@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -34,7 +35,17 @@ from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
-from aitrain.engines.shared_cache import CACHE, CachedRows, continued, kept, padded, with_prompts_once
+from aitrain.engines.shared_cache import (
+    CACHE,
+    KeptRow,
+    PaddedRows,
+    can_share,
+    keep_rows,
+    padded,
+    with_kept_rows,
+    with_prompts_once,
+    with_running_rows,
+)
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Leave
@@ -42,6 +53,9 @@ from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
 """The settings of a model's generation_config that are kept."""
+
+LEAVING = 0.25
+"""Share of the rows of a batch that have ended when they leave it."""
 
 SeedOf = Callable[[int], SampleSeed]
 """The seed of a row."""
@@ -59,7 +73,7 @@ class HFModel:
     """Device of the token ids; None: that of the model."""
     cache_implementation: str | None = None
     on_tokens: Callable[[list[int]], None] | None = None
-    """Called with the newest token of each row while `generate` runs; what it raises ends the generation."""
+    """Called with the newest token of each row in `generate` while it runs; what it raises ends the generation."""
     shares_prompts: bool = True
     """Whether prompts are computed once, for equal rows and for all turns of an episode, where the model can."""
 
@@ -80,7 +94,8 @@ class HFEngine(BatchingEngine):
     ) -> None:
         super().__init__(end, context, clock, largest)
         self.policy, self.sampling = policy, sampling
-        self._kept: CachedRows | None = None
+        self._kept: dict[int, KeptRow] = {}
+        """What the rows of a batch continue from in its next round, by their numbers."""
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
@@ -89,7 +104,7 @@ class HFEngine(BatchingEngine):
             async with super().batch(episodes) as leave:
                 yield leave
         finally:
-            self._kept = None
+            self._kept = {}
 
     async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion for each row, without dropout; not for ranks that generate together."""
@@ -97,7 +112,47 @@ class HFEngine(BatchingEngine):
             return self.sample(rows, sampling, max_tokens)
 
     def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
+        """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one.
+
+        Rows that have ended leave the batch once they are a quarter of it.
+        """
+        policy, prompts = self.policy, [row.prompt_ids for row in rows]
+        kept = [self._kept.pop(row.number, None) for row in rows]
+        self._kept = {}
+        now, running, room = list(rows), list(range(len(rows))), max_tokens
+        prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
+        with prepared as model, torch.no_grad(), own_defaults_only(model):
+            # ranks that generate together must make the same forward passes
+            shares = policy.shares_prompts and not (self.is_shared or policy.cache_implementation) and can_share(model)
+            batch = padded(prompts, policy.tokenizer.pad_token_id, policy.device or policy.model.device)
+            if shares:
+                batch = with_kept_rows(model, batch, prompts, kept) or with_prompts_once(model, batch)
+            while running:
+                live = [now[place] for place in running]
+                output, new = self._generate(model, batch, live, sampling, room, shares)
+                room -= output.sequences.shape[1] - batch.ids.shape[1]
+                for place, ids in zip(running, new, strict=True):
+                    now[place] = now[place].after(ids)
+                goes_on = [room > 0 and not self.end.is_reached(now[place].begun_ids) for place in running]
+                if shares:
+                    ended = {
+                        row.number: (place, batch.ids.shape[1] - len(row.prompt_ids), now[running[place]].prompt_ids)
+                        for place, row in enumerate(live)
+                        if row.number >= 0 and not goes_on[place]
+                    }
+                    self._kept |= keep_rows(model, output.get(CACHE), ended, is_last=not any(goes_on))
+                if any(goes_on):
+                    batch = with_running_rows(batch, output, list(compress(range(len(live)), goes_on)))
+                running = list(compress(running, goes_on))
+        answers = [row.prompt_ids[len(prompt) :] for row, prompt in zip(now, prompts, strict=True)]
+        activity.add_tokens(sum(map(len, answers)))
+        return list(map(Completion, answers))
+
+    def _generate(
+        self, model: Any, batch: PaddedRows, rows: list[BatchRow], sampling: Sampling, max_tokens: int, leaves: bool
+    ) -> tuple[Any, list[list[int]]]:
+        """The output of `model.generate`, and the new tokens of each row; with `leaves` it returns when LEAVING of the
+        rows have ended."""
         policy = self.policy
         config = GenerationConfig(
             max_new_tokens=max_tokens,
@@ -110,35 +165,20 @@ class HFEngine(BatchingEngine):
         )
         if config.do_sample:
             config.temperature, config.top_k, config.top_p = sampling.temperature, sampling.top_k, sampling.top_p
-        prompts, pad = [row.prompt_ids for row in rows], policy.tokenizer.pad_token_id
-        numbers, before = [row.number for row in rows], self._kept
-        self._kept = None
-        criterion = StopStringCriterion(self.end, rows, policy.on_tokens)
+        criterion = EndOfRows(self.end, rows, policy.on_tokens, leaves)
         processor = SamplingProcessor(sampling, self.end, rows)
-        prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
         seeds = [row.seed for row in rows if row.seed is not None]
         seeded = partial(seeded_rows, seed_of=seeds.__getitem__) if len(seeds) == len(rows) else nullcontext
-        with prepared as model, torch.no_grad(), own_defaults_only(model), seeded(model):
-            # ranks that generate together must make the same forward passes
-            shares = policy.shares_prompts and not (self.is_shared or policy.cache_implementation or model._is_stateful)
-            begun = continued(before, numbers, prompts, pad) if before is not None else None
-            if begun is None:
-                begun = padded(prompts, pad, policy.device or policy.model.device)
-                begun = with_prompts_once(model, begun) if shares else begun
+        with seeded(model):
             output = model.generate(
-                input_ids=begun.ids,
-                attention_mask=begun.mask,
+                input_ids=batch.ids,
+                attention_mask=batch.mask,
                 generation_config=config,
                 logits_processor=[processor] if sampling.needs_processor else [],
-                stopping_criteria=[criterion] if self.end.stop_strings or policy.on_tokens else [],
-                **({} if begun.cache is None else {CACHE: begun.cache}),
+                stopping_criteria=[criterion] if leaves or self.end.stop_strings or policy.on_tokens else [],
+                **({} if batch.cache is None else {CACHE: batch.cache}),
             )
-        answers = criterion.cut(output.sequences[:, begun.ids.shape[1] :].tolist())
-        # processors count columns from the right, where a continued row has holes
-        if shares and not sampling.needs_processor and min(numbers) >= 0:
-            self._kept = kept(begun, numbers, prompts, answers, output)
-        activity.add_tokens(sum(map(len, answers)))
-        return list(map(Completion, answers))
+        return output, criterion.cut(output.sequences[:, batch.ids.shape[1] :].tolist())
 
 
 @contextmanager
@@ -176,27 +216,40 @@ class SamplingProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers 
         return self._sampling.cut_by_min_p(scores)
 
 
-class StopStringCriterion(StoppingCriteria):  # type: ignore[misc]
-    """Ends the rows of one generation whose newest token completes a stop string."""
+class EndOfRows(StoppingCriteria):  # type: ignore[misc]
+    """Ends the rows of one generation whose newest token completes a stop string; all rows once LEAVING of them have
+    ended, if `leaves`."""
 
     def __init__(
-        self, end: EndOfTurn, rows: Sequence[BatchRow], on_tokens: Callable[[list[int]], None] | None = None
+        self,
+        end: EndOfTurn,
+        rows: Sequence[BatchRow],
+        on_tokens: Callable[[list[int]], None] | None = None,
+        leaves: bool = False,
     ) -> None:
-        self._end, self._rows, self._on_tokens = end, rows, on_tokens
+        self._end, self._rows, self._on_tokens, self._leaves = end, rows, on_tokens, leaves
         self._width = 0
         self._lengths: dict[int, int] = {}
-        """Number of new tokens of each row that has ended."""
+        """Number of new tokens of each row that a stop string has ended."""
+        self._ended = torch.tensor(False)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
         """Called after each token; True for each row that has ended."""
         self._width = self._width or input_ids.shape[1] - 1
-        generated = input_ids[:, self._width :].tolist()
+        if self._end.stop_strings is not None or self._on_tokens is not None:
+            self._read(input_ids[:, self._width :].tolist())
+        newest = input_ids[:, -1]
+        ended = torch.tensor([row in self._lengths for row in range(len(newest))], device=newest.device)
+        ended |= torch.isin(newest, newest.new_tensor(self._end.eos_ids))
+        self._ended = self._ended.to(newest.device) | ended
+        return self._ended | (self._leaves & (self._ended.sum() >= LEAVING * len(newest)))
+
+    def _read(self, generated: list[list[int]]) -> None:
         for row, ids in enumerate(generated):
             if row not in self._lengths and self._end.is_reached(self._rows[row].begun_ids + ids):
                 self._lengths[row] = len(ids)
         if self._on_tokens is not None:
             self._on_tokens([ids[-1] for ids in generated])
-        return torch.tensor([row in self._lengths for row in range(len(input_ids))], device=input_ids.device)
 
     def cut(self, generated: list[list[int]]) -> list[list[int]]:
         """The new tokens of each row, without the padding behind an eos token or a stop string."""
