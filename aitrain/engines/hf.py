@@ -82,6 +82,8 @@ class HFEngine(BatchingEngine):
     """Generates with a transformers model, in the mode (training or evaluation) that the model is in."""
 
     seeds_training = False  # it samples as TRL does
+    keeps_cache = False
+    """Whether the next batch continues what this one computed, as the weights stay the same."""
 
     def __init__(
         self,
@@ -99,12 +101,13 @@ class HFEngine(BatchingEngine):
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """As that of the base; the cache is kept from one of its rounds to the next."""
+        """As that of the base; the cache is kept from one of its rounds to the next, and longer with `keeps_cache`."""
         try:
             async with super().batch(episodes) as leave:
                 yield leave
         finally:
-            self._kept = {}
+            if not self.keeps_cache:
+                self._kept = {}
 
     async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion for each row, without dropout; not for ranks that generate together."""

@@ -286,10 +286,12 @@ def _chat_of(
     scope: Callable[[], AbstractContextManager[object]],
 ) -> ModelChat:
     shown = HFModel(policy.model, policy.tokenizer, on_tokens=lambda tokens: made.on_tokens(tokens))
+    engine = HFEngine(shown, policy.sampling, policy.end, policy.context)
+    engine.keeps_cache = True  # from one question to the next
     made = ModelChat(
         name,
         label,
-        HFEngine(shown, policy.sampling, policy.end, policy.context),
+        engine,
         chat_format(policy.tokenizer, policy.config.trl_table("chat_template_kwargs")),
         Limits(policy.config.rl_max_turns, answer_tokens or ANSWER_TOKENS, None, policy.context),
         policy.end,

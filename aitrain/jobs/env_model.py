@@ -13,6 +13,7 @@ from functools import partial
 
 from transformers import AutoConfig
 
+from aitrain.engines.proxy_batcher import offer_model
 from aitrain.environment.contract import Prompt, env_kind
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.errors import AitrainError
@@ -62,8 +63,8 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRu
     chat = chat_format(policy.tokenizer, config.trl_table("chat_template_kwargs"))
     chat = episode_format(opened.environment, chat, is_chat)
     runner = runner or start_runner(opened.environment, config)
-    runner.offer(policy.model, policy.tokenizer)
-    return Rollout(runner, policy.engine(), chat, policy.limits, policy.end)
+    scoring = offer_model(runner, policy.model, policy.tokenizer)
+    return Rollout(runner, policy.engine(), chat, policy.limits, policy.end, scoring)
 
 
 # -- env check
