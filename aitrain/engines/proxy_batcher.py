@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
 from aitrain.engines.batching import BatchRow, Completer
-from aitrain.engines.hf import HFEngine, HFModel, seeded_rows
+from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.runner import Runner
@@ -258,10 +258,10 @@ class ProxyBatcher:
         if self._refusal:
             raise RuntimeError(self._refusal)
 
-        sampling: AbstractContextManager[None] = nullcontext()
-        if seed is not None:
-            sampling = seeded_rows(self._model, lambda row: SampleSeed(derived_seed(seed, row)))
-        with evaluation_mode(self._model), sampling:
+        devices = [self._model.device] if self._model.device.type == "cuda" else []
+        with evaluation_mode(self._model), torch.random.fork_rng(devices, enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
             return getattr(self._model, method)(*args, **kwargs)
 
 
