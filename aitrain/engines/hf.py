@@ -146,7 +146,7 @@ class HFEngine(BatchingEngine):
     def _generate(
         self, model: Any, batch: PaddedRows, rows: list[BatchRow], sampling: Sampling, max_tokens: int, leaves: bool
     ) -> tuple[Any, list[BatchRow]]:
-        """The output of `model.generate` and the rows with their new tokens, when all rows have ended; with `leaves`, when
+        """The output of `model.generate` and the rows with their new tokens, when all have ended; with `leaves`, when
         LEAVING of them have."""
         policy = self.policy
         seeds = [row.seed for row in rows if row.seed is not None and sampling.temperature]
