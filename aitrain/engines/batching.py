@@ -38,6 +38,11 @@ class BatchRow:
         """The tokens that earlier rounds generated."""
         return self.prompt_ids[len(self.prompt_ids) - self.begun :]
 
+    def after(self, ids: list[int]) -> BatchRow:
+        """The row with further tokens of its completion."""
+        seed = self.seed and replace(self.seed, position=self.seed.position + len(ids))
+        return BatchRow(self.prompt_ids + ids, self.begun + len(ids), seed, self.number)
+
 
 class Completer(Protocol):
     """An engine that completes rows with any sampling, such as those of an environment's `model.generate` calls."""
@@ -182,12 +187,10 @@ class BatchingEngine(ABC):
         if len(completions) < count:
             raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
         for one, completion in zip(waiting, completions, strict=False):
-            kept, row = completion.first(one.room), one.row
-            count = len(kept.ids)
-            seed = row.seed and replace(row.seed, position=row.seed.position + count)
-            one.row = BatchRow(row.prompt_ids + kept.ids, row.begun + count, seed, row.number)
-            one.room -= count
-            one.logprobs += kept.logprobs or [0.0] * count
+            kept = completion.first(one.room)
+            one.row = one.row.after(kept.ids)
+            one.room -= len(kept.ids)
+            one.logprobs += kept.logprobs or [0.0] * len(kept.ids)
             ids = one.row.begun_ids
             is_ended = self.end.is_reached(ids)
             if is_ended or not one.room or len(completion.ids) < max_tokens:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
 from aitrain.engines.batching import BatchRow, Completer
-from aitrain.engines.hf import HFEngine, HFModel, seeded_rows
+from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.runner import Runner
@@ -56,7 +56,7 @@ def offer_model(
 ) -> Callable[[], AbstractAsyncContextManager[None]]:
     """Give a runner's environment the model, whose calls are batched; returns the context in which it may score.
     `refusal` says why the model itself cannot be called."""
-    batcher = ProxyBatcher(model, tokenizer, engine, refusal)
+    batcher = ProxyBatcher(model, tokenizer, engine, refusal, runner.config.share_prefixes)
     parts = list(runner.parts.values())
     for part in parts:
         part.around, part.on_call_end = torch.no_grad, batcher.on_call_end
@@ -122,15 +122,19 @@ class ProxyBatcher:
     """Queues the calls of a `ModelProxy` before an engine, which gets those with the same settings as one batch."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: Any, engine: Completer | None = None, refusal: str = ""
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        engine: Completer | None = None,
+        refusal: str = "",
+        shares_prompts: bool = True,
     ) -> None:
         """Without an engine the model generates, unless there is a refusal."""
         self.policy = ModelProxy(self.call_model, model)
         self._model, self._refusal = model, refusal
         if engine is None and not refusal:
-            engine = HFEngine(
-                HFModel(model, tokenizer), Sampling(), EndOfTurn(_eos_ids(model.generation_config.eos_token_id))
-            )
+            end = EndOfTurn(_eos_ids(model.generation_config.eos_token_id))
+            engine = HFEngine(HFModel(model, tokenizer, shares_prompts=shares_prompts), Sampling(), end)
         self._engine = engine
         self._thread = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -254,10 +258,10 @@ class ProxyBatcher:
         if self._refusal:
             raise RuntimeError(self._refusal)
 
-        sampling: AbstractContextManager[None] = nullcontext()
-        if seed is not None:
-            sampling = seeded_rows(self._model, lambda row: SampleSeed(derived_seed(seed, row)))
-        with evaluation_mode(self._model), sampling:
+        devices = [self._model.device] if self._model.device.type == "cuda" else []
+        with evaluation_mode(self._model), torch.random.fork_rng(devices, enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
             return getattr(self._model, method)(*args, **kwargs)
 
 

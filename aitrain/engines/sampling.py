@@ -63,11 +63,6 @@ class Sampling:
         """Whether there are penalties, which need the counts of earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
-    @property
-    def needs_processor(self) -> bool:
-        """Whether the distribution needs more than transformers' temperature, top_k and top_p."""
-        return self.min_p > 0.0 or self.counts_tokens or self.min_new_tokens > 0
-
     def stop_strings(self, tokenizer: Any) -> StopStrings | None:
         """The stop strings; None if there are none."""
         return StopStrings(tokenizer, self.stop, self.min_new_tokens) if self.stop else None

@@ -1,15 +1,20 @@
-"""Generation that computes each token of a prompt once: for all rows of a group, and for all turns of an episode.
+"""Generation that computes each token once: a prompt for all rows of a group, and a turn for all turns after it.
 
-Equal prompts of a batch are computed once, and their cache is repeated. After a generation the cache is kept; the rows
-of the next round, which are earlier ones with an answer and what the environment said to it, are computed from there.
-The columns that a row does not use are holes in the attention mask; positions are counted without them.
+Equal prompts of a batch are computed once, and their cache is repeated. After a generation the keys and values of each
+row are kept. The rows of the next round are those with an answer and what the environment said to it: they are computed
+from where they differ from what was kept.
+
+All rows are padded on the left and computed from the same column on. Where a row has fewer new tokens than another one,
+the last of its kept tokens are computed again.
 
 Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 
     GenerationMixin.generate(past_key_values=)      later called `cache`: computes the columns of `input_ids` that are
                                                     not in it; its positions are those of the attention mask
     PreTrainedModel._is_stateful                    True of a model with a state that is no cache of keys and values
+    DynamicCache(config=)                           has the layers that generate's own cache has
     DynamicCache.batch_select_indices(indices)      also repeats rows
+    DynamicCache.update(keys, values, layer)        of shape (rows, heads, tokens, head_dim)
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from aitrain.machine import free_memory
+
 KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 """Layers of a cache whose keys and values can be repeated; linear attention and state spaces have others."""
 CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
@@ -33,26 +40,48 @@ LEAST_SAVED = 512
 """Tokens that a shared prompt must save, so that the additional forward pass is worth it."""
 
 
-@dataclass
-class CachedRows:
-    """Rows of a batch whose first columns are computed: `cache` holds fewer columns than `ids`."""
+@dataclass(frozen=True)
+class PaddedRows:
+    """Rows of a batch, padded on the left. Their first columns may be computed: `cache` holds fewer than all."""
 
     ids: torch.Tensor
-    """(rows, columns), padded on the left and in between."""
+    """(rows, columns)."""
     mask: torch.Tensor
     """(rows, columns): 1 where there is a token of the row."""
     cache: DynamicCache | None = None
-    tokens: tuple[tuple[int, ...], ...] = ()
-    """The tokens of each row that are in the cache."""
-    numbers: tuple[int, ...] = ()
-    """The episode of each row."""
 
 
-def padded(prompts: list[list[int]], pad: int, device: torch.device) -> CachedRows:
+@dataclass(frozen=True)
+class KeptRow:
+    """The tokens of a row that were computed, and their keys and values."""
+
+    tokens: list[int]
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    """(tokens, heads, head_dim)."""
+
+    def common(self, tokens: list[int]) -> int:
+        """Number of first tokens that are the same."""
+        pairs = enumerate(zip(self.tokens, tokens, strict=False))
+        return next((place for place, (one, other) in pairs if one != other), min(len(self.tokens), len(tokens)))
+
+
+def can_share(model: Any) -> bool:
+    """Whether a model has a cache of keys and values, whose rows can be repeated and taken out."""
+    if model._is_stateful or CACHE not in _arguments(model):
+        return False
+    return all(type(layer) in KNOWN_LAYERS for layer in DynamicCache(config=model.config).layers)
+
+
+def _arguments(model: Any) -> frozenset[str]:
+    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
+    return frozenset(inspect.signature(innermost.forward).parameters)
+
+
+def padded(prompts: list[list[int]], pad: int, device: torch.device) -> PaddedRows:
     """Prompts padded on the left, without a cache."""
     rows = [torch.tensor(prompt, device=device) for prompt in prompts]
     ids = pad_sequence(rows, True, pad, padding_side="left")
-    return CachedRows(ids, pad_sequence(list(map(torch.ones_like, rows)), True, padding_side="left"))
+    return PaddedRows(ids, pad_sequence(list(map(torch.ones_like, rows)), True, padding_side="left"))
 
 
 def distinct_prompts(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -62,7 +91,7 @@ def distinct_prompts(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tenso
     return ids[first], mask[first], numbers
 
 
-def with_prompts_once(model: Any, rows: CachedRows) -> CachedRows:
+def with_prompts_once(model: Any, rows: PaddedRows) -> PaddedRows:
     """The rows with a cache in which equal ones were computed once, if that saves LEAST_SAVED tokens."""
     distinct, attended, numbers = distinct_prompts(rows.ids, rows.mask)
     if (len(rows.ids) - len(distinct)) * (rows.ids.shape[1] - 1) < LEAST_SAVED:
@@ -70,51 +99,75 @@ def with_prompts_once(model: Any, rows: CachedRows) -> CachedRows:
     ids, mask = distinct[:, :-1], attended[:, :-1]
     cache = DynamicCache(config=model.config)
     given: dict[str, Any] = {CACHE: cache}
-    if takes_positions(model):
+    if "position_ids" in _arguments(model):  # which then are those of `generate`
         given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
     model(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1, **given)
-    if not cache.get_seq_length() or any(type(layer) not in KNOWN_LAYERS for layer in cache.layers):
-        return rows
     cache.batch_select_indices(numbers)
-    return CachedRows(rows.ids, rows.mask, cache)
+    return PaddedRows(rows.ids, rows.mask, cache)
 
 
-def takes_positions(model: Any) -> bool:
-    """Whether a model has positions, which then are those of `generate`."""
-    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
-    return "position_ids" in inspect.signature(innermost.forward).parameters
+def with_running_rows(rows: PaddedRows, output: Any, running: list[int]) -> PaddedRows:
+    """The rows that go on after a generation, with the tokens that it added to all."""
+    chosen = torch.tensor(running, device=rows.ids.device)
+    ids, cache = output.sequences[chosen], output.get(CACHE)
+    if cache is not None:
+        cache.batch_select_indices(chosen)
+    new = torch.ones_like(ids[:, rows.ids.shape[1] :])
+    return PaddedRows(ids, torch.cat([rows.mask[chosen], new], 1), cache)
 
 
-def kept(
-    rows: CachedRows, numbers: list[int], prompts: list[list[int]], answers: list[list[int]], output: Any
-) -> CachedRows | None:
-    """What the next round continues from, after a generation; None if this cache does not serve for that: the window of
-    a sliding one would count the holes."""
-    cache = output.get(CACHE)
-    if not isinstance(cache, DynamicCache) or any(type(layer) is not DynamicLayer for layer in cache.layers):
+def keep_rows(
+    model: Any, cache: DynamicCache | None, rows: dict[int, tuple[int, int, list[int]]], is_last: bool
+) -> dict[int, KeptRow]:
+    """What is kept of rows that are given by place in the cache, first column and tokens.
+
+    No row is kept if the model's positions are not those of the attention mask, a sliding window has left some tokens,
+    or not as much memory is free as they take. With `is_last` the cache is emptied.
+    """
+    if cache is None or not rows or "position_ids" not in _arguments(model):
+        return {}
+    columns, layers = cache.get_seq_length(), cache.layers
+    kept = {name: KeptRow(tokens[: columns - start], []) for name, (_, start, tokens) in rows.items()}
+    size = sum(tensor[0, :, 0].nbytes for layer in layers for tensor in (layer.keys, layer.values))
+    free = free_bytes(layers[0].keys.device)
+    is_short = free is not None and size * sum(len(row.tokens) for row in kept.values()) > free
+    if is_short or any(layer.keys.shape[2] < columns for layer in layers):
+        return {}
+    for layer in layers:
+        for name, (place, start, _) in rows.items():
+            part = place, slice(None), slice(start, start + len(kept[name].tokens))
+            keys, values = (tensor[part].transpose(0, 1).clone() for tensor in (layer.keys, layer.values))
+            kept[name].layers.append((keys, values))
+        if is_last:
+            layer.keys = layer.values = None
+    return kept
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can still be allocated on a device; None if unknown."""
+    if device.type != "cuda":
+        return free_memory()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+
+def with_kept_rows(
+    model: Any, rows: PaddedRows, prompts: list[list[int]], kept: list[KeptRow | None]
+) -> PaddedRows | None:
+    """The rows, whose tokens are `prompts`, with a cache of what was kept of each, which this takes over; None if that
+    leaves out no token of them."""
+    common = [row.common(prompt) if row else 0 for row, prompt in zip(kept, prompts, strict=True)]
+    new = max(max(1, len(prompt) - count) for prompt, count in zip(prompts, common, strict=True))
+    counts = [max(0, len(prompt) - new) for prompt in prompts]
+    layers = [row.layers for row in kept if row]
+    if not layers or not any(counts):
         return None
-    columns = cache.get_seq_length()
-    inside = [answer[: columns - rows.ids.shape[1]] for answer in answers]
-    said = [[1] * len(answer) + [0] * (columns - rows.ids.shape[1] - len(answer)) for answer in inside]
-    mask = torch.cat([rows.mask, torch.tensor(said, dtype=rows.mask.dtype, device=rows.mask.device)], 1)
-    tokens = tuple((*prompt, *answer) for prompt, answer in zip(prompts, inside, strict=True))
-    return CachedRows(output.sequences[:, :columns], mask, cache, tokens, tuple(numbers))
-
-
-def continued(before: CachedRows, numbers: list[int], prompts: list[list[int]], pad: int) -> CachedRows | None:
-    """The rows of the next round on the kept cache, which this takes over; None if one of them is not an earlier row
-    with more tokens."""
-    place = {number: row for row, number in enumerate(before.numbers)}
-    live = [place.get(number, -1) for number in numbers]
-    if not live or min(live) < 0 or before.cache is None:
-        return None
-    pairs = [(before.tokens[row], prompt) for row, prompt in zip(live, prompts, strict=True)]
-    if any(len(prompt) <= len(tokens) or tuple(prompt[: len(tokens)]) != tokens for tokens, prompt in pairs):
-        return None
-    more = padded([prompt[len(tokens) :] for tokens, prompt in pairs], pad, before.ids.device)
-    chosen = torch.tensor(live, device=before.ids.device)
-    if live != list(range(len(before.numbers))):
-        before.cache.batch_select_indices(chosen)
-    return CachedRows(
-        torch.cat([before.ids[chosen], more.ids], 1), torch.cat([before.mask[chosen], more.mask], 1), before.cache
-    )
+    cache, empty = DynamicCache(config=model.config), [(keys[:0], values[:0]) for keys, values in layers[0]]
+    for layer, none in enumerate(empty):
+        parts = [row.layers.pop(0) if row else none for row in kept]
+        keys, values = (
+            pad_sequence([part[which][:count] for part, count in zip(parts, counts, strict=True)], True, 0.0, "left")
+            for which in (0, 1)
+        )
+        cache.update(keys.transpose(1, 2), values.transpose(1, 2), layer)
+    return PaddedRows(rows.ids, rows.mask, cache)

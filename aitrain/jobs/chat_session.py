@@ -290,10 +290,12 @@ def _chat_of(
 ) -> ModelChat:
     answer = max(ANSWER_TOKENS, policy.config.rl_max_new_tokens if policy.config.thinking else 0)
     shown = HFModel(policy.model, policy.tokenizer, on_tokens=lambda tokens: made.on_tokens(tokens))
+    engine = HFEngine(shown, policy.sampling, policy.end, policy.context)
+    engine.keeps_cache = True  # from one question to the next
     made = ModelChat(
         name,
         label,
-        HFEngine(shown, policy.sampling, policy.end, policy.context),
+        engine,
         chat_format(policy.tokenizer, policy.config),
         Limits(policy.config.rl_max_turns, answer_tokens or answer, None, policy.context),
         policy.end,

@@ -13,6 +13,7 @@ from functools import partial
 
 from transformers import AutoConfig
 
+from aitrain.engines.proxy_batcher import offer_model
 from aitrain.environment.contract import Prompt, env_kind
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.errors import AitrainError
@@ -61,8 +62,8 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRu
     is_chat = opened.cases[0].is_chat or env_kind(opened.environment) == "rollout"
     chat = episode_format(opened.environment, chat_format(policy.tokenizer, config), is_chat)
     runner = runner or start_runner(opened.environment, config)
-    runner.offer(policy.model, chat.tokenizer)
-    return Rollout(runner, policy.engine(), chat, policy.limits, policy.end)
+    scoring = offer_model(runner, policy.model, chat.tokenizer)
+    return Rollout(runner, policy.engine(), chat, policy.limits, policy.end, scoring)
 
 
 # -- env check

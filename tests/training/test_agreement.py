@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain import Result, RunFailed, TrainConfig
-from aitrain.engines.logprob_check import LogprobCheck, SharedForward
+from aitrain.engines.logprob_check import LogprobCheck, SharedForward, kl_by_position
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync
@@ -104,3 +105,18 @@ def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_
     config = TrainConfig(use_vllm=True, vllm_mode="server", peft=True, **more)
     base = ServerModel("base", 100, is_quantized=is_quantized)
     assert (notify_difference(config, base, noted.append) == noted.append) == is_noted
+
+
+def test_kl_by_position_shows_where_the_sampler_drifts() -> None:
+    """From token 4,096 on, which is at another place of each completion. Padding, a token of the environment and one
+    that the sampler gave no log-probability for do not count."""
+    sampled, mask = torch.full((2, 6000), -1.0), torch.ones(2, 6000)
+    trained = sampled.clone()
+    trained[0, 4096 - 1000 :] += 0.3
+    trained[1, 4096 - 3000 :] += 0.3
+    mask[1, 2000:], mask[0, 7], sampled[0, 8] = 0, 0, torch.nan
+    trained[0, 7], trained[1, 2000:] = -torch.inf, 9.0
+    sums = kl_by_position(trained, sampled, mask, torch.tensor([1000, 3000]))
+    assert sums[:, 1].tolist() == [22, 1024, 2048 + 1096, 2904 + 904, 0, 0, 0, 0]
+    kl = sums[:, 0] / sums[:, 1].clamp(min=1)
+    assert kl.tolist() == pytest.approx([0, 0, 0, math.exp(0.3) - 1.3, 0, 0, 0, 0], rel=1e-4)

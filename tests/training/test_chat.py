@@ -107,3 +107,14 @@ def test_questions_of_a_pipe_are_answered_one_by_one(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0]["scores"] == {"base": 1.0, "tuned": 0.5}
     assert [line["answers"]["base"] for line in lines] == ["24", "42", "40"]
+
+
+def test_a_further_question_is_computed_from_where_the_last_answer_ended(session: ChatSession) -> None:
+    columns: list[int] = []
+    embedding = session.chats[0].model.get_input_embeddings()
+    embedding.register_forward_hook(lambda _, ids, __: columns.append(ids[0].shape[1]))
+    session.ask("What is the sum of these numbers: " + "1 + " * 10)
+    longest = max(columns)
+    columns.clear()
+    session.ask("2?")
+    assert max(columns) < longest / 2

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from aitrain.engines.hf import RowSampler, seeded_rows
+from aitrain.engines.batching import BatchRow
+from aitrain.engines.hf import HFEngine, HFModel, with_noise
+from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
+from aitrain.rollout.limits import EndOfTurn
 
 LENGTH = 12
 
@@ -21,15 +26,14 @@ def model(small_model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(small_model).eval()
 
 
-def sampled(model: Any, prompts: list[list[int]], draws: list[SampleSeed], **settings: Any) -> list[list[int]]:
-    """What each prompt gets, in one batch that is padded on the left."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[256] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    asked = {"do_sample": True, "top_k": 0, "max_new_tokens": LENGTH, "eos_token_id": None, "pad_token_id": 256}
-    with seeded_rows(model, draws.__getitem__):
-        generated = model.generate(input_ids=ids, attention_mask=mask, **{**asked, **settings})
-    return [row.tolist() for row in generated[:, width:]]
+def sampled(
+    model: Any, prompts: list[list[int]], seeds: list[SampleSeed], sampling: Sampling | None = None, most: int = LENGTH
+) -> list[list[int]]:
+    """What each prompt gets, in one batch."""
+    sampling = sampling or Sampling()
+    engine = HFEngine(HFModel(model, SimpleNamespace(pad_token_id=256)), sampling, EndOfTurn([]))  # type: ignore[arg-type]
+    rows = [BatchRow(prompt, seed=seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    return [completion.ids for completion in engine.sample(rows, sampling, most)]
 
 
 PROMPTS = [[10, 20, 30], [40] * 9, [50, 60], [10, 20, 30]]
@@ -46,17 +50,17 @@ def test_a_row_is_the_same_alone_and_beside_any_others(model: Any) -> None:
 
 def test_an_answer_in_two_pieces_is_the_same_as_in_one(model: Any) -> None:
     (whole,) = sampled(model, PROMPTS[:1], DRAWS[:1])
-    (first,) = sampled(model, PROMPTS[:1], DRAWS[:1], max_new_tokens=5)
-    (second,) = sampled(model, [PROMPTS[0] + first], [SampleSeed(1, 5)], max_new_tokens=LENGTH - 5)
+    (first,) = sampled(model, PROMPTS[:1], DRAWS[:1], most=5)
+    (second,) = sampled(model, [PROMPTS[0] + first], [SampleSeed(1, 5)], most=LENGTH - 5)
     assert first + second == whole
 
 
 def test_temperature_and_truncation_come_before_the_draw_and_the_global_generator_is_as_before(model: Any) -> None:
     torch.manual_seed(5)
     before, attributes = torch.get_rng_state(), set(vars(model))
-    likeliest = sampled(model, PROMPTS, DRAWS, do_sample=False)
-    assert sampled(model, PROMPTS, DRAWS, top_k=1) == likeliest
-    assert sampled(model, PROMPTS, DRAWS, temperature=1e-4) == likeliest
+    likeliest = sampled(model, PROMPTS, DRAWS, Sampling().greedy)
+    assert sampled(model, PROMPTS, DRAWS, Sampling(top_k=1)) == likeliest
+    assert sampled(model, PROMPTS, DRAWS, Sampling(1e-4)) == likeliest
     assert sampled(model, PROMPTS, DRAWS) != likeliest
     assert torch.equal(torch.get_rng_state(), before)
     assert set(vars(model)) == attributes
@@ -67,12 +71,11 @@ def test_tokens_come_with_their_probabilities_whatever_the_seeds_are() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -math.inf, 0.5])
     expected, count = logits.softmax(-1), 20_000
 
-    def tokens(sampler: RowSampler) -> torch.Tensor:
-        return sampler(torch.empty(0), logits.expand(count, -1)).argmax(-1)
+    def tokens(seeds: Iterable[SampleSeed], step: int = 0) -> torch.Tensor:
+        return with_noise(logits.expand(count, -1), [seed.token_seed(step) for seed in seeds]).argmax(-1)
 
-    by_seed = RowSampler(SampleSeed)
-    first, following = tokens(by_seed), tokens(by_seed)
-    by_position = tokens(RowSampler(lambda position: SampleSeed(7, position)))
+    first, following = (tokens(map(SampleSeed, range(count)), step) for step in range(2))
+    by_position = tokens(SampleSeed(7, position) for position in range(count))
     errors = (expected * (1 - expected) / count).sqrt()
     for drawn in (first, following, by_position):
         shares = torch.bincount(drawn, minlength=len(logits)) / count
@@ -81,8 +84,8 @@ def test_tokens_come_with_their_probabilities_whatever_the_seeds_are() -> None:
 
 def test_tokens_of_a_seed_are_those_of_every_version() -> None:
     """Evals are resumed and compared with the tokens that earlier versions sampled."""
-    sampler = RowSampler(SampleSeed)
-    steps = [sampler(torch.empty(0), torch.zeros(4, 100)).argmax(-1).tolist() for _ in range(3)]
+    seeds = [[SampleSeed(row).token_seed(step) for row in range(4)] for step in range(3)]
+    steps = [with_noise(torch.zeros(4, 100), of_rows).argmax(-1).tolist() for of_rows in seeds]
     assert steps == [[47, 54, 14, 23], [74, 26, 23, 38], [17, 40, 13, 98]]
 
 

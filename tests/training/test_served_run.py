@@ -106,7 +106,8 @@ def test_a_run_goes_on_with_a_server_that_comes_back_and_loses_no_step(start: St
     assert run.end() == []
 
     assert [line["step"] for line in run.lines()] == [1, 2, 3, 4, 5, 6]
-    assert max(line["sampling/sampling_logp_difference/mean"] for line in run.lines()) < 1e-3
+    for name in ("sampling_logp_difference/mean", "kl_from_0"):
+        assert 0 < max(line[f"sampling/{name}"] for line in run.lines()) < 1e-3
     assert [line["vllm/restarts"] for line in run.lines()][::5] == [0, 1]
     assert all(line["sync/bytes"] > 10_000 and line["sync/seconds"] > 0 for line in run.lines())
     assert Result.read(run.folder.path).vllm_restarts == 1

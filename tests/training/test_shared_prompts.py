@@ -29,6 +29,7 @@ from aitrain.batch import PassLimit
 from aitrain.engines import hf, shared_cache
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
+from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.engine import Decoding, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.padding import depends_on_padding
@@ -51,6 +52,7 @@ SHARING = {
     "qwen3": Qwen3Config(**SMALL, head_dim=8),
     "gemma3": Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8, layer_types=LAYERS),
     "mistral": MistralConfig(**SMALL, sliding_window=8),
+    "wide window": MistralConfig(**SMALL, sliding_window=128),
     "gpt2": GPT2Config(**GPT2, **NO_DROPOUT),
     "mixture of experts": MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
 }
@@ -179,15 +181,16 @@ def test_short_prompts_stay_with_their_rows() -> None:
 # -- generation
 
 
-async def play(engine: HFEngine, prompts: list[list[int]], episodes: Sequence[int]) -> list[list[list[int]]]:
-    """The greedy answers of episodes of one to three turns; four episodes have one prompt."""
+async def play(engine: HFEngine, prompts: list[list[int]], episodes: Sequence[int], how: Decoding) -> list[Any]:
+    """The answers in episodes of one to three turns; four episodes have one prompt. Some rewrite their beginning."""
 
     async def episode(number: int, leave: Any) -> list[list[int]]:
         ids, answers = [*prompts[number // 4]], list[list[int]]()
         for turn in range(1 + number % 3):
-            request = GenerationRequest([*ids], 6, None, Decoding.GREEDY, number)
+            request = GenerationRequest([*ids], 12, SampleSeed(10 * number + turn), how, number)
             answers.append((await engine.generate(request)).ids)
             ids += answers[-1] + [7 + number] * (1 + (number + turn) % 4)
+            ids[1 if number % 5 == 4 else 0] += turn
         leave()
         return answers
 
@@ -212,27 +215,48 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return call
 
     monkeypatch.setattr(shared_cache, "LEAST_SAVED", 0)
-    for name in ("continued", "with_prompts_once"):
+    for name in ("with_kept_rows", "with_prompts_once", "with_running_rows"):
         monkeypatch.setattr(hf, name, noted(name))
     return found
 
 
-@pytest.mark.parametrize("kind", [*SHARING, "state space", "hybrid"])
-def test_greedy_tokens_of_all_turns_are_those_of_each_episode_alone(kind: str, calls: list[str]) -> None:
+ONCE, KEPT, CUT = "with_prompts_once", "with_kept_rows", "with_running_rows"
+PLAIN, SHAPED = Sampling(), Sampling(0.7, top_k=9, min_p=0.05, presence_penalty=0.5, min_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling", "short_of", "shared"),
+    [
+        *(
+            (kind, PLAIN, "", {ONCE, CUT} | ({KEPT} if SHARING[kind].to_dict().get("sliding_window") != 8 else set()))
+            for kind in SHARING
+        ),
+        ("llama", SHAPED, "", {ONCE, KEPT, CUT}),
+        ("llama", PLAIN, "memory", {ONCE, CUT}),
+        ("llama", PLAIN, "ranks", set()),
+        *((kind, PLAIN, "", set()) for kind in ("state space", "hybrid")),
+    ],
+)
+def test_tokens_of_all_turns_are_those_of_each_episode_alone(
+    kind: str, sampling: Sampling, short_of: str, shared: set[str], calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy or with seeds. Prompts are computed once, turns continue, and rows that have ended leave."""
     model = model_of((SHARING | APART)[kind]).eval()
     prompts = [[3 + number * 20 + place for place in range(4 + 5 * number)] for number in range(3)]
+    how = Decoding.GREEDY if sampling == PLAIN else Decoding.SEEDED
+    if short_of == "memory":
+        monkeypatch.setattr(shared_cache, "free_memory", lambda: 1000)
 
     def engine(shares: bool) -> HFEngine:
         policy = HFModel(model, SimpleNamespace(pad_token_id=0), shares_prompts=shares)  # type: ignore[arg-type]
-        return HFEngine(policy, Sampling(), EndOfTurn([1]), 200)
+        largest = (lambda rows, tokens: (rows, tokens)) if short_of == "ranks" else None
+        return HFEngine(policy, sampling, EndOfTurn(range(1, 300, 9)), 200, largest=largest)
 
-    together = asyncio.run(play(engine(True), prompts, range(12)))
-    expected = {"gemma3": ["with_prompts_once"] * 3, "mistral": ["with_prompts_once"] * 3} | {
-        name: list[str]() for name in APART
-    }
-    assert calls == expected.get(kind, ["with_prompts_once", "continued", "continued"])
-    alone = [asyncio.run(play(engine(False), prompts, [number]))[0] for number in range(12)]
-    assert together == alone
+    together = asyncio.run(play(engine(True), prompts, range(12), how))
+    assert set(calls) == shared
+    for number in (2, 4, 8, 9):
+        assert [together[number]] == asyncio.run(play(engine(False), prompts, [number], how))
+    assert len({len(answer) for answers in together for answer in answers}) > 3
 
 
 @pytest.mark.parametrize(("kind", "counts_padding"), [("gpt2", True), ("llama", False), ("gemma3", False)])

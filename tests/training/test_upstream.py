@@ -156,7 +156,6 @@ SOURCES: list[tuple[Any, list[str]]] = [
         GenerationMixin._prepare_generation_config,
         ["update(**self.generation_config.to_dict(), defaults_only=True"],
     ),
-    (GenerationMixin._get_logits_processor, ["return processors"]),
     (
         GenerationMixin._sample,
         [
@@ -248,11 +247,6 @@ def test_log_probabilities_are_made_by_one_function_with_nine_arguments_and_five
     ]  # fmt: skip
     assert TILE == (chunked_logprob.TOKEN_CHUNK_SIZE, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE)
     assert isinstance(trl_utils._ChunkedLogProbFunction, type)
-
-
-def test_generate_takes_logits_processors_before_temperature() -> None:
-    source = inspect.getsource(GenerationMixin._get_logits_processor)
-    assert source.index("_merge_criteria_processor_list(") < source.index("TemperatureLogitsWarper(")
 
 
 def test_a_trainer_with_a_rollout_function_only_syncs_the_weights_of_its_vllm() -> None:
@@ -409,7 +403,7 @@ def test_every_use_of_inside_api_is_named_in_this_file() -> None:
 
 def test_the_search_for_uses_finds_what_is_known_to_be_used() -> None:
     assert uses().keys() >= {
-        "_run_exitfuncs", "_ChunkedLogProbFunction", "_get_logits_processor", "_get_grad_norm",
+        "_run_exitfuncs", "_ChunkedLogProbFunction", "_get_grad_norm",
         "_buffered_inputs",
     }  # fmt: skip
 
