@@ -16,6 +16,9 @@ Inside API of TRL 1.16 and transformers 5.17 that it uses (tests/training/test_u
                                                             is given all the same
     DynamicCache.layers, DynamicLayer.keys, .values         of shape (rows, heads, tokens, head_dim); `update` replaces
                                                             them, and writes into none
+    GradientCheckpointingLayer._can_checkpoint_with_cache   set: else a checkpointed layer gets no cache
+    FSDP2's hooks                                           gather weights for the backward pass of a layer when the
+                                                            gradient of its output arrives
 """
 
 from __future__ import annotations
@@ -99,11 +102,10 @@ class SharedPrompts:
         return output.log_probs, output.entropy
 
     def backward(self) -> None:
-        """Continue the backward passes through the prompts. FSDP2 gathers the weights of the last layer when a gradient
-        of its output arrives, which therefore is 0."""
-        pairs = zip(self._computed, self._leaves, strict=True)
-        pairs = [(self._logits, torch.zeros_like(self._logits)), *((one, leaf.grad) for one, leaf in pairs)]
-        tensors, gradients = zip(*((one, gradient) for one, gradient in pairs if one.requires_grad), strict=True)
+        """Continue the backward passes through the prompts, with a gradient of 0 for the output: FSDP2 waits for one."""
+        pairs = list(zip(self._computed, self._leaves, strict=True))
+        tensors = [self._logits, *(one for one, leaf in pairs if leaf.grad is not None)]
+        gradients = [torch.zeros_like(self._logits), *(leaf.grad for _, leaf in pairs if leaf.grad is not None)]
         torch.autograd.backward(tensors, gradients)
 
 
