@@ -102,7 +102,7 @@ class SharedPrompts:
         return output.log_probs, output.entropy
 
     def backward(self) -> None:
-        """Continue the backward passes through the prompts, with a gradient of 0 for the output: FSDP2 waits for one."""
+        """Continue the backward passes through the prompts; FSDP2 waits for a gradient of the output, which is 0."""
         pairs = list(zip(self._computed, self._leaves, strict=True))
         tensors = [self._logits, *(one for one, leaf in pairs if leaf.grad is not None)]
         gradients = [torch.zeros_like(self._logits), *(leaf.grad for _, leaf in pairs if leaf.grad is not None)]
