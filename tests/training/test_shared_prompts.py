@@ -74,15 +74,10 @@ def model_of(config: Any) -> Any:
 # -- training
 
 
-@pytest.mark.parametrize("kind", SHARING)
-def test_models_with_a_cache_of_keys_and_values_share_prompts(kind: str) -> None:
-    assert why_apart(model_of(SHARING[kind])) == ""
-
-
-@pytest.mark.parametrize("kind", APART)
-def test_other_models_compute_rows_apart(kind: str) -> None:
-    model = model_of(APART[kind])
-    assert why_apart(model) != ""
+@pytest.mark.parametrize("kind", [*SHARING, *APART])
+def test_models_share_prompts_if_their_cache_is_of_keys_and_values(kind: str) -> None:
+    model = model_of((SHARING | APART)[kind])
+    assert (why_apart(model) == "") == (kind in SHARING)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -171,12 +166,9 @@ def test_each_row_is_in_one_pass_and_all_processes_have_equally_many(
 
 
 def test_short_prompts_stay_with_their_rows() -> None:
-    lengths = [5 + 60] * 32
+    rows, lengths = list(range(32)), [5 + 60] * 32
     apart = cost_of_passes(plan_passes(lengths, PassLimit(32)), lengths)
-    assert (
-        plan_blocks(list(range(32)), [row // 8 for row in range(32)], [5] * 32, [60] * 32, PassLimit(32), 1, apart)
-        is None
-    )
+    assert plan_blocks(rows, [row // 8 for row in rows], [5] * 32, [60] * 32, PassLimit(32), 1, apart) is None
 
 
 # -- generation
