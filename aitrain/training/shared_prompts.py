@@ -32,7 +32,7 @@ from peft import PeftModel
 from transformers import DynamicCache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from aitrain.engines.sharded_tensors import whole
+from aitrain.engines.sharded_tensors import is_sharded, whole
 from aitrain.engines.shared_cache import CACHE, KNOWN_LAYERS, distinct_prompts
 
 SHORTEST = 2
@@ -72,11 +72,12 @@ class SharedPrompts:
         self._cache = _UnchangedCache(config=config)
         self._cache.updated = updated = dict[int, Any]()
         given = {"input_ids": ids[:, :-1], "attention_mask": mask[:, :-1]}
-        self._logits = _forward(model, self._cache, **given, logits_to_keep=1).logits
+        output = _forward(model, self._cache, **given, logits_to_keep=1)
         self._cache.updated = None
         self._layers = [updated[number] for number in range(len(self._cache.layers))]
         if any(type(layer) not in KNOWN_LAYERS for layer in self._layers):
             raise NotImplementedError("this cache has other parts than keys and values")
+        self._outputs = [output.logits] if is_sharded(model) else []
         self._computed = [tensor for layer in self._layers for tensor in (layer.keys, layer.values)]
         self._leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self._computed]
         self.is_joined = False
@@ -102,10 +103,10 @@ class SharedPrompts:
         return output.log_probs, output.entropy
 
     def backward(self) -> None:
-        """Continue the backward passes through the prompts; FSDP2 waits for a gradient of the output, which is 0."""
+        """Continue the backward passes through the prompts. FSDP2 waits for a gradient of the output, which is 0."""
         pairs = list(zip(self._computed, self._leaves, strict=True))
-        tensors = [self._logits, *(one for one, leaf in pairs if leaf.grad is not None)]
-        gradients = [torch.zeros_like(self._logits), *(leaf.grad for _, leaf in pairs if leaf.grad is not None)]
+        tensors = [*self._outputs, *(one for one, leaf in pairs if leaf.grad is not None)]
+        gradients = [*map(torch.zeros_like, self._outputs), *(leaf.grad for _, leaf in pairs if leaf.grad is not None)]
         torch.autograd.backward(tensors, gradients)
 
 
