@@ -5,24 +5,20 @@ aitrain's: a thread for each episode, and a batcher that answers together what t
 to the same scores. As a run does it, the environments hold what those of slow_environment.py do.
 
 The bounds are for the tiny model, whose single steps are too short to keep a CPU core busy, as those of larger ones are
-for a GPU. One core has its hands full with a single row of 10 million weights: that ratio is shown beside it.
+for a GPU.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Asked, Figure, ratio
-from benchmarks.models import make_model
 from benchmarks.slow_environment import HELD, Nothing, holding
 
 EPISODES = [(f"answer {number % 7}", number) for number in range(64)]
@@ -52,30 +48,24 @@ class Talk(Nothing):
 
 
 def measure(asked: Asked) -> Iterator[Figure]:
-    """The batcher alone with both models, the larger one fewer times; then each environment as a run calls it."""
-    yield compare("tiny model: seconds", "tiny", batcher_alone, Talk(), asked.pairs, MOST)
-    with tempfile.TemporaryDirectory(prefix="aitrain-in-episode-") as folder:
-        if not asked.is_short:
-            make_model("10 million weights", Path(folder))
-            yield compare("10 million weights: seconds", folder, batcher_alone, Talk(), -(-asked.pairs // 3))
+    """The batcher alone; then each environment as a run calls it."""
+    yield compare("seconds", batcher_alone, Talk(), asked.pairs, MOST)
     for name, held in list(HELD.items())[: 2 if asked.is_short else None]:
-        yield compare(
-            f"as in a run, {name}: seconds", "tiny", as_in_a_run, holding(Talk, held), asked.pairs, MOST_IN_RUN
-        )
+        yield compare(f"as in a run, {name}: seconds", as_in_a_run, holding(Talk, held), asked.pairs, MOST_IN_RUN)
 
 
-def compare(name: str, model_name: str, ours: Side, environment: Any, pairs: int, most: float = math.inf) -> Figure:
+def compare(name: str, ours: Side, environment: Any, pairs: int, most: float) -> Figure:
     """Measure both sides in turn; ours runs once before, uncounted, as the first run allocates and is watched."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from aitrain.training.model import model_path
+    from aitrain.training.model import TINY_MODEL
 
     disable_progress_bar()
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(model_path(model_name), dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(model_path(model_name))
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     seconds = []
     with ours(environment, model, tokenizer) as score_all:
         score_all()

@@ -105,16 +105,6 @@ def samples(one: float, other: float, each: int) -> Draw:
     return lambda rng, count: ([[case(rng) for _ in range(count)]], one / (one + other))
 
 
-def noisy(each: int) -> Draw:
-    """Continuous scores, several samples of each case, which are alike."""
-
-    def case(rng: random.Random) -> float:
-        own = rng.betavariate(2, 2)
-        return fmean(rng.betavariate(8 * own + 0.01, 8 * (1 - own) + 0.01) for _ in range(each))
-
-    return lambda rng, count: ([[case(rng) for _ in range(count)]], 0.5)
-
-
 def pairs(low: float, high: float, each: int = 1) -> Draw:
     """Scores of 0 or 1 before and after, `each` samples a case; a case that is harder before is harder after. A case's
     chance is that of the draw, squared or its root, evenly."""
@@ -163,20 +153,15 @@ POPULATIONS = [
     Population("continuous, mostly near 0", betas(0.1, 0.4), student, loose=NEAR_A_BOUND),
     Population("continuous, nine tenths of them 0", partly(0.1), student, loose=NEAR_A_BOUND),
     Population("0.1 or 0.2, rarely 1", rare((0.1, 0.2), 1.0), student, loose=RARE),
-    Population("0 or 0.2, rarely 1", rare((0.0, 0.2), 1.0), student, loose=RARE),
-    Population("0.5 or 0.6, rarely 0", rare((0.5, 0.6), 0.0), student, loose=RARE),
-    Population("0.3 or 0.31, rarely 1", rare((0.3, 0.31), 1.0), student, loose=RARE),
     Population("4 samples of 0/1, alike", samples(0.5, 0.5, 4), student),
     Population("8 samples of 0/1", samples(2, 2, 8), student),
     Population("8 samples of 0/1, near a bound", samples(9, 0.3, 8), student, loose=NEAR_A_BOUND),
-    Population("4 continuous samples", noisy(4), student),
     Population("change, 0/1", pairs(0.2, 0.8), student),
     Population("change, 0/1, near a bound", pairs(0.01, 0.1), student, loose=NEAR_A_BOUND),
     Population("change, 4 samples of 0/1", pairs(0.2, 0.8, 4), student),
     Population("change, 4 samples of 0/1, near a bound", pairs(0.9, 0.99, 4), student, loose=NEAR_A_BOUND),
     Population("change, continuous", shifts, student),
     Population("change, 0.1 or 0.2, rarely 1", rarely_right(0.1, 0.2), student, loose=RARE),
-    Population("change, 0.3 or 0.31, rarely 1", rarely_right(0.3, 0.31), student, loose=RARE),
 ]
 
 

@@ -85,15 +85,13 @@ class Side:
 
 
 def measure(asked: Asked) -> Iterator[Figure]:
-    """Both models, and the process that aitrain starts trainings from."""
+    """Both models."""
     with tempfile.TemporaryDirectory(prefix="aitrain-overhead-") as place:
         folder, steps = Path(place), 1 if asked.is_short else 12
         in_new_process(make_model, "10 million weights", folder / "model")
         random = Training(folder / "random", str(folder / "model"), steps)
         yield from compare("10 million weights", random, asked.pairs, SECONDS, MEMORY)
         yield from compare("tiny model", Training(folder / "tiny", "tiny", steps * TINY_STEPS), asked.pairs)
-        launcher = run([*aitrain_command(random, folder / "clock"), "--dry-run", "--options-only"])
-        yield Figure("peak memory of the launcher, a second process, MiB", [launcher.peak_mib])
 
 
 def compare(

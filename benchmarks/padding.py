@@ -63,10 +63,11 @@ def trained(folder: Path, environment: object, **options: Any) -> list[dict[str,
     """The metrics of each step of a training of two steps with the model of a folder."""
     import aitrain
 
-    config = aitrain.TrainConfig(
-        model=str(folder / "model"), output_dir=str(folder / "runs"), max_steps=STEPS, rl_kl_coef=0.0, eval_cases=0,
-        save_strategy="no", logging_steps=1, disable_gradient_checkpointing=True, **options,
-    )  # fmt: skip
+    given = {
+        "model": str(folder / "model"), "output_dir": str(folder / "runs"), "max_steps": STEPS, "rl_kl_coef": 0.0,
+        "eval_cases": 0, "save_strategy": "no", "logging_steps": 1, "disable_gradient_checkpointing": True,
+    }  # fmt: skip
+    config = aitrain.TrainConfig(**(options | given | {"model": options.get("model", given["model"])}))
     return [line for line in aitrain.train(config, environment=environment).history if "reward" in line]
 
 

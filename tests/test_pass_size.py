@@ -60,7 +60,7 @@ def test_activations_are_kept_where_a_pass_with_a_whole_group_fits(total: int, k
     options |= {"peft": True, "use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
     device = DeviceMemory("GPU", 0, total)
     chosen = choose_batch_size(TrainConfig(**options), 1, HALF_BILLION, device)
-    assert (chosen.disable_gradient_checkpointing, chosen.shares_prompts) == (keeps, keeps)
+    assert (chosen.disable_gradient_checkpointing, chosen.shares_prompts) == (keeps, True)
     given = TrainConfig(**options, disable_gradient_checkpointing=not keeps)
     assert choose_batch_size(given, 1, HALF_BILLION, device).disable_gradient_checkpointing is not keeps
     resumed = choose_batch_size(TrainConfig(**options), 1, HALF_BILLION, device, chosen.written())

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from transformers import TrainingArguments
 
 
 @contextmanager
@@ -46,6 +47,21 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+@contextmanager
+def gradient_checkpointing(model: Any, arguments: TrainingArguments) -> Iterator[None]:
+    """Checkpoint layers in this context, if the arguments of a training say so."""
+    was_checkpointing = model.is_gradient_checkpointing
+    if arguments.gradient_checkpointing and not was_checkpointing:
+        given = arguments.gradient_checkpointing_kwargs or {}
+        kept = {name: value for name, value in given.items() if name not in ("every_n_layers", "offload")}
+        model.gradient_checkpointing_enable(kept or None)
+    try:
+        yield
+    finally:
+        if model.is_gradient_checkpointing and not was_checkpointing:
+            model.gradient_checkpointing_disable()
 
 
 @contextmanager

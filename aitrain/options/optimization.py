@@ -35,8 +35,8 @@ class BatchOptions(Options):
     a custom loss, the loss of a router, and with DeepSpeed."""
     share_prefixes: bool = True
     """Compute the prompt of a group's completions once, where that takes fewer tokens. The result is the same to
-    rounding. Off by itself without --rl-trim-padding, with gradient checkpointing, dropout, FSDP2 or DeepSpeed, and for
-    models that have other caches than keys and values."""
+    rounding. Off by itself without --rl-trim-padding, with dropout or DeepSpeed, and for models that have other caches
+    than keys and values."""
     tokens_per_pass: ResumeSafe[PositiveInt | None] = None
     """At most this many tokens in a forward pass of a process, padding included; without --batch-size, as many
     completions as fit."""

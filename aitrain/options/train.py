@@ -95,8 +95,7 @@ class TrainConfig(
     @property
     def shares_prompts(self) -> bool:
         """Whether the prompt of a group is computed once, if the model can."""
-        is_one_graph = self.disable_gradient_checkpointing and self.distributed_backend == "ddp"
-        return self.share_prefixes and self.trims_padding and is_one_graph
+        return self.share_prefixes and self.trims_padding
 
     def written(self) -> dict[str, object]:
         """The options as config.yaml holds them: without derived ones, and without those of a single start."""

@@ -22,9 +22,9 @@ computed once (shared_prompts.py). A block is one prompt with one or several pas
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -33,12 +33,13 @@ from aitrain.batch import PassLimit
 from aitrain.engines.shared_cache import distinct_prompts
 from aitrain.training.shared_prompts import SHORTEST
 
+T = TypeVar("T")
 MicroBatch: TypeAlias = dict[str, torch.Tensor]
 """Inputs of TRL's loss; tensors have shape (B,), (B, tokens) or ()."""
 Rows: TypeAlias = list[int]
 """Indices of the rows of one forward pass."""
 Block: TypeAlias = list[Rows]
-"""Passes of rows that have the same prompts, which are computed once."""
+"""Passes of rows that have the same prompts, which are computed once; one pass if there are several prompts."""
 
 KEPT = "kept"
 """Key of a step: which rows are in the loss, shape (B,)."""
@@ -197,8 +198,7 @@ def share_passes(lengths: Sequence[int], limit: PassLimit, processes: int) -> li
     """The passes of each process: as many for each, the n-th ones of about equal size, and about as many tokens."""
     passes = plan_passes(lengths, limit, processes, processes)
     rounds = [passes[start : start + processes] for start in range(0, len(passes), processes)]
-    in_turn = [one if number % 2 == 0 else one[::-1] for number, one in enumerate(rounds)]
-    return [[one[process] for one in in_turn] for process in range(processes)]
+    return _in_turn(rounds)
 
 
 def padded_tokens(rows: Rows, lengths: Sequence[int]) -> int:
@@ -223,7 +223,7 @@ def plan_blocks(
     processes: int,
     apart: int,
 ) -> list[list[Block]] | None:
-    """The blocks of each process, with as many passes for each; None if they save less than LEAST_GAIN of `apart`, the
+    """The blocks of each process, as `share_blocks` has them; None if they save less than LEAST_GAIN of `apart`, the
     cost of passes in which each row has its own prompt.
 
     `prompts`: the prompt of each row of the batch; `of_prompts`, `of_completions`: tokens of each row's parts.
@@ -243,49 +243,59 @@ def plan_blocks(
         groups.setdefault(prompts[row], []).append(row)
     if not groups or min(of_prompts[row] for row in rows) < SHORTEST:
         return None
-    blocks = list[Block]()
-    for group in groups.values():
-        own = [[group[place] for place in places] for places in plan_passes([lengths[row] for row in group], limit)]
-        if blocks and len(blocks[-1]) == len(own) == 1:  # the prompts of small groups may share a pass
-            joined = [blocks[-1][0] + own[0]]
+    blocks = [
+        [[group[place] for place in places] for places in plan_passes([lengths[row] for row in group], limit)]
+        for group in groups.values()
+    ]
+    alone = [[rows] for block in blocks for rows in block]
+    if len(alone) == len(blocks):  # the prompts of small groups may share a pass
+        blocks = alone[:1]
+        for block in alone[1:]:
+            joined = [blocks[-1][0] + block[0]]
             longest = sum(max(sizes[row] for row in joined[0]) for sizes in (of_prompts, of_completions))
-            if limit.holds(len(joined[0]), longest) and cost(joined) < cost(blocks[-1]) + cost(own):
-                own = joined
-                blocks.pop()
-        blocks.append(own)
-    while len(blocks) < processes:
-        largest = max(blocks, key=cost)
-        blocks.remove(largest)
-        parts = [largest] if len(largest) > 1 else _with_one_more_pass(largest, prompts)
-        if len(parts) == 1:
-            (passes,) = parts
-            parts = [passes[: len(passes) // 2], passes[len(passes) // 2 :]]
-        blocks += parts
-        if not parts:
-            return None
-    shares: list[list[Block]] = [[] for _ in range(processes)]
-    for block in sorted(blocks, key=cost, reverse=True):
-        min(shares, key=lambda share: sum(map(cost, share))).append(block)
-    most = max(sum(map(len, share)) for share in shares)
-    for share in shares:
-        while sum(map(len, share)) < most:
-            largest = max(share, key=lambda block: max(map(len, block)))
-            share.remove(largest)
-            parts = _with_one_more_pass(largest, prompts)
-            share += parts
-            if not parts:
-                return None
-    saves = sum(cost(block) for share in shares for block in share) <= (1 - LEAST_GAIN) * apart
+            if limit.holds(len(joined[0]), longest) and cost(joined) < cost(blocks[-1]) + cost(block):
+                blocks[-1] = joined
+            else:
+                blocks.append(block)
+    shares = share_blocks(blocks, processes, prompts, cost) or share_blocks(alone, processes, prompts, cost)
+    saves = shares and sum(cost(block) for share in shares for block in share) <= (1 - LEAST_GAIN) * apart
     return shares if saves else None
 
 
-def _with_one_more_pass(block: Block, prompts: Sequence[int]) -> list[Block]:
-    """The block with its largest pass divided, or two blocks where the pass has several prompts; none if no pass has
-    two rows."""
-    largest = max(block, key=len)
-    ends = [place for place in range(1, len(largest)) if prompts[largest[place]] != prompts[largest[place - 1]]]
-    middle = min(ends or [len(largest) // 2], key=lambda place: abs(place - len(largest) / 2))
-    halves = [largest[:middle], largest[middle:]]
-    if len(largest) < 2:
-        return []
-    return [[half] for half in halves] if ends else [[one for one in block if one is not largest] + halves]
+def share_blocks(
+    blocks: Sequence[Block], processes: int, prompts: Sequence[int], cost: Callable[[Block], int]
+) -> list[list[Block]] | None:
+    """The blocks of each process: as many for each, the n-th ones with as many passes, and of about equal cost; None if
+    there are too few rows."""
+    blocks = [[*block] for block in blocks]
+    while len(blocks) % processes:
+        largest = max((block for block in blocks if sum(map(len, block)) > 1), key=cost, default=None)
+        if largest is None:
+            return None
+        blocks.remove(largest)
+        middle = len(largest) // 2
+        blocks += [largest[:middle], largest[middle:]] if middle else [[part] for part in _halves(largest[0], prompts)]
+    blocks.sort(key=lambda block: (len(block), cost(block)), reverse=True)
+    rounds = [blocks[start : start + processes] for start in range(0, len(blocks), processes)]
+    for together in rounds:
+        for block in together:
+            while len(block) < len(together[0]):
+                rows = max(block, key=len)
+                if len(rows) == 1:
+                    return None
+                block.remove(rows)
+                block += _halves(rows, prompts)
+    return _in_turn(rounds)
+
+
+def _in_turn(rounds: Sequence[Sequence[T]]) -> list[list[T]]:
+    """What each process has of every round, in which the first ones are the largest."""
+    in_turn = [one if number % 2 == 0 else one[::-1] for number, one in enumerate(rounds)]
+    return [list(each) for each in zip(*in_turn, strict=True)]
+
+
+def _halves(rows: Rows, prompts: Sequence[int]) -> list[Rows]:
+    """Two parts of a pass, divided between two prompts if it has several."""
+    ends = [place for place in range(1, len(rows)) if prompts[rows[place]] != prompts[rows[place - 1]]]
+    middle = min(ends or [len(rows) // 2], key=lambda place: abs(place - len(rows) / 2))
+    return [rows[:middle], rows[middle:]]

@@ -1,10 +1,12 @@
 """Forward passes in which the prompt of several completions is computed once.
 
 The prompts of a block, all but their last token, are forwarded once, and the keys and values of their cache are kept
-with gradients. The completions are forwarded on that cache, in one or several passes. The backward pass of each but the
-last ends in the cache, where the gradients are accumulated; that of the last pass continues through the prompts. So one
-graph of prompts and one of a pass are held at a time, and processes still exchange gradients in the last backward pass
-of a step. The gradient is that of rows apart, to rounding.
+with gradients. The completions are forwarded on that cache, in one or several passes. The backward pass of each ends in
+the cache, where the gradients are accumulated, and after the last one they go through the prompts. So one graph of
+prompts and one of a pass are held at a time. DDP exchanges gradients once, in the last backward pass of a step, which
+continues through the prompts. The gradient is that of rows apart, to rounding.
+
+With gradient checkpointing a layer is computed again in the backward pass, on the same cache, which it does not change.
 
 A row has its prompt's padding on the left and its own on the right, as TRL has it.
 
@@ -14,6 +16,9 @@ Inside API of TRL 1.16 and transformers 5.17 that it uses (tests/training/test_u
                                                             is given all the same
     DynamicCache.layers, DynamicLayer.keys, .values         of shape (rows, heads, tokens, head_dim); `update` replaces
                                                             them, and writes into none
+    GradientCheckpointingLayer._can_checkpoint_with_cache   set: else a checkpointed layer gets no cache
+    FSDP2's hooks                                           gather weights for the backward pass of a layer when the
+                                                            gradient of its output arrives
 """
 
 from __future__ import annotations
@@ -25,7 +30,9 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers import DynamicCache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from aitrain.engines.sharded_tensors import is_sharded, whole
 from aitrain.engines.shared_cache import CACHE, KNOWN_LAYERS, distinct_prompts
 
 SHORTEST = 2
@@ -36,6 +43,26 @@ ROUNDING = 0.25
 """Relative differences of gradients by rounding to bfloat16 are smaller: those of SmolLM2 are 0.06."""
 
 
+class _UnchangedCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
+    """A cache that layers do not change, as checkpointed ones are computed a second time in the backward pass."""
+
+    updated: dict[int, Any] | None = None
+    """What the layers would have become, if that is kept."""
+    numbers: torch.Tensor | None = None
+    """The prompt of each row of a pass, of shape (rows); None if the cache has its rows."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *more: Any, **named: Any
+    ) -> Any:
+        """Keys and values, earlier ones included."""
+        layer = copy.copy(self.layers[layer_idx])
+        if self.numbers is not None:
+            layer.keys, layer.values = (one.index_select(0, self.numbers) for one in (layer.keys, layer.values))
+        if self.updated is not None:
+            self.updated[layer_idx] = layer
+        return layer.update(key_states, value_states, *more, **named)
+
+
 class SharedPrompts:
     """The cache of one block's prompts, on which the block's passes are computed."""
 
@@ -44,35 +71,54 @@ class SharedPrompts:
         ids, mask, _ = distinct_prompts(ids, mask)
         self.tokens = ids.shape[1] - 1
         """Tokens of the cache; a pass begins with the last token of the prompts."""
-        self._cache = DynamicCache(config=config)
-        given: dict[str, Any] = {CACHE: self._cache, "use_cache": True, "logits_to_keep": 1}
-        model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], **given)
-        if any(type(layer) not in KNOWN_LAYERS for layer in self._cache.layers):
+        self._cache = _UnchangedCache(config=config)
+        self._cache.updated = updated = dict[int, Any]()
+        given = {"input_ids": ids[:, :-1], "attention_mask": mask[:, :-1]}
+        output = _forward(model, self._cache, **given, logits_to_keep=1)
+        self._cache.updated = None
+        self._layers = [updated[number] for number in range(len(self._cache.layers))]
+        if any(type(layer) not in KNOWN_LAYERS for layer in self._layers):
             raise NotImplementedError("this cache has other parts than keys and values")
-        self._computed = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
+        self._outputs = [output.logits] if is_sharded(model) else []
+        self._computed = [tensor for layer in self._layers for tensor in (layer.keys, layer.values)]
         self._leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self._computed]
-        self.is_last_pass = False
-        """Whether the next pass is the last one, through which the gradients of all reach the prompts."""
+        self.is_joined = False
+        """Whether the backward pass of the next pass continues through the prompts."""
 
     def log_probs(self, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies of the completions' tokens, of shape (rows, tokens of completions).
 
         `ids`, `mask`: whole rows, whose prompts are all of the block's, of shape (rows, tokens).
         """
-        _, _, numbers = distinct_prompts(ids[:, : self.tokens + 1], mask[:, : self.tokens + 1])
         cache = copy.copy(self._cache)
-        cache.layers = [copy.copy(layer) for layer in self._cache.layers]
+        _, _, cache.numbers = distinct_prompts(ids[:, : self.tokens + 1], mask[:, : self.tokens + 1])
+        cache.layers = [copy.copy(layer) for layer in self._layers]
         tensors = iter(self._leaves)
-        if self.is_last_pass:
+        if self.is_joined:
             pairs = zip(self._computed, self._leaves, strict=True)
             tensors = iter([_AddGradient.apply(*pair) for pair in pairs])  # type: ignore[no-untyped-call]
         for layer in cache.layers:
-            layer.keys, layer.values = (next(tensors).index_select(0, numbers) for _ in range(2))
+            layer.keys, layer.values = next(tensors), next(tensors)
         own = ids[:, self.tokens :]
         labels = own.masked_fill(mask[:, self.tokens :] == 0, -100)
-        given: dict[str, Any] = {CACHE: cache, "labels": labels, "fused_lm_head": True}
-        output = model(input_ids=own, attention_mask=mask, **given)
+        output = _forward(model, cache, input_ids=own, attention_mask=mask, labels=labels, fused_lm_head=True)
         return output.log_probs, output.entropy
+
+    def backward(self) -> None:
+        """Continue the backward passes through the prompts. FSDP2 waits for a gradient of the output, which is 0."""
+        pairs = list(zip(self._computed, self._leaves, strict=True))
+        tensors = [*self._outputs, *(one for one, leaf in pairs if leaf.grad is not None)]
+        gradients = [*map(torch.zeros_like, self._outputs), *(leaf.grad for _, leaf in pairs if leaf.grad is not None)]
+        torch.autograd.backward(tensors, gradients)
+
+
+def _forward(model: Any, cache: DynamicCache, **inputs: Any) -> Any:
+    """The output of a model on a cache that it does not change, which checkpointed layers are given as well."""
+    GradientCheckpointingLayer._can_checkpoint_with_cache = True
+    try:
+        return model(**{CACHE: cache}, use_cache=False, **inputs)
+    finally:
+        GradientCheckpointingLayer._can_checkpoint_with_cache = False
 
 
 class _AddGradient(torch.autograd.Function):
@@ -112,8 +158,8 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
     def shared() -> Iterator[torch.Tensor]:
         prompts = SharedPrompts(model, model.config, ids[:1, :prompt], mask[:1, :prompt])
         for row in range(2):
-            prompts.is_last_pass = row == 1
             yield prompts.log_probs(model, ids[row : row + 1], mask[row : row + 1])[0]
+        prompts.backward()
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad][:8]
 
@@ -124,7 +170,8 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
         for values_of_pass in passes:
             values_of_pass.sum().backward()  # type: ignore[no-untyped-call]
             values.append(values_of_pass.detach())
-        return [one.double() for one in (torch.cat(values), *(one.grad for one in trained if one.grad is not None))]
+        gradients = [whole(one.grad) for one in trained if one.grad is not None]
+        return [one.double() for one in (torch.cat(values), *gradients)]
 
     was_training = model.training
     model.train()

@@ -62,6 +62,7 @@ from typing import Any, cast
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, TrainerCallback
 from transformers import trainer as transformers_trainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -76,7 +77,7 @@ from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.logprob_check import POSITIONS, kl_by_position
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import evaluation_mode, replaced, savable_generation_config
+from aitrain.engines.scopes import evaluation_mode, gradient_checkpointing, replaced, savable_generation_config
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.sharded_tensors import gathered, whole
 from aitrain.engines.shared_cache import distinct_prompts
@@ -227,7 +228,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.rows_apart = "positions depend on padding" if self.aligns_rows else "this is off"
         """Why each row is computed with its own prompt; empty if prompts are shared."""
         if inputs.shares_prompts and self.trims and not self.aligns_rows:
-            found = [why_apart(policy, is_precise)]
+            with gradient_checkpointing(policy, self.args):
+                found = [why_apart(policy, is_precise)]
             self.rows_apart = broadcast_object_list(found)[0]  # all processes make the same passes
         self.shares_prompts = not self.rows_apart
 
@@ -323,6 +325,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """The forward and backward passes of one step, whose loss is recorded."""
         with activity.own.doing("forward and backward pass"):
             loss: torch.Tensor = super().training_step(*arguments, **keywords)
+            if self._prompts is not None and not self._prompts.is_joined:
+                self._prompts.backward()
+            self._prompts = None
         self.non_finite.see_loss(loss)
         return loss
 
@@ -342,14 +347,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 if number - 1 in begins:
                     with alone():
                         self._prompts = self.share_prompts(model, rows["prompt_ids"], rows["prompt_mask"])
-                if self._prompts is not None:
-                    self._prompts.is_last_pass = number in begins
+                if self._prompts is not None and is_last:
+                    self._prompts.is_joined = isinstance(model, DistributedDataParallel)
                 with nullcontext() if is_last or self.is_sharded else alone():
                     loss = self.loss_of_pass(model, rows, divisor)
                     if not is_last:
                         accelerator.backward(loss)
                         total += loss.detach()
-        self._prompts = None
+                        if self._prompts is not None and number in begins:
+                            self._prompts.backward()
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
         over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
         for name, values in metrics.items():
@@ -493,6 +499,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             apart = cost_of_passes(passes, lengths)
             rows, limit = list(range(len(ids))), self.pass_limit
             blocks = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, limit, 1, apart)
+        forwards = len(passes) if blocks is None else sum(1 + len(block) for block in blocks[0])
+        more = max(gather_object([forwards])) - forwards if self.is_sharded else 0
         for block in [[rows] for rows in passes] if blocks is None else blocks[0]:
             for number, rows in enumerate(block):
                 columns, count = slice(None), keep
@@ -508,6 +516,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 values = values if len(values) else output[0].new_zeros(len(ids), keep)
                 values[rows, :count] = output[0]
             self._prompts = None
+        for _ in range(more):  # sharded weights are gathered equally often on each process
+            self._get_per_token_logps_and_entropies(model, own, attended, count)
         return values
 
     def share_prompts(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> SharedPrompts:

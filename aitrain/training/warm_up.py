@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from aitrain.batch import PassLimit
-from aitrain.engines.scopes import replaced
+from aitrain.engines.scopes import gradient_checkpointing, replaced
 from aitrain.environment.tools import Tools
 from aitrain.errors import RunFailed
 from aitrain.training.holdout import prompt_limits
@@ -120,11 +120,7 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
         torch.OutOfMemoryError: the longest episodes do not fit.
     """
     model, arguments = trainer.model, trainer.args
-    was_training, was_checkpointing = model.training, model.is_gradient_checkpointing
-    if arguments.gradient_checkpointing and not was_checkpointing:
-        given = arguments.gradient_checkpointing_kwargs or {}
-        kept = {name: value for name, value in given.items() if name not in ("every_n_layers", "offload")}
-        model.gradient_checkpointing_enable(kept or None)
+    was_training = model.training
     model.train()
     trainer.current_gradient_accumulation_steps = 1  # as in a step
     # the memory of what later passes find: gradients, which several processes hold twice, and Adam's two moments
@@ -135,7 +131,11 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
     reserved = [torch.empty_like(parameter) for parameter in trained for _ in range(copies)]
     own_state = {"use_adaptive_entropy": False, "_metrics": {"train": defaultdict(list)}}
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), replaced(trainer, own_state):
+        with (
+            torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+            replaced(trainer, own_state),
+            gradient_checkpointing(model, arguments),
+        ):
             with trainer.compute_loss_context_manager():
                 loss = trainer.loss_of_pass(model, _inputs(trainer, lengths), 1.0)
             trainer.accelerator.backward(loss)
@@ -143,8 +143,6 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
         del reserved
         model.zero_grad(set_to_none=True)
         model.train(was_training)
-        if model.is_gradient_checkpointing and not was_checkpointing:
-            model.gradient_checkpointing_disable()
         torch.cuda.empty_cache()
 
 

@@ -6,6 +6,7 @@ All runs of a backend share a process, as importing torch and TRL takes longer t
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -32,6 +33,7 @@ from aitrain.jobs.worker import exit_now  # noqa: E402
 from aitrain.options.train import TrainConfig  # noqa: E402
 from aitrain.runs.checkpoint import PREFIX  # noqa: E402
 from aitrain.runs.run_folder import RunFolder  # noqa: E402
+from aitrain.training import passes  # noqa: E402
 from aitrain.training.distributed import shutdown_group  # noqa: E402
 from aitrain.training.run_context import RunContext  # noqa: E402
 from aitrain.training.trainer import EpisodeTrainer  # noqa: E402
@@ -41,7 +43,9 @@ from tests.training.scripted_run import Scripted, ScriptedTalk, scripted_sample 
 RANK = int(os.environ["RANK"])
 SHARDED: dict[str, object] = {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
 ONE_COPY: dict[str, object] = {"fsdp_config": {"cpu_ram_efficient_loading": True, "reshard_after_forward": True}}
-ADAPTER = {"peft": True, "lora_r": 4, "rl_kl_coef": 0.1, "max_grad_norm": 1e6, "merge_adapter": False}
+ADAPTER = {
+    "peft": True, "lora_r": 4, "rl_kl_coef": 0.1, "max_grad_norm": 1e6, "merge_adapter": False, "share_prefixes": False,
+}  # fmt: skip
 """Without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit."""
 
 
@@ -83,6 +87,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         trainers.append(self)
 
     EpisodeTrainer.__init__ = kept  # type: ignore[method-assign]
+    passes.LEAST_GAIN = -math.inf  # prompts are shared wherever padding is trimmed
     for job in jobs:
         name, _, resumed_from = job.partition("<")
         options = OPTIONS | JOBS[name.partition("-resumed")[0]]

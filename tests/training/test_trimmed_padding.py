@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +14,8 @@ import torch
 
 from aitrain import Result
 from aitrain.batch import PassLimit
-from aitrain.training.passes import (
-    KEPT,
-    padded_tokens,
-    share_passes,
-)
+from aitrain.training import passes
+from aitrain.training.passes import KEPT, padded_tokens, share_passes
 from tests.training.conftest import difference
 from tests.training.loss_bench import (
     LONGEST,
@@ -127,8 +125,11 @@ class Letters:
         return None if len(completion) % 5 == 0 else sum(letter < "n" for letter in completion) / len(completion)
 
 
-def test_a_training_ends_with_the_weights_that_it_has_with_padding(train: Train) -> None:
+def test_a_training_ends_with_the_weights_that_it_has_with_padding_and_rows_apart(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With two updates a batch, and prompts and completions of several lengths."""
+    monkeypatch.setattr(passes, "LEAST_GAIN", -math.inf)  # however short the prompts are
     options = {
         "rl_prompts_per_step": 2, "optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0, "eval_cases": 0, "rl_kl_coef": 0.1,
         "rl_max_new_tokens": 12, "max_steps": 4, "scheduler": "constant", "rl_loss_type": "dapo",

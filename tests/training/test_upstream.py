@@ -29,6 +29,7 @@ from transformers import GenerationMixin, LlamaForCausalLM, MambaForCausalLM, Tr
 from transformers import trainer as transformers_trainer
 from transformers.cache_utils import DynamicLayer
 from transformers.distributed import fsdp as transformers_fsdp
+from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
@@ -177,6 +178,7 @@ SOURCES: list[tuple[Any, list[str]]] = [
         trl_utils.add_fused_lm_head,
         ["log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1 = per_token", 'kwargs["use_cache"] = False'],
     ),
+    (GradientCheckpointingLayer.__call__, ["if not self._can_checkpoint_with_cache:", "super().__call__, **kwargs"]),
     (DynamicLayer.update, ["self.keys = torch.cat([self.keys, key_states]"]),
 ]  # fmt: skip
 
