@@ -176,8 +176,10 @@ def _show_result(folder: RunFolder, verbosity: Verbosity) -> None:
 
 
 def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
-    """What a run begins with: model, environment, devices, its folder, and how to watch it."""
+    """What a run begins with: model, environment, devices, its folder, how to watch it, and ours for what is not given."""
     config = plan.config
+    names = [name for name in ("rl_kl_coef", "rl_num_generations") if name not in config.model_fields_set]
+    usual = [f"{name} {getattr(config, name)}" for name in names if plan.folder is None]  # not of a resumed run
     environment = ", ".join(config.environments) or config.rl_env or config.rl_env_module
     device = f"GPU {', '.join(plan.gpus)}" if plan.gpus else "CPU"
     many = f", {plan.processes} processes" if plan.processes > 1 else ""
@@ -185,6 +187,7 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
     return [
         f"model {config.model} ({trained}), environment {environment}, on {device}{many}",
         f"run folder {folder.path}; watch it with: aitrain view {shlex.quote(str(folder.path))}",
+        *([f"{', '.join(usual)}: defaults of AITraining; --rl-preset recommended sets ours"] if usual else []),
     ]
 
 
