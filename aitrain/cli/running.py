@@ -176,7 +176,7 @@ def _show_result(folder: RunFolder, verbosity: Verbosity) -> None:
 
 
 def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
-    """What a run begins with: model, environment, devices, its folder, how to watch it, and ours for what is not given."""
+    """What a run begins with: model, environment, devices, its folder, how to watch it, and defaults of AITraining."""
     config = plan.config
     names = [name for name in ("rl_kl_coef", "rl_num_generations") if name not in config.model_fields_set]
     usual = [f"{name} {getattr(config, name)}" for name in names if plan.folder is None]  # not of a resumed run
