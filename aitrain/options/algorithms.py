@@ -153,26 +153,30 @@ ALGORITHMS: dict[LossName, Algorithm] = {
     ),
 }
 
-RECOMMENDED = Preset(
-    "ours, to begin with",
-    {
-        "rl_loss_type": "dapo",
-        "rl_kl_coef": 0.0,
-        "rl_num_generations": 8,
-        "rl_prompts_per_step": 32,
-        "rl_max_new_tokens": 512,
-    },
-    reasons={
-        "rl_loss_type": "clip-higher, each token counts alike: DAPO, arXiv 2503.14476, 3.1 and 3.3",
-        "rl_kl_coef": "DAPO, 2.3; Dr. GRPO, arXiv 2503.20783, 3.2; TRL's default",
-        "rl_num_generations": "the training scripts of Dr. GRPO; TRL's default",
-        "rl_prompts_per_step": "ours; LoRA learns less from large batches: LoRA Without Regret, 2025",
-        "rl_max_new_tokens": "TRL's default",
-    },
-)
-"""Settings to begin with, which are no paper's."""
-OF_THE_LOSS = frozenset(["rl_loss_type"]).union(*(one.preset.settings for one in ALGORITHMS.values() if one.preset))
-"""What the presets of papers set."""
+PAPERS = {name: algorithm.preset for name, algorithm in ALGORITHMS.items() if algorithm.preset is not None}
+"""Presets of papers."""
+OF_PAPERS = frozenset(["rl_loss_type"]).union(*(preset.settings for preset in PAPERS.values()))
+"""Options that they set."""
+PRESETS: dict[str, Preset] = {
+    "recommended": Preset(
+        "ours, to begin with",
+        {
+            "rl_loss_type": "dapo",
+            "rl_kl_coef": 0.0,
+            "rl_num_generations": 8,
+            "rl_prompts_per_step": 32,
+            "rl_max_new_tokens": 512,
+        },
+        reasons={
+            "rl_loss_type": "clip-higher, each token counts alike: DAPO, arXiv 2503.14476, 3.1 and 3.3",
+            "rl_kl_coef": "DAPO, 2.3; Dr. GRPO, arXiv 2503.20783, 3.2; TRL's default",
+            "rl_num_generations": "the training scripts of Dr. GRPO; TRL's default",
+            "rl_prompts_per_step": "ours; LoRA learns less from large batches: LoRA Without Regret, 2025",
+            "rl_max_new_tokens": "TRL's default",
+        },
+    ),
+    **PAPERS,
+}
 
 SEQUENCE_SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
 """Loss types that sum token losses: with one ratio a completion, each completion counts by its length."""
@@ -305,9 +309,7 @@ def remarks(options: TrainConfig) -> Iterator[str]:
 
 def preset_of(name: object) -> Preset | None:
     """The preset of this name, if there is one."""
-    if name == "recommended":
-        return RECOMMENDED
-    return next((algorithm.preset for key, algorithm in ALGORITHMS.items() if key == name), None)
+    return PRESETS.get(str(name))
 
 
 def preset_settings(name: object) -> dict[str, object]:

@@ -13,7 +13,7 @@ import yaml
 
 from aitrain.errors import ConfigError
 from aitrain.missing_file import no_file
-from aitrain.options.algorithms import OF_THE_LOSS, preset_settings
+from aitrain.options.algorithms import OF_PAPERS, preset_settings
 from aitrain.options.option import options_of
 from aitrain.options.other_names import unknown_option
 from aitrain.options.section import Options
@@ -43,7 +43,7 @@ def resolve(
     """
     values: dict[str, object] = {}
     for layer in (defaults, read_file(job, file) if file else NOTHING, flags):
-        own = {*layer, *preset_settings(layer.get("rl_preset")), *(OF_THE_LOSS if "rl_preset" in layer else ())}
+        own = {*layer, *preset_settings(layer.get("rl_preset")), *(OF_PAPERS if "rl_preset" in layer else ())}
         for other in own.union(*(ALTERNATIVES.get(name, ()) for name in own)) - layer.keys():
             values.pop(other, None)
         for name, value in layer.items():
