@@ -179,7 +179,8 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
     """What a run begins with: model, environment, devices, its folder, how to watch it, and defaults of AITraining."""
     config = plan.config
     names = [name for name in ("rl_kl_coef", "rl_num_generations") if name not in config.model_fields_set]
-    usual = [f"{name} {getattr(config, name)}" for name in names if plan.folder is None]  # not of a resumed run
+    is_told = config.rl_preset is not None or plan.folder is not None  # a resumed run has what it began with
+    usual = [] if is_told else [f"{name} {getattr(config, name)}" for name in names]
     environment = ", ".join(config.environments) or config.rl_env or config.rl_env_module
     device = f"GPU {', '.join(plan.gpus)}" if plan.gpus else "CPU"
     many = f", {plan.processes} processes" if plan.processes > 1 else ""
