@@ -28,7 +28,6 @@ def as_trl(**options: Any) -> dict[str, Any]:
     [
         ({"rl_loss_type": "luspo"}, {"epsilon_high": 0.0025, "importance_sampling_level": "sequence"}),
         ({"rl_loss_type": "dapo", "rl_clip_range": 0.4}, {"epsilon": 0.4, "epsilon_high": 0.4}),
-        ({"rl_clip_range_high": 0.3}, {"epsilon": 0.2, "epsilon_high": 0.3}),
         ({"rl_importance_level": "sequence"}, {"importance_sampling_level": "sequence", "epsilon": 3e-4,
                                                "epsilon_high": 4e-4}),
         ({"rl_loss_type": "vespo", "use_vllm": True}, {"vllm_importance_sampling_mode": "token_truncate"}),
