@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from aitrain.events import Event, NoteLevel  # noqa: E402
-from aitrain.options.algorithms import ALGORITHMS, CISPO_BOUND  # noqa: E402
+from aitrain.options.algorithms import ALGORITHMS, CISPO_BOUND, PRESETS  # noqa: E402
 from aitrain.options.docstrings import field_docstrings  # noqa: E402
 from aitrain.options.option import options_of  # noqa: E402
 from aitrain.options.section import sections_of  # noqa: E402
@@ -110,13 +110,15 @@ def algorithms_page() -> str:
 
 
 def presets_table() -> str:
-    """What each preset sets beside the loss."""
-    rows = ["| preset | source | what it sets beside the loss |", "|---|---|---|"]
-    for name, algorithm in ALGORITHMS.items():
-        if (preset := algorithm.preset) is not None:
-            settings = [f"`{option}` {short(value)}" for option, value in preset.settings.items()]
-            settings += ["`rl_overlong_buffer` a fifth of the limit"] if preset.overlong else []
-            rows.append(f"| `{name}` | {preset.source} | {', '.join(settings)} |")
+    """What each preset sets."""
+    rows = ["| preset | source | what it sets |", "|---|---|---|"]
+    for name, preset in PRESETS.items():
+        settings = []
+        for option, value in preset.settings.items():
+            why = f" ({preset.reasons[option]})" if option in preset.reasons else ""
+            settings.append(f"`{option}` {short(value)}{why}")
+        settings += ["`rl_overlong_buffer` a fifth of the limit"] if preset.overlong else []
+        rows.append(f"| `{name}` | {preset.source} | {'; '.join(settings)} |")
     return "\n".join(rows) + "\n"
 
 

@@ -37,7 +37,7 @@ def run_block(language: str, info: str, text: str, folder: Path, commands: Path)
     """Do what the block's info string says."""
     if "vllm" in info:
         stub = folder / "installed" / "vllm.py"  # the working directory does not count
-        stub.parent.mkdir()
+        stub.parent.mkdir(exist_ok=True)
         stub.touch()
         checked = f"PYTHONPATH=installed:$PYTHONPATH {text.rstrip()} --dry-run --options-only"
         execute(["bash", "-euo", "pipefail", "-c", checked], folder, folder)

@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aitrain import ConfigError, TrainConfig
+from aitrain import ConfigError, EnvRequirements, TrainConfig
 from aitrain.batch import plan_batch
+from aitrain.cli.running import start_lines
+from aitrain.environment.requirements import with_requirements
+from aitrain.launch.preflight import check
 from aitrain.options.algorithms import remarks
-from aitrain.options.reading import resolve
+from aitrain.options.reading import as_command, resolve
 from aitrain.options.yaml_text import write_yaml
-
-COMPANIONS: dict[str, dict[str, Any]] = {
-    "grpo": {"epsilon": 0.2, "epsilon_high": 0.2, "importance_sampling_level": "token", "scale_rewards": "group"},
-    "bnpo": {"epsilon": 0.2, "epsilon_high": 0.2},
-    "luspo": {"epsilon": 0.002, "epsilon_high": 0.0025, "importance_sampling_level": "sequence"},
-    "vespo": {"importance_sampling_level": "token"},
-}
+from aitrain.runs.run_folder import RunFolder
 
 
 def as_trl(**options: Any) -> dict[str, Any]:
     return TrainConfig(**options).loss.as_trl()
 
 
-@pytest.mark.parametrize("name", COMPANIONS)
-def test_a_loss_type_brings_its_papers_settings(name: str) -> None:
-    settings = as_trl(rl_loss_type=name)
-    assert settings["loss_type"] == name
-    assert {field: settings[field] for field in COMPANIONS[name]} == COMPANIONS[name]
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"rl_loss_type": "dapo", "rl_clip_range": 0.1}, {"epsilon": 0.1, "epsilon_high": 0.28}),
+        ({"rl_loss_type": "luspo"}, {"epsilon_high": 0.0025, "importance_sampling_level": "sequence"}),
         ({"rl_loss_type": "dapo", "rl_clip_range": 0.4}, {"epsilon": 0.4, "epsilon_high": 0.4}),
-        ({"rl_clip_range_high": 0.3}, {"epsilon": 0.2, "epsilon_high": 0.3}),
         ({"rl_importance_level": "sequence"}, {"importance_sampling_level": "sequence", "epsilon": 3e-4,
                                                "epsilon_high": 4e-4}),
         ({"rl_loss_type": "vespo", "use_vllm": True}, {"vllm_importance_sampling_mode": "token_truncate"}),
     ],
 )  # fmt: skip
-def test_what_is_given_wins_over_the_loss_type(options: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_a_loss_type_brings_its_settings_and_given_ones_win(options: dict[str, Any], expected: dict[str, Any]) -> None:
     settings = as_trl(**options)
     assert {field: settings[field] for field in expected} == expected
 
@@ -51,7 +41,6 @@ def test_what_is_given_wins_over_the_loss_type(options: dict[str, Any], expected
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"rl_loss_type": "ppo"}, "rl_loss_type"),
         ({"rl_loss_type": "cispo", "rl_clip_range_high": 0.28}, "rl_clip_range_high"),
         ({"rl_dual_clip": 1.1}, "1.2"),
         ({"rl_overlong_penalty": 0.5}, "rl_overlong_buffer"),
@@ -85,12 +74,11 @@ def test_what_has_no_effect_is_said(options: dict[str, Any], word: str | None) -
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("grpo", {"beta": 0.04, "loss_type": "grpo", "epsilon_high": 0.2, "steps_per_generation": 1}),
-        ("dapo", {"beta": 0.0, "loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "steps_per_generation": 16}),
-        ("dr_grpo", {"beta": 0.0, "loss_type": "dr_grpo", "scale_rewards": "none", "steps_per_generation": 8}),
-        ("gspo", {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4,
-                  "steps_per_generation": 4}),
-        ("cispo", {"beta": 0.0, "loss_type": "cispo", "epsilon_high": 5.0, "steps_per_generation": 16}),
+        ("recommended", {"beta": 0.0, "loss_type": "dapo", "num_generations": 8, "max_completion_length": 512}),
+        ("dapo", {"beta": 0.0, "loss_type": "dapo", "epsilon_high": 0.28, "steps_per_generation": 16}),
+        ("dr_grpo", {"scale_rewards": "none", "steps_per_generation": 8}),
+        ("gspo", {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4}),
+        ("cispo", {"loss_type": "cispo", "epsilon_high": 5.0}),
     ],
 )  # fmt: skip
 def test_a_preset_sets_a_papers_algorithm_and_is_read_back(name: str, expected: dict[str, Any], here: Path) -> None:
@@ -108,10 +96,17 @@ def test_a_preset_sets_a_papers_algorithm_and_is_read_back(name: str, expected: 
     assert resolve(TrainConfig, here / "config.yaml") == TrainConfig(rl_preset=name, rl_scale_rewards="batch")
 
 
-def test_given_options_and_fields_win_over_a_preset_wherever_they_are_given(here: Path) -> None:
+def test_given_options_and_what_an_environment_declares_win_over_a_preset() -> None:
     config = TrainConfig(rl_preset="dapo", rl_kl_coef=0.02, rl_max_new_tokens="50", rl_clip_range_high=0.3)
     assert (config.rl_kl_coef, config.loss.high, config.overlong_buffer) == (0.02, 0.3, 10)
-    assert config.loss.loss_type == "dapo"
-    (here / "own.yaml").write_text("rl_preset: dapo\nrl_kl_coef: 0.02\nlr: 1e-4\n")
-    other = resolve(TrainConfig, here / "own.yaml", {"rl_preset": "gspo"})
-    assert (other.rl_kl_coef, other.loss.level, other.lr) == (0.0, "sequence", 1e-4)
+    config = TrainConfig(rl_preset="recommended", rl_loss_type="gspo", gradient_accumulation=4)
+    assert (config.loss.high, plan_batch(config, 1).prompts_per_step) == (4e-4, 1)
+    assert {"--gradient-accumulation", "4"} <= {*as_command(config)}  # which is the option's default
+    declared = SimpleNamespace(requirements=EnvRequirements(max_new_tokens=64))
+    assert with_requirements(config, declared)[0].rl_max_new_tokens == 64
+
+
+@pytest.mark.parametrize(("given", "named"), [({"rl_kl_coef": 0.1}, 1), ({"rl_preset": "dapo"}, 0)])
+def test_a_run_without_a_preset_begins_with_a_line_about_it(given: dict[str, Any], named: int, here: Path) -> None:
+    lines = start_lines(check(TrainConfig(model="tiny", rl_env="envs.arithmetic", **given)), RunFolder(here))
+    assert sum(name in " ".join(lines) for name in ("rl_kl_coef", "rl_num_generations")) == named

@@ -65,6 +65,10 @@ def test_fields_for_trl_from_the_file_and_from_flags_are_put_together(here: Path
     [
         ("rl_prompts_per_step: 8", {"gradient_accumulation": "2"},
          {"rl_prompts_per_step": None, "gradient_accumulation": 2}),
+        ("rl_preset: dapo\nrl_kl_coef: 0.02\nrl_num_generations: 16", {"rl_preset": "gspo"},
+         {"rl_kl_coef": 0, "rl_sampling": "uniform", "rl_num_generations": 16}),
+        ("gradient_accumulation: 2\nrl_num_generations: 16", {"rl_preset": "recommended"},
+         {"rl_prompts_per_step": 32, "rl_num_generations": 8}),
         ("rl_env_module: a.b\nrl_env_class: C", {"rl_env": "x.py:Y"}, {"rl_env_module": None, "rl_env_class": None}),
     ],
 )  # fmt: skip

@@ -30,7 +30,7 @@ def by_name(recipe: Recipe) -> str:
 
 @pytest.mark.parametrize("recipe", ALL, ids=by_name)
 def test_a_recipe_says_what_there_is_to_know_and_its_options_are_valid(recipe: Recipe) -> None:
-    for name in ("title", "about", "hardware", "minutes", "before", "after", "source"):
+    for name in ("title", "about", "hardware", "before", "after", "source"):
         assert recipe.facts[name], name
     resolve(TrainConfig, None, {}, recipe.options())
     with pytest.raises(ConfigError, match="Did you mean"):

@@ -342,8 +342,7 @@ Wrote {file} and its test, {test}. Edit, check, train:
   aitrain env check {file}
 
   aitrain grpo --model tiny --rl-env {file} --project-name {name} \\
-      --rl-prompts-per-step 16 --rl-num-generations 8 --batch-size 64 \\
-      --rl-max-new-tokens 8 --rl-kl-coef 0 --lr 4e-4 --max-steps 20"""
+      --rl-preset recommended --lr 4e-4 --max-steps 20"""
 
 
 @env.command("list", cls=SectionedCommand)

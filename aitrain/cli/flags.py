@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMMON = {
     "model", "rl_env", "peft", "lr", "rl_prompts_per_step", "rl_num_generations", "rl_max_new_tokens", "max_steps",
-    "use_vllm", "project_name", "decoding", "rl_temperature", "eval_cases", "eval_samples",
+    "use_vllm", "project_name", "decoding", "rl_temperature", "eval_cases", "eval_samples", "rl_preset",
 }  # fmt: skip
 """The most used options of jobs: the others are shown by --help-all only."""
 SHORT = {"eval_cases": "--cases", "eval_samples": "--samples"}

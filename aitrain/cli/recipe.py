@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Annotated
 
 import typer
@@ -38,22 +39,22 @@ def recipe_list(*, as_json: AsJson = False) -> int:
         print_json([one.document() for one in recipes()])
         return 0
     for one in recipes():
-        typer.echo(f"{one.name:14} {one.facts['title']}\n{'':14} {one.facts['about']}")
+        typer.echo(f"{one.name:20}{one.facts['title']}\n{'':20}{one.hardware}")
     return 0
 
 
 @recipe.command(cls=SectionedCommand)
 def show(name: Name, *, as_json: AsJson = False) -> int:
-    """Show a recipe: hardware, minutes, expected scores with their source, options and command."""
+    """Show a recipe: hardware, expected scores with their source, options and command."""
     found = read_recipe(name)
     if as_json:
         print_json(found.document())
         return 0
-    measured = "by us" if found.is_measured else "not by us"
-    more = {"measured": measured, "command": f"aitrain recipe run {name}", "options": str(found.config)}
+    more = {"hardware": found.hardware, "command": f"aitrain recipe run {name}", "options": str(found.config)}
     for key, text in {**found.facts, **more}.items():
         if text:
-            typer.echo(f"{key:9} {text}")
+            lines = textwrap.wrap(text, 70, break_long_words=False, break_on_hyphens=False)
+            typer.echo(f"{key:10}" + f"\n{'':10}".join(lines))
     typer.echo()
     typer.echo(found.config.read_text(encoding="utf-8").partition("\n")[2].rstrip())
     return 0
@@ -80,12 +81,10 @@ def run(
 DEMO: dict[str, object] = {
     "model": "tiny",
     "rl_env": "envs.arithmetic",
+    "rl_preset": "recommended",
     "rl_prompts_per_step": 16,
-    "rl_num_generations": 8,
     "batch_size": 128,
     "rl_max_new_tokens": 8,
-    "rl_kl_coef": 0.0,
-    "rl_loss_type": "dapo",
     "lr": 4e-4,
     "max_steps": 80,
     "eval_cases": 200,

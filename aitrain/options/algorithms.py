@@ -2,8 +2,9 @@
 
 An algorithm says how scores become advantages, which settings of the loss belong to it, which paper they are from, and
 what the paper trains with beside them, which `--rl-preset` sets as defaults of other options. Learning rate, lengths,
-batch and group size depend on the model and the task, and are no part of it. A new one is one object here, or one class
-if its advantages are its own (docs/extending.md); docs/algorithms.md has them in tables.
+batch and group size depend on the model and the task, and are no part of it, but of `recommended`, our own choice. A
+new one is one object here, or one class if its advantages are its own (docs/extending.md); docs/algorithms.md has them
+in tables.
 
 A setting of the loss is the option that the user gave, else the algorithm's own.
 """
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
-from pydantic import model_validator
+from pydantic import ModelWrapValidatorHandler, model_validator
 
+from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     AboveOne,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
 
 LossName: TypeAlias = Literal["grpo", "dr_grpo", "dapo", "gspo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
-PresetName: TypeAlias = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
+PresetName: TypeAlias = Literal["recommended", "grpo", "dr_grpo", "dapo", "gspo", "cispo"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +72,11 @@ class Preset:
 
     source: str
     settings: Mapping[str, object]
-    """Value by option."""
+    """Value by option; rl_loss_type is the preset's name unless it is here."""
     overlong: bool = False
     """Whether the last fifth of a completion's tokens is the overlong buffer: 4,096 of 20,480 in DAPO."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Source of a single setting, by option."""
 
 
 CISPO_BOUND = 5.0
@@ -147,6 +151,33 @@ ALGORITHMS: dict[LossName, Algorithm] = {
         averaged=OVER_STEP,
         trl={"vllm_importance_sampling_mode": "token_truncate"},
     ),
+}
+
+PAPERS: dict[str, Preset] = {
+    name: algorithm.preset for name, algorithm in ALGORITHMS.items() if algorithm.preset is not None
+}
+"""Presets of papers."""
+OF_PAPERS = frozenset(["rl_loss_type"]).union(*(preset.settings for preset in PAPERS.values()))
+"""Options that they set."""
+PRESETS: dict[str, Preset] = {
+    "recommended": Preset(
+        "ours, to begin with",
+        {
+            "rl_loss_type": "dapo",
+            "rl_kl_coef": 0.0,
+            "rl_num_generations": 8,
+            "rl_prompts_per_step": 32,
+            "rl_max_new_tokens": 512,
+        },
+        reasons={
+            "rl_loss_type": "clip-higher, each token counts alike: DAPO, arXiv 2503.14476, 3.1 and 3.3",
+            "rl_kl_coef": "DAPO, 2.3; Dr. GRPO, arXiv 2503.20783, 3.2; TRL's default",
+            "rl_num_generations": "the training scripts of Dr. GRPO; TRL's default",
+            "rl_prompts_per_step": "ours; LoRA learns less from large batches: LoRA Without Regret, 2025",
+            "rl_max_new_tokens": "TRL's default",
+        },
+    ),
+    **PAPERS,
 }
 
 SEQUENCE_SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
@@ -280,7 +311,13 @@ def remarks(options: TrainConfig) -> Iterator[str]:
 
 def preset_of(name: object) -> Preset | None:
     """The preset of this name, if there is one."""
-    return next((algorithm.preset for key, algorithm in ALGORITHMS.items() if key == name), None)
+    return PRESETS.get(str(name))
+
+
+def preset_settings(name: object) -> dict[str, object]:
+    """The values that a preset of this name sets, by option; none if there is no such preset."""
+    preset = preset_of(name)
+    return {} if preset is None else {"rl_loss_type": name, **preset.settings}
 
 
 def overlong_buffer(name: str | None, max_new_tokens: int) -> int | None:
@@ -293,25 +330,27 @@ def overlong_buffer(name: str | None, max_new_tokens: int) -> int | None:
 def with_preset(values: Mapping[str, object], known: Container[str]) -> dict[str, object]:
     """The given values, and below them those of the preset that they name, as far as these are among the known
     options."""
-    name = values.get("rl_preset")
-    if (preset := preset_of(name)) is None:
-        return dict(values)
-    settings = {"rl_loss_type": name, **preset.settings}
+    settings = preset_settings(values.get("rl_preset"))
+    if "gradient_accumulation" in values:  # which says the same in another way
+        settings.pop("rl_prompts_per_step", None)
     return {**{option: value for option, value in settings.items() if option in known}, **values}
 
 
 def described(config: TrainConfig) -> Iterator[str]:
-    """The settings of the preset of a run, each with the value that the run has instead if one was given."""
+    """The settings of the preset of a run with their sources, each with the value that the run has instead if one was
+    given."""
     name = config.rl_preset
     if (preset := preset_of(name)) is None:
         return
-    yield f"{name}, the settings of {preset.source}; given options win:"
-    settings = {"rl_loss_type": name, **preset.settings}
-    found = [(option, getattr(config, option), value) for option, value in settings.items()]
+    yield f"{name}: {preset.source}; given options win"
+    found = [(option, getattr(config, option), value) for option, value in preset_settings(name).items()]
     if (buffer := overlong_buffer(name, config.rl_max_new_tokens)) is not None:
         found.append(("rl_overlong_buffer", config.overlong_buffer, buffer))
     for option, own, value in found:
-        yield f"{option} {_short(value)}" if own == value else f"{option} {own} (given; {name} has {_short(value)})"
+        why = f" ({preset.reasons[option]})" if option in preset.reasons else ""
+        yield (
+            f"{option} {_short(value)}{why}" if own == value else f"{option} {own} (given; {name} has {_short(value)})"
+        )
 
 
 def _short(value: object) -> str:
@@ -345,8 +384,8 @@ class GRPOOptions(Options):
     rl_mask_truncated_completions: bool = False
     """Leave out of the loss the episodes that a limit ended: a truncated completion, a full context, rl_max_turns."""
     rl_preset: PresetName | None = None
-    """The settings of one paper together, as defaults of other options: an option that is given itself wins; aitrain
-    plan prints them (docs/algorithms.md)."""
+    """The settings of one paper together, or recommended, the ones to begin with, as defaults of other options: an
+    option that is given itself wins; aitrain plan prints them (docs/algorithms.md)."""
     rl_kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
     """Estimator of the KL term for each token, with d = log(policy / reference): k1 is d, k2 is d squared / 2, k3 is
     exp(-d) - 1 + d, abs is |d| (J. Schulman, Approximating KL Divergence, 2020)."""
@@ -379,10 +418,19 @@ class GRPOOptions(Options):
     """Your callbacks of the trainer, as module:function or file.py:Class, several with commas
     (docs/extending.md)."""
 
-    @model_validator(mode="before")
+    def changed(self) -> dict[str, object]:
+        """Those that differ from their defaults, and what a preset sets, as its values are no defaults."""
+        of_preset = {*preset_settings(self.rl_preset), "gradient_accumulation"} if self.rl_preset else set[str]()
+        return {name: value for name, value in self.written().items() if name in of_preset} | super().changed()
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _fill_in_preset(cls, values: object) -> object:
-        return with_preset(values, cls.model_fields) if isinstance(values, dict) else values
+    def _fill_in_preset(cls, values: object, make: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(values, dict):
+            return make(values)
+        options = make(with_preset(values, cls.model_fields))
+        options.model_fields_set.difference_update(DECLARED_OPTIONS.values() - values.keys())  # an environment's win
+        return options
 
 
 class SamplingOptions(Options):

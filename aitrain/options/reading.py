@@ -13,7 +13,7 @@ import yaml
 
 from aitrain.errors import ConfigError
 from aitrain.missing_file import no_file
-from aitrain.options.algorithms import ALGORITHMS
+from aitrain.options.algorithms import OF_PAPERS, preset_settings
 from aitrain.options.option import options_of
 from aitrain.options.other_names import unknown_option
 from aitrain.options.section import Options
@@ -28,7 +28,6 @@ ALTERNATIVES = {
     "rl_env_module": {"rl_env"},
     "rl_prompts_per_step": {"gradient_accumulation"},
     "gradient_accumulation": {"rl_prompts_per_step"},
-    "rl_preset": {"rl_loss_type"}.union(*(one.preset.settings for one in ALGORITHMS.values() if one.preset)),
 }
 """Other ways to say what an option says: its value overrides also those that are further from the user."""
 
@@ -44,8 +43,9 @@ def resolve(
     """
     values: dict[str, object] = {}
     for layer in (defaults, read_file(job, file) if file else NOTHING, flags):
-        for alternative in {other for name in layer for other in ALTERNATIVES.get(name, ())}:
-            values.pop(alternative, None)
+        own = {*layer, *preset_settings(layer.get("rl_preset")), *(OF_PAPERS if "rl_preset" in layer else ())}
+        for other in own.union(*(ALTERNATIVES.get(name, ()) for name in own)) - layer.keys():
+            values.pop(other, None)
         for name, value in layer.items():
             below = values.get(name) or {}
             if name in TABLES and isinstance(value, list) and isinstance(below, dict):

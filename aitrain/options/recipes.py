@@ -11,9 +11,9 @@ from aitrain.packages import PACKAGE
 
 RECIPES = next((place for place in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if place.is_dir()), PACKAGE)
 """Beside the package in a checkout, inside it in a wheel."""
-FACTS = ("title", "about", "hardware", "minutes", "before", "after", "source", "needs")
-"""What recipe.yaml says: minutes of the training on that hardware, the expected held-out scores, where these are from,
-and the extra that it needs, if there is one."""
+FACTS = ("title", "about", "hardware", "before", "after", "source", "needs")
+"""What recipe.yaml says: the hardware that it is for, the expected held-out scores, where these are from, and the extra
+that it needs, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,12 @@ class Recipe:
     def config(self) -> Path:
         """The file of its options."""
         return self.folder / "config.yaml"
+
+    @property
+    def hardware(self) -> str:
+        """What it is for, and whether it was measured there."""
+        how = ", measured by us" if self.is_measured else " by the memory estimate; not measured by us"
+        return self.facts["hardware"] + how
 
     def options(self, tiny: bool = False) -> dict[str, object]:
         """Its options, with the files of its folder as paths that work from everywhere."""
