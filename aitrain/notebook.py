@@ -138,7 +138,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             log = folder.log.open("a", buffering=1, encoding="utf-8")
             stack.enter_context(redirect_stdout(cast(TextIO, RedactedStream(log))))
             show(Note(f"What the environment prints goes to {folder.log}.", "info"))
-        stack.callback(lambda: report.finish(show) if folder.metrics.exists() else None)
+        stack.callback(lambda: report.write(show) if folder.metrics.exists() else None)
         heartbeat = Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout), announce=show)
         stack.enter_context(heartbeat)
         disable_telemetry(plan.config.telemetry)

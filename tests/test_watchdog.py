@@ -19,8 +19,8 @@ from aitrain.options.train import TrainConfig
 from aitrain.runs import watchdog
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
-from aitrain.runs.run_list import look
 from aitrain.runs.watchdog import Stall, Watchdog, message, waits_for_another_rank
+from aitrain.ui.overview import Overview
 from tests.conftest import has_ended
 from tests.hanging_worker import HANGS
 
@@ -185,7 +185,7 @@ def test_a_run_that_hangs_is_shown_as_stalled(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.config.write_text("model: tiny\n")
     write_json(folder.status, {**sign_of_life(), "status": "running", "stalls_at": time.time() - 2 * SILENCE})
-    assert look(folder.path).status == "stalled"
+    assert Overview(folder.path).status == "stalled"
 
 
 def test_a_heartbeat_says_the_phase_and_when_the_run_counts_as_stalled(

@@ -36,7 +36,6 @@ COMMANDS = {
     "export": "Export a trained model: merged weights, the Hub.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
     "options": "Search the options of a training by words; JSON schemas of files.",
-    "mcp": "Serve these commands as tools to a coding agent (MCP).",
     "env": "Write, check, play and inspect environments.",
     "data": "Datasets for the bundled environments, and a small pretrained model.",
 }

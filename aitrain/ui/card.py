@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,17 +25,14 @@ from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.overview import Overview, short_name
-from aitrain.ui.report_writer import draw_curve
 
 if TYPE_CHECKING:
     from huggingface_hub.repocard_data import EvalResult
 
-PICTURE = "reward.png"
-
 
 def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
-    """Write the card of a run that has a result and a model, and the curve beside it: into model/, or into `place`,
-    which holds an export of that model. Returns an error message if that fails, as the run must not fail with it."""
+    """Write the card of a run that has a result and a model: into model/, or into `place`, an export of that model.
+    Returns an error message if that fails, as the run must not fail with it."""
     try:
         _write_card(folder, place or folder.model)
     except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
@@ -54,8 +50,6 @@ def _write_card(folder: RunFolder, place: Path) -> None:
     rollouts = RolloutIndex(folder.rollouts)
     rollouts.refresh()
     overview = Overview(folder.path, rollouts)
-    if (picture := draw_curve(overview)) is not None:
-        shutil.copyfile(picture, place / PICTURE)
     config = resolve(TrainConfig, folder.config)
     header = _front_matter(place, config.project_name, config.model, list(_eval_results(overview)))
     text = "\n\n".join([header, *_sections(overview, place, config)])
@@ -136,9 +130,7 @@ def _sections(overview: Overview, place: Path, config: TrainConfig) -> Iterator[
     yield table([head, *rows]) if rows else "No held-out cases were scored."
     if rows:
         yield " ".join(_about_scores(overview))
-    if (place / PICTURE).exists():
-        yield f"![Reward over the steps of the training]({PICTURE})"
-    elif len(overview.rewards) > 1:
+    if len(overview.rewards) > 1:
         yield "Reward over the steps of the training:"
         yield fenced(reward_line(overview.rewards).plain)
     yield "## How it was made"

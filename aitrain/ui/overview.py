@@ -22,6 +22,7 @@ from aitrain.redaction import redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import RunFinding, RunTraits, findings_of
 from aitrain.runs.early_stop import perfect_score
+from aitrain.runs.heartbeat import state_of
 from aitrain.runs.held_out import (
     DECODINGS,
     IntervalValues,
@@ -30,12 +31,11 @@ from aitrain.runs.held_out import (
     by_case,
     recorded_table,
 )
-from aitrain.runs.json_values import JsonObject, regular
+from aitrain.runs.json_values import JsonObject, as_float, regular
 from aitrain.runs.metrics_line import MetricsLine, lines_of, read_metrics
 from aitrain.runs.node_info import read_nodes
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
-from aitrain.runs.run_list import state_of
 from aitrain.runs.run_options import read_options
 from aitrain.runs.statistics import (
     Mixture,
@@ -125,8 +125,7 @@ class Overview:
     @cached_property
     def status(self) -> str:
         """The status as `aitrain show` lists it; `unknown` without one."""
-        state = state_of(self.recorded) if self.recorded else str(self.result.get("status"))
-        return "unknown" if state in ("None", "damaged") else state
+        return state_of(self.recorded or self.result)
 
     @property
     def job(self) -> str:
@@ -466,7 +465,7 @@ class Overview:
             "next_steps": self.next_steps,
         }
 
-    def row(self) -> JsonObject:
+    def row(self) -> dict[str, Any]:
         """The run in the table of runs, from small files and the end of metrics.jsonl."""
         rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
         scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
@@ -475,7 +474,7 @@ class Overview:
         after = None if self.status == "running" and self.job == "grpo" else row["after"]
         change = row["change"] if after else None
         changed_at = self.run.path.stat().st_mtime if self.run.path.exists() else None
-        state = self.state
+        state, nodes = self.state, read_nodes(self.recorded)
         return {
             **state,
             "name": self.run.path.name,
@@ -492,7 +491,8 @@ class Overview:
             "learned": b'"frac_reward_zero_std": 1.0' not in self.metrics or self.learned,
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
-            "heartbeat": self.recorded.get("heartbeat") or changed_at,
+            "heartbeat": as_float(self.recorded.get("heartbeat")) or changed_at,
+            "hosts": [node.host for node in nodes] or [self.recorded.get("host")],
         }
 
     def _plain_options(self) -> dict[str, str]:

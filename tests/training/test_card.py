@@ -52,7 +52,7 @@ def test_a_card_that_cannot_be_written_costs_no_model(
     def refuse(*_: Any) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(cards, "draw_curve", refuse)
+    monkeypatch.setattr(cards, "resolve", refuse)
     result = train(Vowels(), max_steps=1, eval_cases=0)
     assert (result.status, (result.model / "model.safetensors").exists()) == ("finished", True)
     assert "OSError: the disk is full" in capsys.readouterr().err

@@ -101,7 +101,7 @@ def test_a_report_that_cannot_be_written_ends_nothing(real_run: Path, monkeypatc
 
     monkeypatch.setattr(writing, "write_text", full)
     told: list[Event] = []
-    ReportWriter(RunFolder(real_run)).finish(told.append)
+    ReportWriter(RunFolder(real_run)).write(told.append)
     assert "No space left on device" in str(told[0])
 
 
