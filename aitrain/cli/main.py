@@ -37,7 +37,7 @@ COMMANDS = {
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
     "options": "Search the options of a training by words; JSON schemas of files.",
     "env": "Write, check, play and inspect environments.",
-    "data": "Datasets for the bundled environments, and a small pretrained model.",
+    "data": "A small pretrained model, from a package of pip's registry.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
 MODULES = {"demo": "recipe"}
