@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from aitrain.errors import ConfigError
 from aitrain.named_models import NAMED_MODELS
 from aitrain.options.reading import as_command, resolve
@@ -69,7 +67,6 @@ def _front_matter(place: Path, name: str, base: str, results: list[EvalResult]) 
     data = ModelCardData(
         base_model=base if is_on_hub else None,
         base_model_relation=("adapter" if is_adapter else "finetune") if is_on_hub else None,
-        license=_license(base),
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if is_adapter else [])],
@@ -77,17 +74,6 @@ def _front_matter(place: Path, name: str, base: str, results: list[EvalResult]) 
         eval_results=results or None,
     )
     return f"---\n{data.to_yaml()}\n---"
-
-
-def _license(base: str) -> str | None:
-    """License of the base model, if that is a folder with a card that names it."""
-    try:
-        front = (Path(base) / "README.md").read_text(encoding="utf-8").split("---\n")[1]
-        found = yaml.safe_load(front)
-    except (OSError, UnicodeDecodeError, IndexError, yaml.YAMLError):
-        return None
-    given = found.get("license") if isinstance(found, dict) else None
-    return given if isinstance(given, str) else None
 
 
 def _eval_results(overview: Overview) -> Iterator[EvalResult]:
