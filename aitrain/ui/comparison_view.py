@@ -53,7 +53,7 @@ def comparison_texts(
             (VERDICT_WORDS[verdict], f"bold {VERDICT_STYLES[verdict]}"),
         )
         for scoring in (a, b):
-            yield Text(escape_controls(f"{scoring.label}: {scoring.model}  {scoring.folder}"), "dim")
+            yield Text(escape_controls(f"{scoring.label}: {short_name(scoring.model)}  {scoring.folder}"), "dim")
         yield Text()
         yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"))
         yield Text()
