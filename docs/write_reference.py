@@ -16,9 +16,8 @@ sys.path.insert(0, str(ROOT))
 
 from aitrain.events import Event, NoteLevel  # noqa: E402
 from aitrain.options.algorithms import ALGORITHMS, CISPO_BOUND  # noqa: E402
-from aitrain.options.docstrings import field_docstrings  # noqa: E402
 from aitrain.options.option import options_of  # noqa: E402
-from aitrain.options.section import sections_of  # noqa: E402
+from aitrain.options.section import field_docstrings, sections_of  # noqa: E402
 from aitrain.options.train import TrainConfig  # noqa: E402
 
 DOCS = ROOT / "docs"

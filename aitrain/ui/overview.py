@@ -26,7 +26,7 @@ from aitrain.runs.held_out import (
     IntervalValues,
     ScoreRow,
     ScoreTable,
-    by_case,
+    Scoring,
     recorded_table,
 )
 from aitrain.runs.json_values import JsonObject, as_float, regular
@@ -211,11 +211,7 @@ class Overview:
             return {"sampled": self._bare_scores()}
         entries = [entry for entry in self.rollouts.entries if entry.eval_phase.startswith(("before", "after"))]
         played = {entry.case for entry in entries if entry.eval_phase.startswith("after")}
-        ends: dict[str, list[IndexEntry]] = {}
-        for entry in entries:
-            if entry.case in played or not played:
-                ends.setdefault(entry.eval_phase, []).append(entry)
-        scorings = {phase: _scoring(found) for phase, found in ends.items()}
+        scorings = _scorings(entry for entry in entries if entry.case in played or not played)
         return score_table(scorings, self.mixture(), self.options.get("eval_samples") or 1)
 
     def _bare_scores(self) -> ScoreRow:
@@ -226,7 +222,7 @@ class Overview:
         if self.result:
             yield from self.result.get("scores", {}).items()
         elif self.rollouts is not None:
-            phases = _by_phase(self.rollouts.entries)
+            phases = _scorings(self.rollouts.entries)
             yield from ((name, _newest(phases, name, self.mixture())) for name in DECODINGS)
         for tries, value in self.result.get("pass_at", {}).items():
             if int(tries) > 1 and (int(tries) == self.result["samples"] or int(tries).bit_count() == 1):
@@ -258,7 +254,7 @@ class Overview:
                 versions.setdefault(entry.weight_version, []).append(entry)
         curve = list[ScoredStep]()
         for step, found in sorted(versions.items()):
-            phases = _by_phase(found)
+            phases = _scorings(found)
             sampled, greedy = (_newest(phases, name, mixture) for name in DECODINGS)
             each = {one.name: _newest(phases, "sampled", (one,)) for one in named(mixture)}
             curve.append(ScoredStep(step, sampled, greedy, each))
@@ -516,21 +512,20 @@ def _changes_weights(step: MetricsLine) -> bool:
     return step.values.get("frac_reward_zero_std") != 1.0 and step.values.get("learning_rate") != 0.0
 
 
-def _by_phase(entries: Iterable[IndexEntry]) -> dict[str, list[IndexEntry]]:
-    phases: dict[str, list[IndexEntry]] = {}
+def _scorings(entries: Iterable[IndexEntry]) -> dict[str, dict[str, list[float]]]:
+    """The scores of each case's samples by their scoring, such as `before_sampled`."""
+    found: dict[str, dict[str, list[float]]] = {}
     for entry in entries:
-        phases.setdefault(entry.eval_phase, []).append(entry)
-    return phases
+        scores = found.setdefault(entry.eval_phase, {})
+        if entry.score is not None:
+            scores.setdefault(entry.case, []).append(entry.score)
+    return found
 
 
-def _scoring(entries: Iterable[IndexEntry]) -> Mapping[str, Sequence[float]]:
-    return by_case((entry.case, entry.score) for entry in entries if entry.score is not None)
-
-
-def _newest(phases: Mapping[str, list[IndexEntry]], decoding: str, mixture: Mixture) -> IntervalValues | None:
+def _newest(phases: Mapping[str, Scoring], decoding: str, mixture: Mixture) -> IntervalValues | None:
     """The mean score of a decoding; that after training, if there are several."""
     names = sorted((name for name in phases if name.endswith(decoding)), key=lambda name: name.startswith("after"))
-    return interval_of_mean(_scoring(phases[names[-1]]), mixture) if names else None
+    return interval_of_mean(phases[names[-1]], mixture) if names else None
 
 
 def _bare(mean: float | None) -> IntervalValues | None:
