@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aitrain.errors import ConfigError
 from aitrain.named_models import NAMED_MODELS
@@ -23,9 +22,6 @@ from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.overview import Overview, short_name
-
-if TYPE_CHECKING:
-    from huggingface_hub.repocard_data import EvalResult
 
 
 def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
@@ -40,7 +36,7 @@ def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | Non
 
 def write_short_card(place: Path, name: str, base: str, text: str) -> None:
     """Write the card of an export whose scores are not known: of a checkpoint, or of an adapter without its run."""
-    header = _front_matter(place, name, base, [])
+    header = _front_matter(place, base)
     write_text(place / "README.md", redact(f"{header}\n\n# {escaped(name)}\n\n{escaped(text)}") + "\n")
 
 
@@ -49,7 +45,7 @@ def _write_card(folder: RunFolder, place: Path) -> None:
     rollouts.refresh()
     overview = Overview(folder.path, rollouts)
     config = resolve(TrainConfig, folder.config)
-    header = _front_matter(place, config.project_name, config.model, list(_eval_results(overview)))
+    header = _front_matter(place, config.model)
     text = "\n\n".join([header, *_sections(overview, place, config)])
     write_text(place / "README.md", redact(text) + "\n")
 
@@ -58,7 +54,7 @@ def _is_adapter(place: Path) -> bool:
     return (place / "adapter_config.json").exists()
 
 
-def _front_matter(place: Path, name: str, base: str, results: list[EvalResult]) -> str:
+def _front_matter(place: Path, base: str) -> str:
     """The card's YAML header for the Hub, without the base model if that is a local folder."""
     from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
 
@@ -70,30 +66,8 @@ def _front_matter(place: Path, name: str, base: str, results: list[EvalResult]) 
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if is_adapter else [])],
-        model_name=escape_controls(name) if results else None,
-        eval_results=results or None,
     )
     return f"---\n{data.to_yaml()}\n---"
-
-
-def _eval_results(overview: Overview) -> Iterator[EvalResult]:
-    """The held-out scores as entries of the model-index."""
-    from huggingface_hub.repocard_data import EvalResult
-
-    environment = escape_controls(str(overview.result.get("environment")))
-    for decoding, row in overview.scores.items():
-        for when, interval in (("before", row["before"]), ("after", row["after"])):
-            if interval is not None:
-                yield EvalResult(
-                    task_type="text-generation",
-                    dataset_type=environment,
-                    dataset_name=environment,
-                    dataset_split="held-out",
-                    dataset_args={"cases": overview.result.get("eval_cases"), "samples": _samples(overview)},
-                    metric_type="mean_score",
-                    metric_name=f"held-out score, {decoding}, {when} training",
-                    metric_value=round(interval["mean"], 4),
-                )
 
 
 def _samples(overview: Overview) -> object:
