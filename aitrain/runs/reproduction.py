@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from aitrain.options.yaml_text import read_yaml
-from aitrain.runs.json_values import JsonObject, as_int, as_object, as_text
+from aitrain.runs.json_values import JsonObject, as_object, as_text
+from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.model_reference import OWN_OPTIONS
-from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.run_folder import RunFolder, read_object
 
 Sameness = Literal["the same bits", "the same to rounding", "different", "not compared"]
 
@@ -76,16 +78,14 @@ class Reproduction:
 
 def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
     """Compare two runs as far as the first one came."""
-    ends = [as_int(read_object(folder.result).get("model_step")) for folder in (run, again)]
-    last = as_int(read_object(run.result).get("steps")) or 0
-    lines = [[one for one in _in_order(folder) if (as_int(one.get("step")) or 0) <= last] for folder in (run, again)]
+    ends = [read_object(folder.result).get("model_step") for folder in (run, again)]
+    last = read_object(run.result).get("steps") or 0
+    records = [[record for record in _in_order(folder) if record.step <= last] for folder in (run, again)]
     if ends[0] != ends[1]:  # the scores after the training are those of other steps
-        lines = [[one for one in each if not as_text(one.get("eval_phase")).startswith("after")] for each in lines]
-    metrics = [
-        [one for one in read_lines(folder.metrics) if (as_int(one.get("step")) or 0) <= last] for folder in (run, again)
-    ]
+        records = [[record for record in each if not record.eval_phase.startswith("after")] for each in records]
+    metrics = [[line for line in read_metrics(folder.metrics) if line.step <= last] for folder in (run, again)]
     parts = (
-        _compare_lines("records", "episodes", *lines),
+        _compare_lines("records", "episodes", *records),
         _compare_lines("metrics", "lines", *metrics),
         _compare_weights(run, again, ends[0] or 0)
         if ends[0] == ends[1]
@@ -94,21 +94,24 @@ def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
     return Reproduction(run.path, again.path, parts, dict(_facts(run, again)))
 
 
-def _in_order(folder: RunFolder) -> list[JsonObject]:
+def _in_order(folder: RunFolder) -> list[RolloutRecord]:
     """The records of all processes by step; those of one step in the order of the processes."""
-    records = [record for file in sorted(folder.rollouts.glob("*.jsonl")) for record in read_lines(file)]
-    return sorted(records, key=lambda record: (as_int(record.get("step")) or 0, as_text(record.get("eval_phase"))))
+    records = [record for file in sorted(folder.rollouts.glob("*.jsonl")) for record in read_rollouts(file)]
+    return sorted(records, key=lambda record: (record.step, record.eval_phase))
 
 
-def _compare_lines(name: str, unit: str, before: list[JsonObject], after: list[JsonObject]) -> Part:
+Line = RolloutRecord | MetricsLine
+
+
+def _compare_lines(name: str, unit: str, before: Sequence[Line], after: Sequence[Line]) -> Part:
     largest = 0.0
-    for one, other in zip(before, after, strict=False):
+    for one, other in zip((line.to_json() for line in before), (line.to_json() for line in after), strict=False):
         for key in dict.fromkeys((*TELLING, *one, *other)):
             if key in TIMES or key.startswith("time/"):
                 continue
             if (difference := _difference(one.get(key), other.get(key))) > ROUNDING:
-                step, case = as_int(one.get("step")) or 0, one.get("row_number")
-                where = f"step {step}" if case is None else f"step {step}, case {case}"
+                case = one.get("row_number")
+                where = f"step {one['step']}" if case is None else f"step {one['step']}, case {case}"
                 return Part(name, "different", f"{where}: {key} {_shown(one.get(key), other.get(key))}")
             largest = max(largest, difference)
     if len(before) != len(after):
