@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
@@ -71,7 +70,7 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
         if plan.nodes is not None or plan.launched is not None:
             raise ConfigError("nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them.")
         if plan.folder is not None and plan.is_done:
-            print(in_python(done_text(plan.folder)), file=sys.stderr)
+            print(done_text(plan.folder), file=sys.stderr)
             return Result.read(plan.folder.path)
         folder = locks.enter_context(plan.open_folder())
         had_log = folder.log.exists()
@@ -95,22 +94,12 @@ def _silence_tqdm() -> None:
 
 @contextmanager
 def errors_in_python() -> Iterator[None]:
-    """Context whose errors name arguments in place of flags, and cells in place of the kernel's temporary files."""
+    """Context whose errors name cells in place of the kernel's temporary files."""
     try:
         yield
     except AitrainError as error:
-        error.args = (in_python(str(error)), *error.args[1:])
+        error.args = (name_cells(str(error)), *error.args[1:])
         raise
-
-
-def in_python(text: str) -> str:
-    """The text with options in place of flags, and cells in place of the kernel's temporary files."""
-    flags = {f"--{name.replace('_', '-')}": name for name in TrainConfig.model_fields}
-    flag = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-    lines = [
-        line if "aitrain " in line else flag.sub(lambda a: flags.get(a[0], a[0]), line) for line in text.split("\n")
-    ]
-    return name_cells("\n".join(lines))
 
 
 def _for_one_process(config: TrainConfig) -> TrainConfig:
@@ -131,14 +120,14 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
     with screen, ExitStack() as stack:
 
         def show(event: Event) -> None:
-            screen(replace(event, text=in_python(event.text)) if isinstance(event, Note) else event)
+            screen(replace(event, text=name_cells(event.text)) if isinstance(event, Note) else event)
 
         if is_cell:
             # a line for each score would push the display out of sight; stays open for those who keep sys.stdout
             log = folder.log.open("a", buffering=1, encoding="utf-8")
             stack.enter_context(redirect_stdout(cast(TextIO, RedactedStream(log))))
             show(Note(f"What the environment prints goes to {folder.log}.", "info"))
-        stack.callback(lambda: report.finish(show) if folder.metrics.exists() else None)
+        stack.callback(lambda: report.write(show) if folder.metrics.exists() else None)
         heartbeat = Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout), announce=show)
         stack.enter_context(heartbeat)
         disable_telemetry(plan.config.telemetry)
@@ -181,7 +170,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             )
         )
     assert result is not None  # as it is no dry run
-    return replace(result, stopped_because=result.stopped_because and in_python(result.stopped_because))
+    return result
 
 
 @contextmanager

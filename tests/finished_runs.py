@@ -241,14 +241,10 @@ class FinishedRuns:
 
 
 def quick(patch: pytest.MonkeyPatch) -> None:
-    """Two thirds of a short run in this process would go to its heap, which is frozen already (tests/conftest.py),
-    and on drawing reward.png."""
+    """Two thirds of a short run in this process would go to its heap, which is frozen already (tests/conftest.py)."""
     from aitrain.engines import scopes
-    from aitrain.ui import card, report_writer
 
     patch.setattr(scopes, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int))
-    patch.setattr(card, "draw_curve", lambda *_: None)
-    patch.setattr(report_writer, "draw_curve", lambda *_: None)
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:

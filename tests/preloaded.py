@@ -36,7 +36,7 @@ MODULES = (
 
 PRELOADED = (
     "aitrain.cli.running", "aitrain.jobs.grpo", "torch.distributed.run", "psutil",
-    "transformers.models.llama.modeling_llama", "matplotlib.backends.backend_agg", "matplotlib.figure",
+    "transformers.models.llama.modeling_llama",
 )  # fmt: skip
 
 SUPERVISOR = "/aitrain/execution/process_tree.py"

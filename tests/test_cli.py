@@ -15,12 +15,6 @@ import pytest
 from tests.properties import run_in_process
 
 
-def test_a_missing_command_is_answered_with_the_help() -> None:
-    code, _, err = run_in_process()
-    assert code == 2
-    assert err.startswith("Usage: aitrain")
-
-
 def test_options_are_searched_by_words_of_names_and_descriptions_and_by_other_tools_names() -> None:
     def found(*words: str) -> str:
         return run_in_process("options", *words)[1]

@@ -1,17 +1,13 @@
-"""`aitrain compare`: what it prints, what it evaluates first, and its exit codes."""
+"""`aitrain compare`: what it prints, and its exit codes."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from aitrain.cli import compare as command
-from aitrain.cli.eval import AskedEvals
-from tests.conftest import write
 from tests.properties import run_in_process
-from tests.runs.scorings import episode, episodes, write_scoring
+from tests.runs.scorings import episodes, write_scoring
 
 EVIL = "\x1b[2J\x1b]0;pwned\x07 </script> \u202e"
 
@@ -70,53 +66,10 @@ def test_what_a_model_said_is_no_command_to_the_terminal(runs: Path) -> None:
     [
         ([], "Name what is compared"),
         (["high", "low", "--detect", "nan"], "--detect nan"),
+        (["high", "tiny"], "Score it first with: aitrain eval tiny"),
     ],
 )
 def test_what_cannot_be_compared_is_a_wrong_command(runs: Path, arguments: list[str], word: str) -> None:
     code, out, err = run_in_process("compare", *arguments)
     assert (code, out) == (2, "")
     assert word in err
-
-
-# -- models without scores
-
-
-class Evals:
-    """Stands in for `run_evals`: notes what was asked, and returns the folder of an eval for each model."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.asked = folder, list[AskedEvals]()
-
-    def __call__(self, asked: AskedEvals) -> list[Path]:
-        self.asked.append(asked)
-        return [
-            write_scoring(self.folder / f"eval-{number}", [episode("case 0", 0.5, row_number=0)])
-            for number, _ in enumerate(asked.models)
-        ]
-
-
-@pytest.fixture
-def evals(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Evals:
-    stand_in = Evals(runs)
-    monkeypatch.setattr(command, "run_evals", stand_in)
-    return stand_in
-
-
-def test_a_model_without_scores_is_evaluated_like_the_run_beside_it(evals: Evals) -> None:
-    code, out, _ = run_in_process("compare", "tiny", "trained", "--json")
-    (asked,) = evals.asked
-    assert (code, asked.models, asked.flags, asked.existing) == (0, ["tiny"], {}, "reuse")
-    assert asked.like is not None
-    assert asked.like.name == "trained"
-    assert json.loads(out)["comparisons"][0]["rows"]["sampled"]["change"]["mean"] == 0.5
-
-
-def test_options_of_an_eval_evaluate_the_models_of_runs_and_never_evals(evals: Evals, runs: Path) -> None:
-    write(runs / "trained" / "model", {"config.json": "{}", "model.safetensors": ""})
-    run_in_process("compare", "trained", "low", "--samples", "8", "--rl-env", "some.module:Env")
-    run_in_process("compare", "trained", "--cases", "16")
-
-    beside, alone = evals.asked
-    assert beside.models == ["trained"]
-    assert beside.flags == {"eval_samples": "8", "rl_env": "some.module:Env"}
-    assert alone.models == ["some/base", "trained"], "the model it began with"

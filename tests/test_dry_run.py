@@ -12,7 +12,6 @@ import aitrain
 from aitrain import AitrainError, TrainConfig
 from aitrain.launch.dry_run import dry_run
 from aitrain.launch.preflight import check
-from aitrain.notebook import in_python
 from tests.conftest import Run, has_ended, listing, write
 
 ENV = """
@@ -78,7 +77,7 @@ def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_words(
 
     with pytest.raises(AitrainError) as of_the_run:
         aitrain.train(config(env, **options))
-    assert str(of_the_run.value) == in_python(message)
+    assert str(of_the_run.value) == message
     assert of_the_run.value.exit_code == code
     assert not (Path.cwd() / "runs").exists()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from aitrain.cli.eval import AskedEvals, run_evals
 from aitrain.cli.main import app
 from aitrain.environment.loader import find_env
 from aitrain.errors import ConfigError
@@ -121,10 +120,9 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
 ) -> None:
     environment = tmp_path / "env.py"
     environment.write_text(ENVIRONMENT)
-    flags = {"rl_env": str(environment)}
-    of_run = AskedEvals(["sums"], flags, existing="reuse")
-    (first,) = run_evals(of_run)
-    assert run_evals(of_run) == [first]
+    resume = "sums", "--rl-env", str(environment), "--resume"
+    first = Path("runs/eval-sums")
+    assert run(*resume) == run(*resume)
     if changes == "package":
         played = read_object(RunFolder(first).environment)
         write_json(RunFolder(first).environment, {**played, "package": "torch 1.0"})
@@ -133,10 +131,7 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     else:
         environment.write_text(f"{ENVIRONMENT}\n# another score\n")
     with pytest.raises(ConfigError, match="has changed"):
-        run("sums", "--rl-env", str(environment), "--resume")
-    (second,) = run_evals(of_run)
-    assert second.name == "eval-sums-2"
-    assert run_evals(of_run) == [second]
+        run(*resume)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""aitrain/envs/gsm8k.py, its two judges, and `aitrain data gsm8k`, which makes its files."""
+"""aitrain/envs/gsm8k.py and its two judges."""
 
 import json
 import sys
@@ -12,7 +12,6 @@ from aitrain.environment import loader
 from aitrain.environment.contract import Case, ScoreResult
 from aitrain.errors import EnvironmentFailed
 from aitrain.options.train import TrainConfig
-from tests.properties import run_in_process
 from tests.rehearsal import rehearse
 
 ORIGINAL = Path(__file__).parent / "data" / "gsm8k_original"
@@ -38,10 +37,6 @@ def load(**config: Any) -> Any:
 def score(environment: Any, text: str, case_idx: int = 0) -> ScoreResult:
     case = environment.build_dataset()[case_idx]
     return rehearse(environment, [text], Case(case_idx, case["prompt"], case)).scored
-
-
-def convert(input_dir: Path, out_dir: Path) -> tuple[int, str, str]:
-    return run_in_process("data", "gsm8k", "--input-dir", str(input_dir), "--out-dir", str(out_dir))
 
 
 @pytest.fixture
@@ -88,7 +83,8 @@ def test_the_judge_is_chosen_by_name_and_the_lenient_score_stands_beside_it(
     ("line", "said"),
     [
         ("{", "line 2"),
-        ('{"question": "a", "answer": "b"}', "`aitrain data gsm8k`"),
+        ('{"question": "a"}', "not a JSON object with question and answer"),
+        ('{"question": "a", "answer": "b"}', "ground_truth is 'b'"),
         (json.dumps(row("1,000")), "ground_truth is '1,000'"),
         (json.dumps(row(source="my/sums")), "unknown data_source 'my/sums'"),
     ],
@@ -102,30 +98,12 @@ def test_a_row_in_another_format_is_an_error_with_its_file_and_line(tmp_path: Pa
     assert said in str(caught.value)
 
 
-# -- aitrain data gsm8k
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def test_original_rows_become_rows_of_xtuner_to_which_the_reference_is_a_right_answer(tmp_path: Path) -> None:
-    code, out, err = convert(ORIGINAL, tmp_path / "new" / "out")
-    assert (code, err) == (0, "")
-    assert "3 rows in" in out
-    original, made = read(ORIGINAL / "train.jsonl"), read(tmp_path / "new" / "out" / "train.jsonl")
-    question = original[1]["question"]
-    asked = question + ' Let\'s think step by step and output the final answer after "####".'
-    assert made[1] == {
-        "data_source": "openai/gsm8k",
-        "prompt": [{"role": "user", "content": asked}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": "1234"},
-        "extra_info": {"split": "train", "index": 1, "answer": original[1]["answer"], "question": question},
-    }
-    assert [made_row["reward_model"]["ground_truth"] for made_row in made] == ["72", "1234", "-5"]
-    rows, held_out = (str(tmp_path / "new" / "out" / name) for name in ("train.jsonl", "test.jsonl"))
-    environment = load(data_path=rows, eval_path=held_out)
-    assert environment.build_eval_dataset() == read(Path(held_out))
-    references = [environment.reference(row["reward_model"]) for row in environment.build_dataset()]
+def test_rows_of_the_original_are_asked_and_their_references_are_right_answers() -> None:
+    environment = load(data_path=str(ORIGINAL / "train.jsonl"), eval_path=str(ORIGINAL / "test.jsonl"))
+    rows = environment.build_dataset()
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["72", "1234", "-5"]
+    asked = ' Let\'s think step by step and output the final answer after "####".'
+    assert all(row["prompt"][0]["content"].endswith(f"?{asked}") for row in rows)
+    assert len(environment.build_eval_dataset()) == 1
+    references = [environment.reference(row["reward_model"]) for row in rows]
     assert [score(environment, reference, case_idx).score for case_idx, reference in enumerate(references)] == [1.0] * 3

@@ -89,7 +89,7 @@ def test_the_commands_after_a_run_are_accepted(verdict: str | None, values: dict
     folder = run(tmp_path, verdict, "rl_env: envs.arithmetic\nlr: 3.0e-05\nuntil: 0.5\npatience: 2", **values)
     commands = [step["command"] for step in Overview(folder.path).next_steps]
     assert commands
-    for text in (*commands, Overview(folder.path).continuing()):
+    for text in filter(None, (*commands, Overview(folder.path).continuing())):
         program, name, *arguments = shlex.split(text)
         assert program == "aitrain"
         load_command(name).make_context(name, arguments)

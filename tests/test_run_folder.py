@@ -21,7 +21,6 @@ from aitrain.runs.run_folder import (
     LOCK,
     RunFolder,
     append_lines,
-    keep_lines,
     lock_file,
     read_lines,
     read_object,
@@ -66,12 +65,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         write_text(path, "new \ud800")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["result.json"]
-
-
-def test_what_follows_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
-    append_lines(tmp_path / "lines", [{"step": step, "text": "ä\u2028"} for step in (1, 2, 3)])
-    keep_lines(tmp_path / "lines", lambda record: record["step"] <= 2, dict)
-    assert [record["step"] for record in read_lines(tmp_path / "lines")] == [1, 2]
 
 
 HOLDER = """

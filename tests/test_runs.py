@@ -14,7 +14,7 @@ import pytest
 from aitrain.cli.show import show
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
-from aitrain.runs.run_list import runs_in
+from aitrain.ui.run_registry import RunRegistry
 from tests.conftest import write
 
 RUNNING = {"status": "running", "step": 3, "steps": 50}
@@ -93,10 +93,10 @@ def test_each_kind_of_folder_is_told(tmp_path: Path) -> None:
     make(tmp_path, "torn").status.write_text('{"status": "runn')
     make(tmp_path, "odd", {"status": ["running"], "step": "three", "heartbeat": "now", "pid": {}, "host": 3})
     write(tmp_path, {"pictures/cat.jpg": b"\xff\xd8", "a file": "no folder"})
-    found = {run.name: run.status for run in runs_in(tmp_path)}
+    found = {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()}
     assert found == {
-        "live": "running", "dead": "dead", "done": "finished", "torn": "damaged",
-        "odd": "damaged", "pictures": "foreign",
+        "live": "running", "dead": "dead", "done": "finished", "torn": "unknown",
+        "odd": "unknown",
     }  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_each_kind_of_folder_is_told(tmp_path: Path) -> None:
 def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_is_no_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    os.mkdir(os.fsencode(tmp_path) + b"/evil\x1b[2J\n\xff")
+    make(tmp_path, "evil\x1b[2J\n\udcff", {"status": "finished"})
     status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 5}
     append_lines(make(tmp_path, "run" + "-on" * 20, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
     make(tmp_path, "greedy", status | {"job": "eval"}, scores={"greedy": {"mean": 0.5}})

@@ -87,7 +87,8 @@ def test_in_a_pipe_there_are_few_lines_and_no_control_characters() -> None:
         "loading",
         "! 2 dropped",
         "held-out score before: 0.250 sampled, 0.100 greedy",
-        "step 9/9  reward 0.900  12% flat groups  3% truncated  0% failed  1,234 tokens/s  0s left",
+        "step 9/9  0s left  reward 0.900  groups 12% flat  (all scores equal)  episodes 3% truncated  0% failed"
+        "  speed 1,234 tokens/s  0.60s a step  generate 0.25s  environment 0.05s  optimize 0.30s",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`aitrain compare`: models on the same cases, case by case. Models without recorded scores are evaluated first."""
+"""`aitrain compare`: models on the same cases, case by case, by the scores that runs and evals have recorded."""
 
 from __future__ import annotations
 
@@ -8,35 +8,20 @@ from typing import Annotated
 
 import typer
 
-from aitrain.cli.eval import SHOWN, AskedEvals, run_evals
-from aitrain.cli.flags import (
-    AsJson,
-    ConfigFile,
-    Debug,
-    Flag,
-    Quiet,
-    Verbose,
-    Verbosity,
-    given_flags,
-    print_json,
-    run_names,
-    with_options,
-)
+from aitrain.cli.flags import AsJson, print_json, run_names
 from aitrain.errors import ConfigError, WorseError
-from aitrain.options.evaluate import EvalConfig
-from aitrain.runs.model_reference import before_training, read_model
-from aitrain.runs.run_folder import RUNS, RunFolder, read_object, write_text
+from aitrain.runs.run_folder import RUNS, write_text
 
 
-@with_options(EvalConfig, SHOWN)
 def compare(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="A B...", autocompletion=run_names, help="Run folders, evals, or models as for aitrain eval."
+            metavar="A B...",
+            autocompletion=run_names,
+            help="Trainings and evals: run folders, or names in runs/.",
         ),
     ] = None,
-    config: ConfigFile = None,
     *,
     fail_if_worse: Annotated[
         float | None,
@@ -54,16 +39,11 @@ def compare(
     ] = 2,
     html: Annotated[Path | None, typer.Option(help="Write a page with the cases into this file.")] = None,
     as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
-    **flags: Flag,
 ) -> int:
     """Compare models on the same cases: is B better than A, on which cases, and how sure is that?
 
-    With one run: its model before training and the one after. A run is compared by the scores after its training; a
-    model without scores is evaluated first, with the options of the first run or eval among them. With an option of
-    aitrain eval, the models of runs are evaluated as well.
+    With one run: its model before training and the one after. With several, the first one with each of the others, by
+    the scores of evals, and of runs after their training. A model without scores gets them by aitrain eval.
     """
     from rich.console import Console
 
@@ -78,9 +58,7 @@ def compare(
     for flag, number in (("--fail-if-worse", fail_if_worse), ("--detect", detect)):
         if number is not None and not math.isfinite(number):
             raise ConfigError(f"{flag} {number}: give a difference of two scores, such as 0.05")
-    given = given_flags(flags)
-    asked = AskedEvals(models, given, config, "reuse", Verbosity(quiet, verbose, debug))
-    comparisons = compare_all(read_scorings(scored_folders(asked)))
+    comparisons = compare_all(read_scorings([_folder(model) for model in models]))
     if html is not None:
         try:
             write_text(html, page_of_comparisons(comparisons))
@@ -103,38 +81,15 @@ def compare(
     return 0
 
 
-# -- what is compared
-
-
-def scored_folders(asked: AskedEvals) -> list[Path]:
-    """The folders that hold the scores of the models, in their order; those without scores are evaluated first.
-
-    Always compared are the scores of an eval, those of a run only where no options are given. A run without a model
-    cannot be evaluated, and has what it has.
+def _folder(model: str) -> Path:
+    """The run folder that an argument names.
 
     Raises:
-        AitrainError: a model cannot be evaluated.
+        ConfigError: it is none.
     """
     from aitrain.ui.run_registry import is_run
 
-    models, has_options = list(asked.models), bool(asked.flags or asked.config)
-    folders, scored = dict[str, Path](), set[str]()
-    for model in models:
-        if folder := next(filter(is_run, (Path(model).expanduser(), Path(RUNS) / model)), None):
-            folders[model], run = folder, RunFolder(folder)
-            result = read_object(run.result)
-            has_scores = any(result.get(name) is not None for name in ("score_after", "greedy_after"))
-            is_eval = read_object(run.status).get("job") == "eval"
-            if is_eval or not run.model.is_dir() or (has_scores and not has_options):
-                scored.add(model)
-    if len(models) == 1 and not scored:  # a tuned model is compared with the one that its training began with
-        base = before_training(read_model(models[0]))
-        if base is None:
-            raise ConfigError(f"{models[0]} is one model\nName what it is compared with: aitrain compare A B")
-        models.insert(0, base.given)
-    missing = list(dict.fromkeys(model for model in models if model not in scored))
-    if missing:
-        like = next(iter(folders.values()), None)
-        evals = run_evals(AskedEvals(missing, asked.flags, asked.config, "reuse", asked.verbosity, like))
-        folders |= dict(zip(missing, evals, strict=True))
-    return [folders[model] for model in models]
+    for path in (Path(model).expanduser(), Path(RUNS) / model):
+        if is_run(path):
+            return path
+    raise ConfigError(f"{model} is no run and no eval\nScore it first with: aitrain eval {model}")

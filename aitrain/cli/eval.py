@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,15 +72,33 @@ def eval(
     Options of a run, such as its environment, are taken over where no flag is given:
     aitrain eval tiny runs/sums --samples 4
     """
-    given = given_flags(flags)
-    asked = AskedEvals(models or [], given, config, "resume" if resume else "new", Verbosity(quiet, verbose, debug))
-    folders = list[Path]()
+    from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
+    from aitrain.runs.new_folder import locked, new_run_folder
+
+    verbosity = Verbosity(quiet, verbose, debug)
+    configs = _configs(models or [], config, given_flags(flags), resume)
+    plans = [check_eval(options, reference) for reference, options in configs]  # all, before the first one starts
+    folders, failures = list[Path](), list[AitrainError]()
     try:
-        for folder in each_eval(asked):
-            folders.append(folder)
+        for (reference, options), plan in zip(configs, plans, strict=True):
+            begun = _begun(reference, options) if resume else None
+            try:
+                with new_run_folder(options) if begun is None else locked(begun) as folder:
+                    if read_object(folder.result).get("status") != "finished":
+                        run_eval(plan, options, folder, verbosity)
+            except AitrainError as error:
+                if error.exit_code in (Interrupted.exit_code, EnvironmentFailed.exit_code):
+                    raise  # the others would end so, too
+                failures.append(error)
+            else:
+                folders.append(folder.path)
     finally:  # what was scored is shown before the error
         if folders:
             _print(folders, as_json)
+    if failures:
+        first = failures[0]
+        first.args = ("\n".join(map(str, failures)),)
+        raise first
     return 0
 
 
@@ -99,62 +117,6 @@ def _print(folders: Sequence[Path], as_json: bool) -> None:
         console.print(line, style="dim", soft_wrap=True, markup=False)
 
 
-@dataclass(frozen=True)
-class AskedEvals:
-    """The evals of one command."""
-
-    models: Sequence[str]
-    flags: Mapping[str, object]
-    """Options that were given, by name."""
-    config: Path | None = None
-    existing: str = "new"
-    """What happens to an eval that exists: `new` makes another folder, `resume` continues it and refuses other options,
-    `reuse` takes it if its options are the same."""
-    verbosity: Verbosity = field(default_factory=Verbosity)
-    like: Path | None = None
-    """Folder of a run or an eval whose options are taken over; unset: the first run among the models."""
-
-
-def run_evals(asked: AskedEvals) -> list[Path]:
-    """The folders of the evals, one for each model. All are checked before the first one starts.
-
-    Raises:
-        AitrainError: an option is wrong, or an eval failed.
-    """
-    return list(each_eval(asked))
-
-
-def each_eval(asked: AskedEvals) -> Iterator[Path]:
-    """The folders of the evals, each when it is done. A model that fails does not keep the others from being played.
-
-    Raises:
-        AitrainError: an option is wrong, or an eval failed.
-    """
-    from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
-    from aitrain.runs.new_folder import locked, new_run_folder
-
-    configs = _configs(asked)
-    plans = [check_eval(config, reference) for reference, config in configs]
-    failures = list[AitrainError]()
-    for (reference, config), plan in zip(configs, plans, strict=True):
-        folder = _existing(asked, reference, config)
-        try:
-            if folder is None or not _is_finished(folder):
-                with new_run_folder(config) if folder is None else locked(folder) as folder:
-                    if not _is_finished(folder):  # else another command has played it meanwhile
-                        run_eval(plan, config, folder, asked.verbosity)
-        except AitrainError as error:
-            if error.exit_code in (Interrupted.exit_code, EnvironmentFailed.exit_code):  # the others would end so, too
-                raise
-            failures.append(error)
-        else:
-            yield folder.path
-    if failures:
-        first = failures[0]
-        first.args = ("\n".join(map(str, failures)),)
-        raise first
-
-
 def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Verbosity) -> None:
     """Run an eval in its folder, which is locked.
 
@@ -170,20 +132,19 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Ve
     run_in(folder.claimed(1, job=JOB, **sign_of_life()), plan, begin, verbosity)
 
 
-def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
+def _configs(
+    models: Sequence[str], config: Path | None, flags: Mapping[str, object], resume: bool
+) -> list[tuple[ModelReference, EvalConfig]]:
     """Each model with its options: of the first run among the models, of the file, and of the flags."""
     from aitrain.launch.preflight import absolute
 
-    in_file = read_file(EvalConfig, asked.config) if asked.config else {}
-    flags = {**(place_of_run(asked.config) if asked.config and asked.existing == "resume" else {}), **asked.flags}
-    models = list(asked.models) or [str(in_file[name]) for name in ("model",) if name in in_file]
+    in_file = read_file(EvalConfig, config) if config else {}
+    given = {**in_file, **flags}
+    models = models or [str(in_file[name]) for name in ("model",) if name in in_file]
     if not models:
         raise ConfigError("Name a model: aitrain eval MODEL..., such as a run folder, a Hub name, or tiny")
     references = [read_model(model) for model in models]
     run = next((reference for reference in references if reference.run is not None), None)
-    if asked.like is not None:
-        run = ModelReference(str(asked.like), "run", "", run=asked.like)
-    given = {**in_file, **asked.flags}
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
@@ -191,7 +152,8 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
     if {**taken, **given}.get("dtype") == "float16" or {**taken, **given}.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
-    shared = resolve(EvalConfig, asked.config, {"model": "tiny", **flags}, taken)
+    of_run = place_of_run(config) if config and resume else {}
+    shared = resolve(EvalConfig, config, {"model": "tiny", **of_run, **flags}, taken)
     configs = list[tuple[ModelReference, EvalConfig]]()
     for reference in references:
         label = replace(reference, name=shared.model_name).label
@@ -207,25 +169,21 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
 # -- evals that exist
 
 
-def _existing(asked: AskedEvals, reference: ModelReference, config: EvalConfig) -> RunFolder | None:
-    """The folder of an earlier start of the same eval, the newest one, and a finished one before others; None: it is to
-    be made.
+def _begun(reference: ModelReference, config: EvalConfig) -> RunFolder | None:
+    """The folder of the eval that is to be resumed; None if there is none yet.
 
     Raises:
-        ConfigError: the eval that is to be resumed is another one.
+        ConfigError: it is another eval.
     """
-    if asked.existing == "new":
+    folder = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
+    if not folder.config.is_file():
         return None
-    named = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
-    begun = [RunFolder(file.parent) for file in named.path.parent.glob(f"{named.path.name}*/config.yaml")]
-    differences = {folder: _differences(folder, reference, config) for folder in begun}
-    if asked.existing == "resume" and differences.get(named) and all(differences.values()):
+    if differences := _differences(folder, reference, config):
         raise ConfigError(
-            f"--resume: {named.path} is another eval: {', '.join(differences[named][:3])}\n"
+            f"--resume: {folder.path} is another eval: {', '.join(differences[:3])}\n"
             "Repeat its options, or omit --resume to start another one."
         )
-    same = [folder for folder in begun if not differences[folder]]
-    return max(same, key=lambda folder: (_is_finished(folder), folder.config.stat().st_mtime_ns), default=None)
+    return folder
 
 
 def _differences(folder: RunFolder, reference: ModelReference, config: EvalConfig) -> list[str]:
@@ -241,7 +199,3 @@ def _differences(folder: RunFolder, reference: ModelReference, config: EvalConfi
     differs = [f"other {name}" for name in names if before.get(name) != now.get(name)]
     changed = changed_since(folder, reference)
     return [*differs, *([f"{changed} has changed"] if changed else [])]
-
-
-def _is_finished(folder: RunFolder) -> bool:
-    return read_object(folder.result).get("status") == "finished"

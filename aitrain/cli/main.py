@@ -35,10 +35,9 @@ COMMANDS = {
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
     "export": "Export a trained model: merged weights, the Hub.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
-    "options": "Search the options of a training by words; JSON schemas of files.",
-    "mcp": "Serve these commands as tools to a coding agent (MCP).",
+    "options": "Search the options of a training by words; their JSON schema.",
     "env": "Write, check, play and inspect environments.",
-    "data": "Datasets for the bundled environments, and a small pretrained model.",
+    "data": "A small pretrained model, from a package of pip's registry.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
 MODULES = {"demo": "recipe"}

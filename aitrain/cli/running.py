@@ -105,7 +105,7 @@ def run_in(
         has_failed = isinstance(end, Failed) and end.exit_code == RunFailed.exit_code
         is_kept = _has_results(folder, plan) or (has_failed and not isinstance(plan.config, EvalConfig))
         if is_kept:
-            report.finish(show)
+            report.write(show)
     if verbosity.debug and folder.log.exists():
         print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Ended):

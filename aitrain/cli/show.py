@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -17,10 +17,8 @@ from rich.text import Text
 from aitrain.cli.flags import AsJson, print_json, run_names
 from aitrain.errors import ConfigError
 from aitrain.runs.run_folder import RUNS
+from aitrain.ui.dashboard import number
 from aitrain.ui.duration import duration
-
-if TYPE_CHECKING:
-    from aitrain.runs.run_list import Run
 
 DAY = 86400
 COLOURS = {
@@ -28,7 +26,6 @@ COLOURS = {
     "failed": "red",
     "stalled": "red",
     "dead": "red",
-    "damaged": "red",
     "stopped": "yellow",
 }
 
@@ -53,15 +50,21 @@ def show(
     as_json: AsJson = False,
 ) -> int:
     """Show a run in the terminal: scores, curve, rollouts; or list the runs of a folder with status and scores."""
-    from aitrain.runs.run_list import runs_in
-    from aitrain.ui.run_registry import is_run, is_sweep, places
+    from aitrain.ui.run_registry import RunRegistry, is_run, is_sweep, places
 
     folder = places([run])[0] if run is not None else Path(RUNS)
     has_filter = step is not None or case is not None or worst or failed
     if not is_run(folder) or is_sweep(folder):
         if has_filter:
             raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain show {folder}")
-        _list(runs_in(folder) if folder.exists() else [], folder, as_json)
+        rows = [row for row in RunRegistry([folder]).rows() if bool(row["sweep"]) == is_sweep(folder)]
+        rows.sort(key=lambda row: -row["heartbeat"])
+        if as_json:
+            print_json(rows)
+        elif rows:
+            Console(highlight=False, markup=False).print(_table(rows))
+        else:
+            typer.echo(f"There are no runs in {folder}.")
         return 0
     from aitrain.runs.rollout_index import RolloutIndex  # here, as the list needs none of these
     from aitrain.ui.episodes import Query, find
@@ -105,34 +108,24 @@ def page(console: Console, parts: Iterable[RenderableType]) -> None:
 # -- the runs of a folder
 
 
-def _list(runs: Sequence[Run], folder: Path, as_json: bool) -> None:
-    """Print one line for each run; a name that is too long loses its end."""
-    if as_json:
-        print_json([asdict(run) for run in runs])
-        return
-    if not runs:
-        typer.echo(f"There are no runs in {folder}.")
-        return
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    """One line for each run; a name that is too long loses its end."""
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("run")  # the only one that may be narrower than its cells
     for name in ("status", "step", "", "scores", "age", "host"):
         table.add_column(name, justify="right" if name in ("step", "age") else "left", no_wrap=True)
-    for run in runs:
-        steps = "" if run.step is None else f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
-        is_elsewhere = run.status in ("running", "stalled") and (run.nodes or run.host != socket.gethostname())
-        others = f" +{len(run.nodes) - 1}" if run.nodes else ""
-        age = "" if run.age is None else duration(run.age).split()[0]
-        if run.age is not None and run.age >= DAY:
-            age = f"{int(run.age // DAY)}d"
+    for row in rows:
+        age, hosts = max(0.0, time.time() - row["heartbeat"]), row["hosts"]
+        is_elsewhere = row["status"] in ("running", "stalled") and hosts != [socket.gethostname()]
         table.add_row(
-            Text(_printable(run.name), no_wrap=True, overflow="ellipsis"),
-            Text(run.status, COLOURS.get(run.status, "")),
-            steps,
-            *_scores(run),
-            age,
-            _printable(f"{run.host}{others}") if is_elsewhere else "",
+            Text(_printable(row["name"]), no_wrap=True, overflow="ellipsis"),
+            Text(row["status"], COLOURS.get(row["status"], "")),
+            "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None),
+            *_scores(row),
+            duration(age).split()[0] if age < DAY else f"{int(age // DAY)}d",
+            _printable(f"{hosts[0]} +{len(hosts) - 1}" if len(hosts) > 1 else str(hosts[0])) if is_elsewhere else "",
         )
-    Console(highlight=False, markup=False).print(table)
+    return table
 
 
 def _printable(text: str) -> str:
@@ -140,14 +133,14 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _scores(run: Run) -> tuple[str, str]:
+def _scores(row: dict[str, Any]) -> tuple[str, str]:
     """What the scores are, and the held-out ones if there is one after training, else the reward of the first and of
     the last step. An eval has one score, a sweep those of its best trial."""
-    before, after = run.score_before, run.score_after
-    kind = "held-out" if run.job == "grpo" else run.job
-    if run.job == "grpo" and after is None:
-        kind, before, after = "reward", run.reward_first, run.reward_last
-    if after is None:
-        return "" if run.job == "grpo" else kind, ""
-    first, last = ("-" if score is None else f"{score:.3f}" for score in (before, after))
-    return kind, last if run.job == "eval" else f"{first} -> {last}"
+    kind = "held-out" if row["job"] == "grpo" else row["job"]
+    scores = [interval and interval["mean"] for interval in (row["before"], row["after"])]
+    if row["job"] == "grpo" and scores[1] is None and row["rewards"]:
+        kind, scores = "reward", [row["rewards"][0], row["rewards"][-1]]
+    if scores[1] is None:
+        return "", ""
+    first, last = map(number, scores)
+    return kind, last if row["job"] == "eval" else f"{first} -> {last}"

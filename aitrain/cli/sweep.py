@@ -128,6 +128,7 @@ def sweep(
 
 def _show_result(study: Study, folder: Path, as_json: bool) -> None:
     from aitrain.ui import sweep_page
+    from aitrain.ui.terminal import text_table
 
     if as_json:
         best = sweep_page.best_trial(study)
@@ -146,10 +147,7 @@ def _show_result(study: Study, folder: Path, as_json: bool) -> None:
         document = {"folder": str(folder), "trials": trials, "best": best and best.number, "commands": commands}
         print_json(document)
         return
-    rows = sweep_page.table(sweep_page.ranked(study))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        typer.echo("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo(text_table(sweep_page.table(sweep_page.ranked(study))).plain)
     typer.echo(f"\n{sweep_page.summary_line(study)}")
     for line in sweep_page.best_lines(study, folder):
         typer.echo(line)

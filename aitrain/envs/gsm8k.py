@@ -1,7 +1,5 @@
-"""Grade-school maths (GSM8K) in XTuner's rows: JSON lines with data_source, prompt and reward_model.
-
-`aitrain data gsm8k` makes them of the original ones; then `--rl-env-config '{"data_path": "gsm8k/train.jsonl"}'`.
-"""
+"""Grade-school maths, with the JSON lines of GSM8K, `--rl-env-config '{"data_path": "gsm8k/train.jsonl"}'`: rows with
+question and answer as on GitHub, or XTuner's, with data_source, prompt and reward_model."""
 
 import json
 import re
@@ -11,6 +9,7 @@ from typing import Any
 
 from aitrain.judges import gsm8k
 
+INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 NUMBER = r"""(?>(?<![\d^])                               # an exponent is no answer: cm^2
     (?:(?<!\w)[-\u2212])? \\?\$?                         # 10-5 ends in 5, not in -5; -$5, and \$5 as LaTeX has it
     (?:\d+ (?:(?:,|\{,\}|,\\!|\\,|[\u2009\u202f])\d{3})* # 1,000, also as LaTeX has it or with a thin space
@@ -70,11 +69,12 @@ def read_rows(file: str) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
+            rows.append(_as_of_xtuner(row["question"], row["answer"]) if "question" in row else row)
             _, source, truth = rows[-1]["prompt"], rows[-1]["data_source"], rows[-1]["reward_model"]["ground_truth"]
         except (ValueError, TypeError, KeyError):
-            needs = "a JSON object with prompt, data_source and reward_model.ground_truth"
-            raise ValueError(f"{place}: not {needs}; `aitrain data gsm8k` makes such rows") from None
+            needs = "question and answer, or prompt, data_source and reward_model.ground_truth"
+            raise ValueError(f"{place}: not a JSON object with {needs}") from None
         if source != "openai/gsm8k":
             hint = "train on rows of several sources with --rl-env rows:FILE, see docs/judges.md"
             raise ValueError(f"{place}: unknown data_source {source!r}, not openai/gsm8k; {hint}")
@@ -83,3 +83,12 @@ def read_rows(file: str) -> list[dict[str, Any]]:
     if not rows:
         raise ValueError(f"{file} has no rows")
     return rows
+
+
+def _as_of_xtuner(question: str, answer: str) -> dict[str, Any]:
+    """A row with the number after `####` in the answer as its truth."""
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"{question} {INSTRUCTION}"}],
+        "reward_model": {"style": "rule", "ground_truth": answer.rpartition("####")[2].strip().replace(",", "")},
+    }

@@ -1,14 +1,17 @@
 """`Options`, the base class of option sections and of the jobs composed of them."""
 
+import ast
+import inspect
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.options.docstrings import field_docstrings
 from aitrain.options.value_types import normalize, shown
 
 T = TypeVar("T")
@@ -82,6 +85,29 @@ def option_names(job: type[Options]) -> tuple[str, ...]:
 def descriptions(job: type[Options]) -> dict[str, str]:
     """The docstring of each option."""
     return {name: text for section in sections_of(job) for name, text in field_docstrings(section).items()}
+
+
+@cache
+def field_docstrings(owner: type) -> dict[str, str]:
+    """The docstring under each annotated field of a class, as one line; empty if the source is unavailable.
+
+    pydantic's `use_attribute_docstrings` searches the stack for each class that is made: too slow for `--help`.
+    """
+    found: dict[str, str] = {}
+    for node, below in pairwise(_classes(owner.__module__).get(owner.__name__, ())):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
+            found[node.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    return found
+
+
+@cache
+def _classes(module: str) -> dict[str, list[ast.stmt]]:
+    """The statements of each top-level class of a module, by its name."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):
+        return {}
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _message(error: ValidationError, job: type[Options]) -> str:

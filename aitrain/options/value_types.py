@@ -12,8 +12,6 @@ from typing import Annotated, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, AllowInfNan, BeforeValidator, WithJsonSchema
 
-from aitrain.errors import did_you_mean
-
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
 TwoOrMore = Annotated[int, Ge(2)]
@@ -90,15 +88,11 @@ def read_json_object(value: object) -> object:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"is not valid JSON{where}: {error.msg} at character {error.pos + 1}\n"
+                f"is not valid JSON{where}: {error}\n"
                 f"Put single quotes around it, and double ones around the words in it: '{_EXAMPLE}'"
             ) from None
-        except (RecursionError, ValueError):
-            raise ValueError(f"is nested too deep, or has a number of thousands of digits{where}") from None
-        if value is None:
-            raise ValueError(f"must be a JSON object like {_EXAMPLE}, not null{where}")
     return _table(value, f"a JSON object like {_EXAMPLE}", where)
 
 
@@ -168,18 +162,16 @@ def _addresses(value: str) -> str:
     return ",".join(addresses)
 
 
-TRACKERS = ("wandb", "tensorboard", "trackio")
+def _listed(item: str, expected: str) -> AfterValidator:
+    """A text that is one item of this pattern, or several with commas."""
 
+    def check(value: str) -> str:
+        text = ",".join(one.strip() for one in value.split(","))
+        if not re.fullmatch(f"({item})(,({item}))*", text):
+            raise ValueError(f"must be {expected}, not {shown(value)}")
+        return text
 
-def _trackers(value: str) -> str:
-    names = [name.strip() for name in value.split(",")]
-    if names == ["none"]:
-        return "none"
-    for name in names:
-        if name not in TRACKERS:
-            near = did_you_mean(name, TRACKERS)
-            raise ValueError(f"must be none, or some of {', '.join(TRACKERS)} with commas, not {value}.{near}")
-    return ",".join(dict.fromkeys(names))
+    return AfterValidator(check)
 
 
 ANY_SCORE = "any"
@@ -200,15 +192,6 @@ def _score_range(value: str) -> str:
     if score_bounds(value) is None:
         raise ValueError(f"must be LOW,HIGH with two numbers, the lower one first, such as -1,1, or any; not {value}")
     return value.replace(" ", "")
-
-
-def _functions(value: str) -> str:
-    functions = [one.strip() for one in value.split(",")]
-    for function in functions:
-        module, _, name = function.rpartition(":")
-        if not (module and name.isidentifier()):
-            raise ValueError(f"must be module:function or file.py:function, not {shown(function)}")
-    return ",".join(functions)
 
 
 def weights_of(text: str) -> list[float]:
@@ -239,8 +222,8 @@ def _workers(value: object) -> object:
 
 
 Addresses = Annotated[Names, AfterValidator(_addresses)]
-Trackers = Annotated[Names, AfterValidator(_trackers)]
+Trackers = Annotated[Names, _listed("none|wandb|tensorboard|trackio", "none, or some of wandb, tensorboard, trackio")]
 ScoreRange = Annotated[Names, AfterValidator(_score_range)]
-FunctionNames = Annotated[Names, AfterValidator(_functions)]
+FunctionNames = Annotated[Names, _listed(r"[^,]+:[A-Za-z_]\w*", "module:function or file.py:function")]
 Weights = Annotated[Names, AfterValidator(_weights)]
 EnvWorkers = Annotated[int | str, BeforeValidator(_workers)]

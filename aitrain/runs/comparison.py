@@ -22,7 +22,6 @@ from aitrain.runs.held_out import IntervalValues, interval_text
 from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.recorded_scoring import (
-    FORMAT,
     LENIENT,
     RecordedCase,
     RecordedSample,
@@ -50,6 +49,8 @@ from aitrain.runs.statistics import (
 )
 from aitrain.runs.verdict import Verdict, verdict_of, verdict_sentence
 
+FORMAT = "format"
+"""The score without the lenient one: what the format costs."""
 MOST_METRICS = 30
 COMPARED_OPTIONS = (*GenerationOptions.model_fields, "chat_template", "eval_samples")
 """Options that change what is sampled or scored; the model's own are what is compared."""
@@ -58,24 +59,29 @@ T = TypeVar("T")
 
 Matched: TypeAlias = tuple[RecordedCase, RecordedCase]
 """A case in A and in B."""
+NamedRow: TypeAlias = tuple[str, "ComparedRow"]
 Outcome: TypeAlias = Literal["won", "lost", "equal", "unscored"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class ComparedRow:
     """One quantity of both models over the cases that both have it for."""
 
-    name: str
-    """`sampled`, `greedy`, `pass@K`, `lenient`, `format`, or a metric of the environment."""
     a: IntervalValues
     b: IntervalValues
     change: IntervalValues
-    """With the p-value that decides: the corrected one."""
-    p_value: float | None = None
-    """Of a sign-flip test; None for metrics."""
-    p_corrected: float | None = None
-    """Corrected for the number of models that are compared with A."""
-    verdict: Verdict | None = None
+    """With the p-value of a sign-flip test, corrected for the number of models that are compared with A; without one
+    for metrics, which have no verdict."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether B is better."""
+        return verdict_of(self.change) if "p_value" in self.change else None
+
+    @property
+    def texts(self) -> list[str]:
+        """The intervals as text."""
+        return [interval_text(self.a, False), interval_text(self.b, False), interval_text(self.change, True)]
 
 
 @dataclass(frozen=True)
@@ -109,23 +115,19 @@ class Comparison:
     decoding: str
     """The decoding whose scores decide: sampled, or greedy if nothing was sampled."""
     pairs: list[CasePair]
-    rows: list[ComparedRow]
-    """Scores, pass@K, lenient scores and format."""
-    metrics: list[ComparedRow]
+    rows: dict[str, ComparedRow]
+    """By `sampled`, `greedy`, `pass@K`, `lenient` and `format`."""
+    metrics: dict[str, ComparedRow]
     """The environment's own numbers, tokens and turns; they have no verdict."""
     notes: list[str]
     """What makes the comparison less certain, or less fair."""
     power: Power | None
     """The power of comparisons whose cases differ as these do."""
 
-    def row(self, name: str) -> ComparedRow | None:
-        """The row of this name, if there is one."""
-        return next((row for row in self.rows if row.name == name), None)
-
     @property
     def main(self) -> ComparedRow:
         """The row that decides."""
-        return next(row for row in self.rows if row.name == self.decoding)
+        return self.rows[self.decoding]
 
     @property
     def verdict(self) -> Verdict:
@@ -144,9 +146,9 @@ class Comparison:
 
     def format_sentence(self) -> str:
         """How much of a change is only format; empty without a lenient score."""
-        lenient, form = self.row(LENIENT), self.row(FORMAT)
-        if lenient is None or form is None:
+        if LENIENT not in self.rows:
             return ""
+        lenient, form = self.rows[LENIENT], self.rows[FORMAT]
         texts = [interval_text(row.change, True) for row in (self.main, lenient, form)]
         parts = f"score {texts[0]} = lenient score {texts[1]} + format {texts[2]}"
         if self.verdict != "better":
@@ -179,10 +181,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """The comparison as a notebook shows it: its rows, the cases won and lost, and what they say."""
-        rows = [
-            (row.name, interval_text(row.a, False), interval_text(row.b, False), interval_text(row.change, True))
-            for row in self.rows
-        ]
+        rows = [(name, *row.texts) for name, row in self.rows.items()]
         counts = f"{len(self.cases('won'))} cases won, {len(self.cases('lost'))} lost, of {len(self.pairs)}"
         said = [verdict_sentence(self.main.change), counts, self.format_sentence(), *self.notes]
         table = html_table(("", self.a.label, self.b.label, "change"), rows)
@@ -198,8 +197,8 @@ class Comparison:
             "models": [self.a.model, self.b.model],
             "decoding": self.decoding,
             "verdict": self.verdict,
-            "rows": {row.name: asdict(row) for row in self.rows},
-            "metrics": {row.name: asdict(row) for row in self.metrics},
+            "rows": {name: {**asdict(row), "verdict": row.verdict} for name, row in self.rows.items()},
+            "metrics": {name: asdict(row) for name, row in self.metrics.items()},
             "format": self.format_sentence() or None,
             "counts": {
                 "matched": len(self.pairs),
@@ -234,11 +233,10 @@ def compare_all(scorings: Sequence[RecordedScoring]) -> list[Comparison]:
         ConfigError: two of them share no case, no decoding or no score, or have different score ranges.
     """
     comparisons = [_compare(scorings[0], other) for other in scorings[1:]]
-    for name in {row.name for comparison in comparisons for row in comparison.rows}:
-        rows = [row for comparison in comparisons if (row := comparison.row(name)) is not None]
-        for row, corrected in zip(rows, holm([row.p_value or 0.0 for row in rows]), strict=True):
-            row.p_corrected = row.change["p_value"] = corrected
-            row.verdict = verdict_of(row.change)
+    for name in {name for comparison in comparisons for name in comparison.rows}:
+        changes = [comparison.rows[name].change for comparison in comparisons if name in comparison.rows]
+        for change, corrected in zip(changes, holm([change["p_value"] or 0.0 for change in changes]), strict=True):
+            change["p_value"] = corrected
     return comparisons
 
 
@@ -253,12 +251,12 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     both, decoding = [(a.cases[one], b.cases[other]) for one, other in matched], decodings[0]
     pairs = [CasePair(one, other, one.mean(decoding), other.mean(decoding)) for one, other in both]
     mixture = _mixture(a, b, both)
-    rows = list(_score_rows(both, decodings, mixture))
-    if not any(row.name == decoding for row in rows):
+    rows = dict(_score_rows(both, decodings, mixture))
+    if decoding not in rows:
         raise ConfigError(f"None of the {len(pairs)} cases of {a.label} and {b.label} has a score in both")
-    names = sorted((a.metrics & b.metrics) - {LENIENT})[:MOST_METRICS]
+    names = sorted(a.metrics & b.metrics)[:MOST_METRICS]
     free = tuple(replace(one, bounds=None) for one in mixture)
-    metrics = [row for name in names for row in _row(name, _means(both, decoding, name), free, False)]
+    metrics = dict(row for name in names for row in _row(name, _means(both, decoding, name), free, False))
     first, second = _means(both, decoding, "score")
     power = Power.of(weighted_changes(first, second, mixture), bounds_of_mean(mixture))
     return Comparison(a, b, decoding, pairs, rows, metrics, list(_notes(a, b, both)), power)
@@ -296,7 +294,7 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     return tuple(one for one in (first if named(first) else second) if one.prompts)
 
 
-def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture) -> Iterator[ComparedRow]:
+def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture) -> Iterator[NamedRow]:
     for name in decodings:
         for row, envs in rows_of(name, mixture):
             yield from _row(row, _means(pairs, name, "score"), envs)
@@ -305,13 +303,15 @@ def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mix
         if tries > 1:
             yield from _row(f"pass@{tries}", [chances(one, tries, mixture) for one in scorings], can_be_solved(mixture))
     # a score is split if it has a lenient part in one environment at least, and in none for one of the models only
-    lenient = _values(pairs, lambda case: any(LENIENT in sample.metrics for sample in case.all_samples))
+    lenient = _values(pairs, lambda case: any(sample.has_lenient for sample in case.all_samples))
     known = [tuple(any(one.part(side).values()) for side in lenient) for one in mixture]
     if any(map(all, known)) and all(first == second for first, second in known):
-        yield from _row(LENIENT, _means(pairs, decodings[0], LENIENT), mixture)
+        means, parts = _means(pairs, decodings[0], "score"), _means(pairs, decodings[0], LENIENT)
+        yield from _row(LENIENT, parts, mixture)
+        forms = [{case: of[case] - part[case] for case in of} for of, part in zip(means, parts, strict=True)]
         ends = [one.bounds and (one.bounds[0] - one.bounds[1], one.bounds[1] - one.bounds[0]) for one in mixture]
         distances = (replace(one, bounds=bounds) for one, bounds in zip(mixture, ends, strict=True))
-        yield from _row(FORMAT, _means(pairs, decodings[0], FORMAT), tuple(distances))
+        yield from _row(FORMAT, forms, tuple(distances))
 
 
 def _values(pairs: Sequence[Matched], value: Callable[[RecordedCase], T | None]) -> list[dict[str, T]]:
@@ -328,7 +328,7 @@ def _means(pairs: Sequence[Matched], decoding: str, name: str) -> list[dict[str,
 
 def _row(
     name: str, values: Sequence[Mapping[str, float]], mixture: Mixture, is_tested: bool = True
-) -> Iterator[ComparedRow]:
+) -> Iterator[NamedRow]:
     """The row of a value, if any case has it in both scorings. Bounds that a value is beyond are no bounds."""
     first, second = ({case: side[case] for case in values[0] if case in values[1]} for side in values)
 
@@ -340,7 +340,7 @@ def _row(
     envs = tuple(map(with_right_bounds, mixture))
     mean_a, mean_b, change = of_means(first, envs), of_means(second, envs), of_changes(first, second, envs, is_tested)
     if mean_a and mean_b and change:
-        yield ComparedRow(name, mean_a, mean_b, change, change.get("p_value"))
+        yield name, ComparedRow(mean_a, mean_b, change)
 
 
 # -- what makes a comparison less fair or less certain

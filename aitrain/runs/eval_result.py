@@ -22,17 +22,6 @@ PHASE = "eval"
 """`eval_phase` of an eval's records is `eval_sampled` or `eval_greedy`."""
 
 
-class EvaluatedModel(TypedDict):
-    """The model that was evaluated."""
-
-    given: str
-    label: str
-    kind: str
-    base: str
-    adapter: str | None
-    step: int | None
-
-
 class EvaluatedEnv(TypedDict):
     """One environment of several."""
 
@@ -53,7 +42,8 @@ class EvalResult:
     """The scores of one model on an environment. Values by decoding have the keys `sampled` and `greedy`."""
 
     folder: Path
-    model: EvaluatedModel
+    model: dict[str, Any]
+    """The fields of `ModelReference`, and its `label`."""
     environment: str
     seed: int
     cases: int
@@ -166,13 +156,9 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
     return result
 
 
-def model_of(model: ModelReference) -> EvaluatedModel:
+def model_of(model: ModelReference) -> dict[str, Any]:
     """The model of an eval as its files have it."""
-    adapter = None if model.adapter is None else str(model.adapter)
-    return {
-        "given": model.given, "label": model.label, "kind": model.kind, "base": model.base,
-        "adapter": adapter, "step": model.step,
-    }  # fmt: skip
+    return {**asdict(model), "label": model.label}
 
 
 def changed_since(folder: RunFolder, model: ModelReference) -> str | None:

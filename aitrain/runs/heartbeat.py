@@ -15,6 +15,7 @@ from types import TracebackType
 from aitrain import activity
 from aitrain.errors import AitrainError, Interrupted
 from aitrain.events import Announce, Playing
+from aitrain.runs.json_values import as_float
 from aitrain.runs.node_info import as_json, given_nodes
 from aitrain.runs.run_folder import RunFolder
 
@@ -22,6 +23,8 @@ BEAT = 2.0
 """Seconds between two heartbeats."""
 SILENCE = 60.0
 """Seconds without a heartbeat after which a run on another machine counts as dead; its clock and disk may lag."""
+
+ENDED = ("finished", "failed", "stopped", "stalled")
 
 
 @dataclass
@@ -150,12 +153,24 @@ def is_alive(status: Mapping[str, object]) -> bool:
     return age is not None and age < SILENCE
 
 
+def state_of(status: Mapping[str, object]) -> str:
+    """The status of a run by its status.json: running, finished, failed, stopped, stalled (no progress: it was ended,
+    or hangs and cannot be ended), dead (recorded as running, but its process is gone), or unknown."""
+    recorded = status.get("status")
+    if recorded in ENDED:
+        return str(recorded)
+    if recorded != "running":
+        return "unknown"
+    if not is_alive(status):
+        return "dead"
+    stalls_at = as_float(status.get("stalls_at"))
+    return "stalled" if stalls_at is not None and time.time() > stalls_at + SILENCE else "running"
+
+
 def silence(status: Mapping[str, object]) -> float | None:
     """Seconds since the last heartbeat, None if there was none."""
-    heartbeat = status.get("heartbeat")
-    if not isinstance(heartbeat, (int, float)) or isinstance(heartbeat, bool) or not heartbeat:
-        return None
-    return max(0.0, time.time() - heartbeat)
+    heartbeat = as_float(status.get("heartbeat"))
+    return max(0.0, time.time() - heartbeat) if heartbeat else None
 
 
 def _started(pid: int) -> int | None:

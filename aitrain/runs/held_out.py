@@ -44,7 +44,7 @@ class ScoreRow(TypedDict):
 
 ScoreTable: TypeAlias = dict[str, ScoreRow]
 """Rows by `sampled`, `greedy` and, if cases have K samples, `pass@K`."""
-INTERVAL: TypeAdapter[IntervalValues] = TypeAdapter(IntervalValues)
+SCORES: TypeAdapter[ScoreTable] = TypeAdapter(ScoreTable)
 
 DECODINGS = ("sampled", "greedy")
 NEARLY = 1e-9
@@ -61,23 +61,8 @@ def by_case(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
 
 def recorded_table(value: object) -> ScoreTable | None:
     """`scores` of a result.json; None if it has none."""
-    if not isinstance(value, dict):
-        return None
-    return {
-        name: {
-            "before": interval_of(row.get("before")),
-            "after": interval_of(row.get("after")),
-            "change": interval_of(row.get("change")),
-        }
-        for name, row in value.items()
-        if isinstance(row, dict)
-    }
-
-
-def interval_of(value: object) -> IntervalValues | None:
-    """A recorded interval; None if there is none."""
     try:
-        return INTERVAL.validate_python(value)
+        return SCORES.validate_python(value)
     except ValueError:
         return None
 

@@ -90,14 +90,6 @@ def as_float(value: object) -> float | None:
         return None
 
 
-def as_int(value: object) -> int | None:
-    """A whole number, None for anything else."""
-    if type(value) is int and -(2**63) <= value < 2**63:
-        return value
-    number = as_float(value)
-    return None if number is None else int(number)
-
-
 def as_text(value: object) -> str:
     """Text as it is, a list of text parts as their lines, nothing for null, and JSON for anything else."""
     if value is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from aitrain.errors import ConfigError
-from aitrain.runs.held_out import DECODINGS, Bounds, bounds_of
+from aitrain.runs.held_out import DECODINGS
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.rollout_index import RolloutIndex, excerpt, prompt_excerpt
 from aitrain.runs.rollout_record import RolloutRecord, prompt_key
@@ -20,8 +20,6 @@ from aitrain.runs.run_options import read_options
 
 LENIENT = "lenient"
 """The metric that is the score without the answer's format."""
-FORMAT = "format"
-"""The score without the lenient one: what the format costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +62,9 @@ class RecordedSample:
 
     number: int
     score: float | None
-    metrics: dict[str, float | None]
-    """The environment's own numbers, and `tokens` and `turns`."""
-
     values: dict[str, float | None]
-    """These, the `score`, and its two parts."""
+    """The environment's own numbers, `tokens`, `turns`, the `score`, and its lenient part, else the score again."""
+    has_lenient: bool
 
 
 @dataclass(slots=True)
@@ -119,12 +115,6 @@ class RecordedScoring:
     cases: dict[str, RecordedCase] = field(default_factory=dict)
 
     @property
-    def bounds(self) -> Bounds | None:
-        """Lowest and highest score; None for scores without bounds."""
-        required = as_object(self.environment.get("requires")).get("rl_score_range")  # in no option, if of several
-        return bounds_of(self.options.get("rl_score_range") or required)
-
-    @property
     def decodings(self) -> list[str]:
         """The decodings that any case has episodes of."""
         return [name for name in DECODINGS if any(case.samples[name] for case in self.cases.values())]
@@ -140,8 +130,9 @@ class RecordedScoring:
 
     @property
     def metrics(self) -> set[str]:
-        """The names of numbers that any episode has."""
-        return {name for sample in self.samples for name, value in sample.metrics.items() if value is not None}
+        """The names of numbers that any episode has beside its score."""
+        found = {name for sample in self.samples for name, value in sample.values.items() if value is not None}
+        return found - {"score", LENIENT}
 
 
 def read_scorings(folders: Sequence[Path]) -> list[RecordedScoring]:
@@ -186,13 +177,12 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
             if (case := found.get(entry.case)) is None:
                 case = RecordedCase(entry.case, CaseKey.of(record), prompt_excerpt(record), record.environment)
                 found[entry.case] = case
-            metrics = {**record.metrics, "tokens": float(record.tokens), "turns": float(len(record.turns))}
-            values = metrics | dict.fromkeys(("score", LENIENT), record.score)
-            if record.score is not None:  # an episode without a lenient score has its score, so that both add up to it
-                given = metrics.get(LENIENT)
-                lenient = record.score if given is None else given
-                values |= {LENIENT: lenient, FORMAT: record.score - lenient}
-            case.samples[decoding][record.sample or 0] = RecordedSample(number, record.score, metrics, values)
+            lengths = {"tokens": float(record.tokens), "turns": float(len(record.turns))}
+            values = {**record.metrics, **lengths, "score": record.score}
+            if record.score is None or values.get(LENIENT) is None:
+                values[LENIENT] = record.score
+            sample = RecordedSample(number, record.score, values, LENIENT in record.metrics)
+            case.samples[decoding][record.sample or 0] = sample
     scoring.cases = dict(sorted(found.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else 0, item[0])))
     return scoring
 

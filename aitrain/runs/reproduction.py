@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from aitrain.options.yaml_text import read_yaml
-from aitrain.runs.json_values import JsonObject, as_int, as_object, as_text
+from aitrain.runs.json_values import JsonObject, as_object, as_text
+from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.model_reference import OWN_OPTIONS
-from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.run_folder import RunFolder, read_object
 
 Sameness = Literal["the same bits", "the same to rounding", "different", "not compared"]
 
@@ -35,8 +37,6 @@ class Part:
     same: Sameness
     about: str
     """How much was compared, or where the first difference is."""
-    step: int = 0
-    """The optimizer step of the first difference."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Reproduction:
 
     @property
     def first_difference(self) -> Part | None:
-        """The part that differs in the earliest step; in one step, records come before what is computed from them."""
-        return min((part for part in self.parts if part.same == "different"), key=lambda part: part.step, default=None)
+        """The first part that differs: records come before what is computed from them."""
+        return next((part for part in self.parts if part.same == "different"), None)
 
     @property
     def differing_facts(self) -> list[str]:
@@ -78,16 +78,14 @@ class Reproduction:
 
 def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
     """Compare two runs as far as the first one came."""
-    ends = [as_int(read_object(folder.result).get("model_step")) for folder in (run, again)]
-    last = as_int(read_object(run.result).get("steps")) or 0
-    lines = [[one for one in _in_order(folder) if (as_int(one.get("step")) or 0) <= last] for folder in (run, again)]
+    ends = [read_object(folder.result).get("model_step") for folder in (run, again)]
+    last = read_object(run.result).get("steps") or 0
+    records = [[record for record in _in_order(folder) if record.step <= last] for folder in (run, again)]
     if ends[0] != ends[1]:  # the scores after the training are those of other steps
-        lines = [[one for one in each if not as_text(one.get("eval_phase")).startswith("after")] for each in lines]
-    metrics = [
-        [one for one in read_lines(folder.metrics) if (as_int(one.get("step")) or 0) <= last] for folder in (run, again)
-    ]
+        records = [[record for record in each if not record.eval_phase.startswith("after")] for each in records]
+    metrics = [[line for line in read_metrics(folder.metrics) if line.step <= last] for folder in (run, again)]
     parts = (
-        _compare_lines("records", "episodes", *lines),
+        _compare_lines("records", "episodes", *records),
         _compare_lines("metrics", "lines", *metrics),
         _compare_weights(run, again, ends[0] or 0)
         if ends[0] == ends[1]
@@ -96,27 +94,28 @@ def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
     return Reproduction(run.path, again.path, parts, dict(_facts(run, again)))
 
 
-def _in_order(folder: RunFolder) -> list[JsonObject]:
+def _in_order(folder: RunFolder) -> list[RolloutRecord]:
     """The records of all processes by step; those of one step in the order of the processes."""
-    records = [record for file in sorted(folder.rollouts.glob("*.jsonl")) for record in read_lines(file)]
-    return sorted(records, key=lambda record: (as_int(record.get("step")) or 0, as_text(record.get("eval_phase"))))
+    records = [record for file in sorted(folder.rollouts.glob("*.jsonl")) for record in read_rollouts(file)]
+    return sorted(records, key=lambda record: (record.step, record.eval_phase))
 
 
-def _compare_lines(name: str, unit: str, before: list[JsonObject], after: list[JsonObject]) -> Part:
+Line = RolloutRecord | MetricsLine
+
+
+def _compare_lines(name: str, unit: str, before: Sequence[Line], after: Sequence[Line]) -> Part:
     largest = 0.0
-    for one, other in zip(before, after, strict=False):
+    for one, other in zip((line.to_json() for line in before), (line.to_json() for line in after), strict=False):
         for key in dict.fromkeys((*TELLING, *one, *other)):
             if key in TIMES or key.startswith("time/"):
                 continue
             if (difference := _difference(one.get(key), other.get(key))) > ROUNDING:
-                step, case = as_int(one.get("step")) or 0, one.get("row_number")
-                where = f"step {step}" if case is None else f"step {step}, case {case}"
-                return Part(name, "different", f"{where}: {key} {_shown(one.get(key), other.get(key))}", step)
+                case = one.get("row_number")
+                where = f"step {one['step']}" if case is None else f"step {one['step']}, case {case}"
+                return Part(name, "different", f"{where}: {key} {_shown(one.get(key), other.get(key))}")
             largest = max(largest, difference)
     if len(before) != len(after):
-        longer = max(before, after, key=len)[min(len(before), len(after))]
-        step = as_int(longer.get("step")) or 0
-        return Part(name, "different", f"{len(before):,} and {len(after):,} {unit}", step)
+        return Part(name, "different", f"{len(before):,} and {len(after):,} {unit}")
     return _alike(name, largest, f"{len(before):,} {unit}")
 
 
@@ -144,18 +143,14 @@ def _shown(one: object, other: object) -> str:
     texts = [json.dumps(value, ensure_ascii=False) for value in (one, other)]
     same = next((place for place, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]), 0)
     begin = max(0, same - CONTEXT)
-    before, after = (
-        f"{'...' if begin else ''}{text[begin : same + CONTEXT]}{'...' if len(text) > same + CONTEXT else ''}"
-        for text in texts
-    )
-    return f"{before} and {after}"
+    return " and ".join(text[begin : begin + 2 * CONTEXT] for text in texts)
 
 
 def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Part:
     """Compare the files of model/, tensor by tensor if their bytes are not the same."""
     names = sorted(file.name for file in run.model.glob("*.safetensors"))
     if not names or names != sorted(file.name for file in again.model.glob("*.safetensors")):
-        return Part("weights", "different" if names else "not compared", "the files of model/ are not the same", step)
+        return Part("weights", "different" if names else "not compared", "the files of model/ are not the same")
     if all((run.model / name).read_bytes() == (again.model / name).read_bytes() for name in names):
         return Part("weights", "the same bits", f"model/ of step {step}")
     from safetensors.torch import load_file  # here, because most repetitions have the same bytes
@@ -163,22 +158,16 @@ def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Part:
     largest, worst = 0.0, ""
     for name in names:
         before, after = load_file(run.model / name), load_file(again.model / name)
-        if before.keys() != after.keys():
-            return Part("weights", "different", f"{name} has other tensors", step)
+        kinds = [{tensor: (one.shape, one.dtype) for tensor, one in each.items()} for each in (before, after)]
+        if kinds[0] != kinds[1]:
+            return Part("weights", "different", f"{name} has other tensors")
         for tensor, one in before.items():
-            other = after[tensor]
-            if one.shape != other.shape or one.dtype != other.dtype:
-                return Part(
-                    "weights",
-                    "different",
-                    f"{tensor}: {one.dtype} {[*one.shape]}, {other.dtype} {[*other.shape]}",
-                    step,
-                )
-            difference = float((one.double() - other.double()).abs().max() / one.double().abs().max().clamp(min=1e-30))
+            other = after[tensor].double()
+            difference = float((one.double() - other).abs().max() / one.double().abs().max().clamp(min=1e-30))
             if not difference <= largest:  # NaN as well
                 largest, worst = difference, tensor
     if not largest <= ROUNDING:
-        return Part("weights", "different", f"step {step}: {worst} by {largest:.1e} of its largest value", step)
+        return Part("weights", "different", f"step {step}: {worst} by {largest:.1e} of its largest value")
     return _alike("weights", largest, f"model/ of step {step}")
 
 

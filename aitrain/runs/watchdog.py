@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
-import shlex
 import signal
 import sys
 import threading
@@ -21,8 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aitrain.activity import Snapshot
-from aitrain.runs.checkpoint import checkpoints_of, step_of
-from aitrain.runs.eval_result import JOB as EVAL
 from aitrain.runs.run_folder import RunFolder, read_object
 
 LONGEST_POLL = 2.0
@@ -161,23 +158,16 @@ class Watchdog:
 
 
 def message(stall: Stall, folder: RunFolder, processes: int) -> str:
-    """Error message of a stall: what hangs, what was saved, how to continue."""
+    """Error message of a stall: what hangs; the command says how to continue."""
     ranks = f"{'rank' if len(stall.ranks) == 1 else 'ranks'} {' and '.join(map(str, stall.ranks))} of {processes}"
     who = "" if processes == 1 else f", {ranks}"
     step = read_object(folder.status).get("step")
     where = f" after step {step}" if step else ""
-    hangs = [
-        f"The run stalled: no progress for {stall.seconds:.0f} seconds (--stall-timeout).",
-        f"It hangs in: {stall.phase}{where}{who}. {folder.log} has the stacks of all threads.",
-    ]
-    longer = f"--stall-timeout {max(60, LONGER * round(stall.seconds, -1)):.0f}"
-    if read_object(folder.status).get("job") == EVAL:  # the command says itself how to continue it
-        return "\n".join([*hangs, f"If that is only slow, give it more time: {longer}"])
-    saved = checkpoints_of(folder)
-    again = "continue" if saved else "start again"
-    what = f"Saved: {saved[0].name} (step {step_of(saved[0])})" if saved else "Nothing is saved yet"
-    command = f"aitrain grpo --config {shlex.quote(str(folder.config))}{' --resume' if saved else ''} {longer}"
-    return "\n".join([*hangs, f"{what}. If that is only slow, {again} with more time:", f"  {command}"])
+    return (
+        f"The run stalled: no progress for {stall.seconds:.0f} seconds (--stall-timeout).\n"
+        f"It hangs in: {stall.phase}{where}{who}. train.log has the stacks of all threads.\n"
+        f"If that is only slow, give it more time: --stall-timeout {max(60, LONGER * round(stall.seconds, -1)):.0f}"
+    )
 
 
 # -- stacks

@@ -8,12 +8,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import yaml
 
 from aitrain.errors import ConfigError
 from aitrain.named_models import NAMED_MODELS
@@ -26,17 +22,11 @@ from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.overview import Overview, short_name
-from aitrain.ui.report_writer import draw_curve
-
-if TYPE_CHECKING:
-    from huggingface_hub.repocard_data import EvalResult
-
-PICTURE = "reward.png"
 
 
 def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
-    """Write the card of a run that has a result and a model, and the curve beside it: into model/, or into `place`,
-    which holds an export of that model. Returns an error message if that fails, as the run must not fail with it."""
+    """Write the card of a run that has a result and a model: into model/, or into `place`, an export of that model.
+    Returns an error message if that fails, as the run must not fail with it."""
     try:
         _write_card(folder, place or folder.model)
     except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
@@ -46,7 +36,7 @@ def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | Non
 
 def write_short_card(place: Path, name: str, base: str, text: str) -> None:
     """Write the card of an export whose scores are not known: of a checkpoint, or of an adapter without its run."""
-    header = _front_matter(place, name, base, [])
+    header = _front_matter(place, base)
     write_text(place / "README.md", redact(f"{header}\n\n# {escaped(name)}\n\n{escaped(text)}") + "\n")
 
 
@@ -54,10 +44,8 @@ def _write_card(folder: RunFolder, place: Path) -> None:
     rollouts = RolloutIndex(folder.rollouts)
     rollouts.refresh()
     overview = Overview(folder.path, rollouts)
-    if (picture := draw_curve(overview)) is not None:
-        shutil.copyfile(picture, place / PICTURE)
     config = resolve(TrainConfig, folder.config)
-    header = _front_matter(place, config.project_name, config.model, list(_eval_results(overview)))
+    header = _front_matter(place, config.model)
     text = "\n\n".join([header, *_sections(overview, place, config)])
     write_text(place / "README.md", redact(text) + "\n")
 
@@ -66,7 +54,7 @@ def _is_adapter(place: Path) -> bool:
     return (place / "adapter_config.json").exists()
 
 
-def _front_matter(place: Path, name: str, base: str, results: list[EvalResult]) -> str:
+def _front_matter(place: Path, base: str) -> str:
     """The card's YAML header for the Hub, without the base model if that is a local folder."""
     from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
 
@@ -75,45 +63,11 @@ def _front_matter(place: Path, name: str, base: str, results: list[EvalResult]) 
     data = ModelCardData(
         base_model=base if is_on_hub else None,
         base_model_relation=("adapter" if is_adapter else "finetune") if is_on_hub else None,
-        license=_license(base),
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if is_adapter else [])],
-        model_name=escape_controls(name) if results else None,
-        eval_results=results or None,
     )
     return f"---\n{data.to_yaml()}\n---"
-
-
-def _license(base: str) -> str | None:
-    """License of the base model, if that is a folder with a card that names it."""
-    try:
-        front = (Path(base) / "README.md").read_text(encoding="utf-8").split("---\n")[1]
-        found = yaml.safe_load(front)
-    except (OSError, UnicodeDecodeError, IndexError, yaml.YAMLError):
-        return None
-    given = found.get("license") if isinstance(found, dict) else None
-    return given if isinstance(given, str) else None
-
-
-def _eval_results(overview: Overview) -> Iterator[EvalResult]:
-    """The held-out scores as entries of the model-index."""
-    from huggingface_hub.repocard_data import EvalResult
-
-    environment = escape_controls(str(overview.result.get("environment")))
-    for decoding, row in overview.scores.items():
-        for when, interval in (("before", row["before"]), ("after", row["after"])):
-            if interval is not None:
-                yield EvalResult(
-                    task_type="text-generation",
-                    dataset_type=environment,
-                    dataset_name=environment,
-                    dataset_split="held-out",
-                    dataset_args={"cases": overview.result.get("eval_cases"), "samples": _samples(overview)},
-                    metric_type="mean_score",
-                    metric_name=f"held-out score, {decoding}, {when} training",
-                    metric_value=round(interval["mean"], 4),
-                )
 
 
 def _samples(overview: Overview) -> object:
@@ -136,9 +90,7 @@ def _sections(overview: Overview, place: Path, config: TrainConfig) -> Iterator[
     yield table([head, *rows]) if rows else "No held-out cases were scored."
     if rows:
         yield " ".join(_about_scores(overview))
-    if (place / PICTURE).exists():
-        yield f"![Reward over the steps of the training]({PICTURE})"
-    elif len(overview.rewards) > 1:
+    if len(overview.rewards) > 1:
         yield "Reward over the steps of the training:"
         yield fenced(reward_line(overview.rewards).plain)
     yield "## How it was made"

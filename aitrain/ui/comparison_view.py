@@ -4,13 +4,10 @@ Control characters of models are escaped."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from aitrain.redaction import redact
@@ -27,8 +24,6 @@ from aitrain.ui.page import asset, rendered
 from aitrain.ui.terminal import text_table
 from aitrain.ui.transcript import BAD, GOOD, MIDDLE, Indented, messages_text, score_text
 
-NARROWEST = 80
-"""Columns of a terminal from which on two transcripts are shown side by side."""
 LONGEST_TEXT = 2_000
 """Maximum characters of an answer; the page has more."""
 STYLES = ("page.css", "comparison.css")
@@ -49,7 +44,7 @@ def comparison_texts(
     `detect`: the difference that the number of cases is computed for, unless it is the measured one."""
     if len(comparisons) > 1:
         heads = ("model", comparisons[0].a.label, "itself", "change", f"p, corrected for {len(comparisons)}")
-        yield row_table([replace(one.main, name=one.b.label) for one in comparisons], heads)
+        yield row_table({one.b.label: one.main for one in comparisons}, heads)
         yield Text()
     for comparison in comparisons:
         a, b, verdict = comparison.a, comparison.b, comparison.verdict
@@ -58,7 +53,7 @@ def comparison_texts(
             (VERDICT_WORDS[verdict], f"bold {VERDICT_STYLES[verdict]}"),
         )
         for scoring in (a, b):
-            yield Text(escape_controls(f"{scoring.label}: {scoring.model}  {scoring.folder}"), "dim")
+            yield Text(escape_controls(f"{scoring.label}: {short_name(scoring.model)}  {scoring.folder}"), "dim")
         yield Text()
         yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"))
         yield Text()
@@ -75,13 +70,12 @@ def comparison_texts(
         yield Text()
 
 
-def row_table(rows: Sequence[ComparedRow], heads: Sequence[str]) -> Text:
+def row_table(rows: Mapping[str, ComparedRow], heads: Sequence[str]) -> Text:
     """The rows with intervals and p-values."""
     lines: list[list[str | Text]] = [[Text(escape_controls(head), "bold") for head in (*heads, "")]]
-    for row in rows:
+    for name, row in rows.items():
         verdict = Text(VERDICT_WORDS[row.verdict], VERDICT_STYLES[row.verdict]) if row.verdict else Text()
-        means = [interval_text(row.a, False), interval_text(row.b, False), interval_text(row.change, True)]
-        lines.append([escape_controls(row.name), *means, p_text(row.change.get("p_value") or 0.0), verdict])
+        lines.append([escape_controls(name), *row.texts, p_text(row.change.get("p_value") or 0.0), verdict])
     return text_table(lines)
 
 
@@ -110,38 +104,18 @@ def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[Re
     samples = telling_samples(comparison, pair)
     records = [scoring.record(sample) for scoring, sample in zip((a, b), samples, strict=True)]
     yield from messages_text(records[0].transcript()[0])
-    sides = []
     for scoring, sample, case, record in zip((a, b), samples, (pair.a, pair.b), records, strict=True):
         count = len(case.samples[comparison.decoding])
         of = f", one of {count} samples" if count > 1 else ""
-        head = Text.assemble((escape_controls(scoring.label), "bold"), "  ", score_text(sample.score), (of, "dim"))
-        sides.append((head, [_cut(message.text) for message in messages_text(record.transcript()[1])]))
-    yield SideBySide(sides)
+        yield Text.assemble("  ", (escape_controls(scoring.label), "bold"), "  ", score_text(sample.score), (of, "dim"))
+        for message in messages_text(record.transcript()[1]):
+            yield Indented(_cut(message.text))
 
 
 def _cut(text: Text) -> Text:
     if len(text) <= LONGEST_TEXT:
         return text
     return text[:LONGEST_TEXT].append(f"… {len(text) - LONGEST_TEXT:,} more characters", "dim")
-
-
-@dataclass(frozen=True)
-class SideBySide:
-    """What two models said, in two columns of a wide terminal, else one after the other."""
-
-    sides: Sequence[tuple[Text, Sequence[Text]]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if console.is_terminal and options.max_width >= NARROWEST:
-            table = Table.grid(padding=(0, 3), expand=True)
-            for _ in self.sides:
-                table.add_column(ratio=1, overflow="fold")
-            table.add_row(*(Group(head, *said) for head, said in self.sides))
-            yield Padding(table, (0, 0, 0, 2))
-            return
-        for head, said in self.sides:
-            yield Text("  ") + head
-            yield from map(Indented, said)
 
 
 # -- the page
@@ -176,7 +150,7 @@ def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
 
 def _view(comparison: Comparison) -> JsonObject:
     ranked = sorted(comparison.pairs, key=lambda pair: -abs(pair.difference or 0.0))[:MOST_ROWS]
-    changes = [row.change for row in comparison.rows]
+    changes = [row.change for row in comparison.rows.values()]
     limits = [abs(limit) for change in changes for limit in (change["low"], change["high"], change["mean"]) if limit]
     told = {id(pair) for outcome, most in MOST_CASES.items() for pair in comparison.cases(outcome)[:most]}
     return {

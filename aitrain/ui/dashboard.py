@@ -111,28 +111,17 @@ def note_text(note: Note) -> Text:
 
 
 def event_line(event: Event) -> str:
-    """An event on one line, for output that is not a terminal: `step 12/50  reward 0.531  1m 20s left`; empty if it has
+    """An event on one line, for output that is not a terminal: `step 12/50  1m 20s left  reward 0.531`; empty if it has
     none."""
     if isinstance(event, Phase):
         return event.text
-    if isinstance(event, Step):
-        shares = {"flat groups": event.flat_groups, "truncated": event.truncated, "failed": event.failed}
-        parts = [f"step {event.step}/{event.steps}", f"reward {number(event.reward)}"]
-        parts += [f"{value:.0%} {name}" for name, value in shares.items() if value is not None]
-        parts += [_tokens_per_second(event.tokens_per_second), _left(event.seconds_left)]
-    elif isinstance(event, Evaluating):
-        parts = [f"episodes {event.done}/{event.episodes}", f"score {number(event.score)} {event.decoding}"]
-        parts += [f"{event.failed:.0%} failed" if event.failed else "", _left(event.seconds_left)]
-    elif isinstance(event, Playing) and event.episodes:
-        parts = [f"rollout {event.done}/{event.episodes} episodes", _tokens_per_second(event.tokens_per_second)]
-    elif isinstance(event, Evaluated) and event.sampled is not None:
+    if isinstance(event, Evaluated) and event.sampled is not None:
         each = ", ".join(f"{name} {number(score)}" for name, score in event.environments.items())
         of_each = f" ({each})" if each else ""
-        greedy = f"{number(event.greedy)} greedy"
-        return f"held-out score {event.when}: {number(event.sampled)} sampled{of_each}, {greedy}"
-    else:
-        return ""
-    return "  ".join(filter(None, parts))
+        return f"held-out score {event.when}: {number(event.sampled)} sampled{of_each}, {number(event.greedy)} greedy"
+    dashboard = Dashboard(phase="")
+    dashboard.take(event)
+    return "  ".join(f"{name} {line}".strip() for name, line in dashboard.parts(0).items())
 
 
 # -- parts of lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections import Counter
@@ -21,21 +20,20 @@ from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import RunFinding, RunTraits, findings_of
-from aitrain.runs.early_stop import perfect_score
+from aitrain.runs.heartbeat import state_of
 from aitrain.runs.held_out import (
     DECODINGS,
     IntervalValues,
     ScoreRow,
     ScoreTable,
-    by_case,
+    Scoring,
     recorded_table,
 )
-from aitrain.runs.json_values import JsonObject, regular
+from aitrain.runs.json_values import JsonObject, as_float, regular
 from aitrain.runs.metrics_line import MetricsLine, lines_of, read_metrics
 from aitrain.runs.node_info import read_nodes
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
-from aitrain.runs.run_list import state_of
 from aitrain.runs.run_options import read_options
 from aitrain.runs.statistics import (
     Mixture,
@@ -125,8 +123,7 @@ class Overview:
     @cached_property
     def status(self) -> str:
         """The status as `aitrain show` lists it; `unknown` without one."""
-        state = state_of(self.recorded) if self.recorded else str(self.result.get("status"))
-        return "unknown" if state in ("None", "damaged") else state
+        return state_of(self.recorded or self.result)
 
     @property
     def job(self) -> str:
@@ -214,11 +211,7 @@ class Overview:
             return {"sampled": self._bare_scores()}
         entries = [entry for entry in self.rollouts.entries if entry.eval_phase.startswith(("before", "after"))]
         played = {entry.case for entry in entries if entry.eval_phase.startswith("after")}
-        ends: dict[str, list[IndexEntry]] = {}
-        for entry in entries:
-            if entry.case in played or not played:
-                ends.setdefault(entry.eval_phase, []).append(entry)
-        scorings = {phase: _scoring(found) for phase, found in ends.items()}
+        scorings = _scorings(entry for entry in entries if entry.case in played or not played)
         return score_table(scorings, self.mixture(), self.options.get("eval_samples") or 1)
 
     def _bare_scores(self) -> ScoreRow:
@@ -229,7 +222,7 @@ class Overview:
         if self.result:
             yield from self.result.get("scores", {}).items()
         elif self.rollouts is not None:
-            phases = _by_phase(self.rollouts.entries)
+            phases = _scorings(self.rollouts.entries)
             yield from ((name, _newest(phases, name, self.mixture())) for name in DECODINGS)
         for tries, value in self.result.get("pass_at", {}).items():
             if int(tries) > 1 and (int(tries) == self.result["samples"] or int(tries).bit_count() == 1):
@@ -261,7 +254,7 @@ class Overview:
                 versions.setdefault(entry.weight_version, []).append(entry)
         curve = list[ScoredStep]()
         for step, found in sorted(versions.items()):
-            phases = _by_phase(found)
+            phases = _scorings(found)
             sampled, greedy = (_newest(phases, name, mixture) for name in DECODINGS)
             each = {one.name: _newest(phases, "sampled", (one,)) for one in named(mixture)}
             curve.append(ScoredStep(step, sampled, greedy, each))
@@ -407,12 +400,8 @@ class Overview:
         steps = self.result.get("steps")
         if self.recorded.get("status", "finished") == "finished" and steps:
             return f"{command} --resume --max-steps {2 * steps}"
-        if "--until" in because:  # a target between the last one and what perfect scores reach
-            mixture, until = self.mixture(), float(self.options["until"])
-            perfect = perfect_score(mixture, self.result["eval_cases"] // len(mixture))
-            low = until if perfect is None or perfect["low"] is None else perfect["low"]
-            higher = math.floor((until + low) / 2 * 100) / 100
-            return f"{command} --resume --until {higher:g}" if higher > until else ""
+        if "--until" in because:
+            return ""
         if "--patience" in because:
             return f"{command} --resume --patience {2 * self.options['patience']}"
         return f"{command} --resume"
@@ -466,7 +455,7 @@ class Overview:
             "next_steps": self.next_steps,
         }
 
-    def row(self) -> JsonObject:
+    def row(self) -> dict[str, Any]:
         """The run in the table of runs, from small files and the end of metrics.jsonl."""
         rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
         scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
@@ -475,7 +464,7 @@ class Overview:
         after = None if self.status == "running" and self.job == "grpo" else row["after"]
         change = row["change"] if after else None
         changed_at = self.run.path.stat().st_mtime if self.run.path.exists() else None
-        state = self.state
+        state, nodes = self.state, read_nodes(self.recorded)
         return {
             **state,
             "name": self.run.path.name,
@@ -492,7 +481,8 @@ class Overview:
             "learned": b'"frac_reward_zero_std": 1.0' not in self.metrics or self.learned,
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
-            "heartbeat": self.recorded.get("heartbeat") or changed_at,
+            "heartbeat": as_float(self.recorded.get("heartbeat")) or changed_at,
+            "hosts": [node.host for node in nodes] or [self.recorded.get("host")],
         }
 
     def _plain_options(self) -> dict[str, str]:
@@ -522,21 +512,20 @@ def _changes_weights(step: MetricsLine) -> bool:
     return step.values.get("frac_reward_zero_std") != 1.0 and step.values.get("learning_rate") != 0.0
 
 
-def _by_phase(entries: Iterable[IndexEntry]) -> dict[str, list[IndexEntry]]:
-    phases: dict[str, list[IndexEntry]] = {}
+def _scorings(entries: Iterable[IndexEntry]) -> dict[str, dict[str, list[float]]]:
+    """The scores of each case's samples by their scoring, such as `before_sampled`."""
+    found: dict[str, dict[str, list[float]]] = {}
     for entry in entries:
-        phases.setdefault(entry.eval_phase, []).append(entry)
-    return phases
+        scores = found.setdefault(entry.eval_phase, {})
+        if entry.score is not None:
+            scores.setdefault(entry.case, []).append(entry.score)
+    return found
 
 
-def _scoring(entries: Iterable[IndexEntry]) -> Mapping[str, Sequence[float]]:
-    return by_case((entry.case, entry.score) for entry in entries if entry.score is not None)
-
-
-def _newest(phases: Mapping[str, list[IndexEntry]], decoding: str, mixture: Mixture) -> IntervalValues | None:
+def _newest(phases: Mapping[str, Scoring], decoding: str, mixture: Mixture) -> IntervalValues | None:
     """The mean score of a decoding; that after training, if there are several."""
     names = sorted((name for name in phases if name.endswith(decoding)), key=lambda name: name.startswith("after"))
-    return interval_of_mean(_scoring(phases[names[-1]]), mixture) if names else None
+    return interval_of_mean(phases[names[-1]], mixture) if names else None
 
 
 def _bare(mean: float | None) -> IntervalValues | None:

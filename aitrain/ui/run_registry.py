@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count, islice
 from pathlib import Path
+from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.runs.heartbeat import state_of
 from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder, read_object
-from aitrain.runs.run_list import state_of
 from aitrain.ui.overview import Overview
 
 PATIENCE = 0.3
@@ -63,7 +64,7 @@ def _overview(run: OpenRun, seen: tuple[object, ...]) -> JsonObject:
 
 
 @lru_cache(maxsize=2 * MOST_RUNS)
-def _row(folder: Path, seen: tuple[object, ...]) -> JsonObject:
+def _row(folder: Path, seen: tuple[object, ...]) -> dict[str, Any]:
     return Overview(folder).row()
 
 
@@ -111,7 +112,7 @@ class RunRegistry:
             shown = islice(runs.items(), MOST_RUNS)
             return {id: self._opened.setdefault(path, OpenRun(path)) for id, path in shown}, sweeps
 
-    def rows(self) -> list[JsonObject]:
+    def rows(self) -> list[dict[str, Any]]:
         """The table of runs, sweeps first; `is_given` is set for a run that was named itself, and not by its folder."""
         runs, sweeps = self.look()
         ids = {folder: id for id, folder in sweeps.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,9 +52,6 @@ def run_texts(overview: Overview, rollouts: RolloutIndex) -> Iterator[Renderable
     counts = {"cases": result.get("train_cases"), "held out": result.get("eval_cases")}
     parts = [overview.model, overview.environment_name, *(f"{count} {name}" for name, count in counts.items() if count)]
     yield Text(escape_controls(", ".join(filter(None, parts))), style="dim")
-    later = re.compile(re.escape(folder.name) + r"-\d+")
-    if names := sorted(path.name for path in folder.absolute().parent.iterdir() if later.fullmatch(path.name)):
-        yield Text(escape_controls(f"this is {folder}; started later with its name: {', '.join(names)}"), style="dim")
     yield Text()
     yield from outcome_texts(overview)
     if chosen := overview.selection:

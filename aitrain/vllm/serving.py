@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from aitrain.errors import ConfigError
-from aitrain.runs.json_values import as_int, as_object
+from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import read_object
 from aitrain.vllm.server_process import ServerConfig
@@ -44,5 +44,5 @@ def adapter_rank(reference: ModelReference) -> int | None:
             f"{reference.adapter}: vLLM cannot load an adapter with {what} beside its base\n"
             f"Merge it, and serve the result: aitrain export {reference.given}"
         )
-    ranks = map(as_int, (config.get("r"), *as_object(config.get("rank_pattern")).values()))
-    return max((rank for rank in ranks if rank), default=1)
+    ranks = (config.get("r"), *as_object(config.get("rank_pattern")).values())
+    return max((rank for rank in ranks if isinstance(rank, int)), default=1)

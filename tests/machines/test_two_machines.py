@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aitrain.runs.checkpoint import checkpoints_of
-from aitrain.runs.run_folder import RunFolder
-from aitrain.runs.run_list import look
+from aitrain.runs.node_info import read_nodes
+from aitrain.runs.run_folder import RunFolder, read_object
 from tests.machines.namespaces import ADDRESSES, Network, cannot_make_machines, end_of, network
 from tests.training.test_resume import assert_same
 
@@ -92,11 +93,15 @@ def train(pair: Network, *flags: str, **variables: str) -> list[Command]:
     ]
 
 
+def status_of(run: Path) -> dict[str, Any]:
+    return read_object(RunFolder(run).status)
+
+
 def held(pair: Network, run: Path, *flags: str) -> list[Command]:
     """The same, when the run waits in its fourth step, with a checkpoint, and the heartbeat has all processes."""
     commands = train(pair, *flags, HELD=str(run))
     deadline = time.monotonic() + 240
-    while not checkpoints_of(RunFolder(run)) or not all(node.pids for node in look(run).nodes):
+    while not checkpoints_of(RunFolder(run)) or not all(node.pids for node in read_nodes(status_of(run))):
         ended = [end_of(command) for command in commands if command.poll() is not None]
         assert not ended, ended
         assert time.monotonic() < deadline
@@ -109,8 +114,8 @@ def test_a_machine_that_is_killed_is_named_and_the_resumed_run_equals_one_with_t
 ) -> None:
     run = tmp_path / "runs" / "run"
     commands = held(pair, run, *options)
-    assert look(run).status == "running"
-    assert [(node.host, node.address, len(node.pids)) for node in look(run).nodes] == [
+    assert status_of(run)["status"] == "running"
+    assert [(node.host, node.address, len(node.pids)) for node in read_nodes(status_of(run))] == [
         ("node1", "10.77.0.1", 1), ("node2", "10.77.0.2", 1),
     ]  # fmt: skip
     pair.machines[1].kill()
@@ -120,7 +125,7 @@ def test_a_machine_that_is_killed_is_named_and_the_resumed_run_equals_one_with_t
     assert f"{LOST} is gone" in error
     assert "--resume" in error
     assert "Traceback" not in error
-    assert look(run).status == "failed"
+    assert status_of(run)["status"] == "failed"
     end_of(commands[1])
     assert pair.left() == []
     pair.machines[0].kill()

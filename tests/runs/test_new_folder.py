@@ -53,15 +53,6 @@ def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["out", "out/new"]
 
 
-@pytest.mark.parametrize("there", ["file", "link"])
-def test_what_exists_is_refused_and_stays(tmp_path: Path, there: str) -> None:
-    place = tmp_path / "out"
-    place.symlink_to("nowhere") if there == "link" else place.write_text("x")
-    with pytest.raises(ConfigError, match="exists"), new_folder(place):
-        pass
-    assert listing(tmp_path) == ["out"]
-
-
 def test_of_two_at_once_the_second_is_refused_and_the_first_is_unharmed(tmp_path: Path) -> None:
     place = tmp_path / "out"
     with new_folder(place) as partial:

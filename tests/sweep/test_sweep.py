@@ -22,7 +22,6 @@ from aitrain.errors import ConfigError
 from aitrain.launch import sweep
 from aitrain.launch.sweep import SweepPlan, check_sweep, device_shares
 from aitrain.options.sweep import SweepConfig
-from aitrain.runs.run_list import look
 from aitrain.ui.overview import Overview
 from aitrain.ui.sweep_page import best_trial, open_study
 from tests.execution.waiting import eventually
@@ -78,7 +77,7 @@ def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_w
     variables = {**os.environ, "AITRAIN_TEST_TRIAL": json.dumps({"killed": "trial-4"})}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert (look(Path("runs/lrs")).status, states()[4:]) == ("dead", ["RUNNING"])
+    assert (Overview(Path("runs/lrs")).status, states()[4:]) == ("dead", ["RUNNING"])
     assert run("runs/lrs", "--resume", "--quiet") == 0
     killed, whole = (open_study(Path("runs") / name).trials for name in ("lrs", "whole"))
     assert [(trial.params, trial.state, trial.value) for trial in killed] == [
@@ -100,7 +99,7 @@ def test_ctrl_c_stops_the_running_trial_which_is_resumed(run: Run, capsys: pytes
     assert run("sweep.yaml", "--quiet", waits=[BAD]) == 130
     thread.join()
     assert "aitrain sweep runs/lrs --resume" in capsys.readouterr().err
-    assert (states(), look(Path("runs/lrs")).status) == (["COMPLETE", "RUNNING"], "stopped")
+    assert (states(), Overview(Path("runs/lrs")).status) == (["COMPLETE", "RUNNING"], "stopped")
     assert run("runs/lrs", "--resume", "--quiet") == 0
     assert (states(), starts(0), starts(1)) == (["COMPLETE", "COMPLETE"], 1, 2)
 
@@ -135,7 +134,7 @@ def test_a_folder_without_a_sound_record_is_no_sweep(run: Run, capsys: pytest.Ca
     Path("runs/lrs/optuna.log").write_text("{}\n")
     assert run("runs/lrs", "--resume") == 2
     assert "runs/lrs/optuna.log is damaged" in capsys.readouterr().err
-    assert look(Path("runs/lrs")).status == "finished"
+    assert Overview(Path("runs/lrs")).status == "finished"
 
 
 # -- which values
@@ -192,9 +191,9 @@ def test_the_end_shows_the_trials_the_best_one_and_what_to_do_next(
     assert f"aitrain eval runs/lrs/trial-{best.number} --samples 8" in shown
     assert f"aitrain grpo --config runs/lrs/trial-{best.number}/config.yaml --project-name lrs-best" in shown
     assert Path("runs/lrs/sweep.html").exists()
-    listed, row = look(Path("runs/lrs")), Overview(Path("runs/lrs")).row()
-    assert (listed.job, listed.status, listed.step, listed.steps) == ("sweep", "finished", 8, 8)
-    assert (listed.score_before, listed.score_after) == (0.2, pytest.approx(0.832))
+    row = Overview(Path("runs/lrs")).row()
+    assert (row["job"], row["status"], row["step"], row["steps"]) == ("sweep", "finished", 8, 8)
+    assert (row["before"]["mean"], row["after"]["mean"]) == (0.2, pytest.approx(0.832))
     assert (row["model"], row["environment"], row["seconds"]) == ("tiny", "envs.arithmetic", 24.0)
     assert run("sweep.yaml", "--json", "--trials", "2") == 0
     result = json.loads(capsys.readouterr().out)

@@ -55,12 +55,6 @@ def test_a_missing_package_is_named_with_how_to_install_it(
     assert f'{package} is not installed\nInstall it with: pip install "aitrain[sweep]"' in capsys.readouterr().err
 
 
-def test_options_that_change_how_a_trial_is_scored_get_a_note(here: Path) -> None:
-    search = {"rl_temperature": {"low": 0.5, "high": 1.5}}
-    assert "rl_temperature: changes how" in "\n".join(read(search=search).notes)
-    assert "rl_temperature: c" not in "\n".join(read(search=search, objective="greedy").notes)
-
-
 def test_the_number_of_trials_follows_from_the_space_where_none_is_given(here: Path) -> None:
     endless = {"search": {"lr": {"low": 1e-6, "high": 1e-4}}}
     sizes = [

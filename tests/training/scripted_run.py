@@ -25,7 +25,6 @@ from aitrain.rollout.engine import Completion
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.distributed import shutdown_group
 from aitrain.training.run_context import RunContext
-from aitrain.ui import card, report_writer
 
 ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
 
@@ -145,7 +144,6 @@ def ignore(event: Event) -> None:
 
 def main(model: str, out: Path) -> None:
     scopes.gc = SimpleNamespace(collect=int, freeze=int, unfreeze=int)  # type: ignore[assignment]  # as in conftest.py
-    card.draw_curve = report_writer.draw_curve = lambda *_: None
     sample, HFEngine.sample = HFEngine.sample, scripted_sample  # type: ignore[method-assign]
     for (loss, environment, more), trims in [*((kind, False) for kind in KINDS), *((kind, True) for kind in TRIMMED)]:
         plain: dict[str, Any] = {"rl_kl_coef": 0.0, **more}

@@ -37,7 +37,6 @@ from aitrain.training import passes  # noqa: E402
 from aitrain.training.distributed import shutdown_group  # noqa: E402
 from aitrain.training.run_context import RunContext  # noqa: E402
 from aitrain.training.trainer import EpisodeTrainer  # noqa: E402
-from aitrain.ui import card, report_writer  # noqa: E402
 from tests.training.scripted_run import Scripted, ScriptedTalk, scripted_sample  # noqa: E402
 
 RANK = int(os.environ["RANK"])
@@ -78,7 +77,6 @@ OPTIONS: dict[str, Any] = {
 def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
     # two thirds of a short run: see conftest.py
     scopes.gc = SimpleNamespace(collect=int, freeze=int, unfreeze=int)  # type: ignore[assignment]
-    card.draw_curve = report_writer.draw_curve = lambda *_: None
     trainers: list[EpisodeTrainer] = []
     make = EpisodeTrainer.__init__
 

@@ -148,7 +148,7 @@ def test_a_run_ends_when_the_interval_of_its_held_out_score_begins_at_the_target
     result = train(told, **EVERY_STEP, until=0.8)
 
     assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 2, 2, 0.5)
-    assert result.stopped_because == "the interval of the held-out score 1.000 begins at 0.839 (until 0.8)"
+    assert result.stopped_because == "the interval of the held-out score 1.000 begins at 0.839 (--until 0.8)"
     reached = result_of(result)["time_to_target"]
     assert (reached["target"], reached["steps"], reached["score"]) == (0.8, 2, 1.0)
     tokens = (record["tokens"] for record in rollouts(result) if record["step"] <= 2)
@@ -161,7 +161,7 @@ def test_a_run_that_gets_no_better_ends_and_has_the_best_step_where_that_is_kept
     result = train(told, **EVERY_STEP, patience=2, save_best=True)
 
     assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 3, 1, 0.3)
-    assert "(patience 2)" in str(result.stopped_because)
+    assert "(--patience 2)" in str(result.stopped_because)
     assert (result.selection_score, result.selection_scorings) == (0.4, 3)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aitrain.runs.run_folder import LOCK, lock_file, read_lines, read_object
-from aitrain.runs.run_list import look
+from aitrain.ui.overview import Overview
 from tests.execution.waiting import eventually
 
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "processes.py"
@@ -166,7 +166,7 @@ def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) 
 
     assert running.returncode == 1, err
     assert "(--ddp-timeout)" in err
-    assert look(command.folder / "run").status == "failed"
+    assert Overview(command.folder / "run").status == "failed"
 
 
 @pytest.mark.slow

@@ -18,11 +18,11 @@ from aitrain.engines.colocated import counting_tokens
 from aitrain.engines.hf import HFEngine
 from aitrain.runs import watchdog
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.runs.run_list import look
 from aitrain.runs.watchdog import Watchdog
 from aitrain.training import evaluation, preparation, saving, trainer_checkpoint
 from aitrain.training.model import count_forward_passes
 from aitrain.training.trainer import EpisodeTrainer
+from aitrain.ui.overview import Overview
 from tests.finished_runs import Words
 
 Train = Callable[..., Result]
@@ -110,7 +110,7 @@ def test_a_run_that_hangs_says_where_and_ends(
     assert f"It hangs in: {phase}" in str(failure.value)
     folder = RunFolder(tmp_path / "runs" / "project-name")
     assert read_object(folder.status)["status"] == "stalled"
-    assert look(folder.path).status == "stalled"
+    assert Overview(folder.path).status == "stalled"
     log = folder.log.read_text()
     assert f"Stalled: {phase.partition(' after')[0].removesuffix('.')}" in log
     assert "test_stalls.py" in log  # the line that hangs

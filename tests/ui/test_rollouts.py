@@ -13,7 +13,7 @@ import pytest
 from aitrain.runs import json_values
 from aitrain.runs import rollout_index as reading
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.rollout_record import read_rollouts
 from aitrain.ui.episodes import MOST_EPISODES, Limit, Query, choose, episode, find, page_of
 from tests.ui.conftest import read, record, said, write_run
 
@@ -81,14 +81,6 @@ def test_an_episode_has_its_row_its_tools_the_weight_versions_of_its_turns_and_t
     assert [message.get("weight_version") for message in shown["said"]] == [3, None, 4]
     assert shown["rendered"] == same["rendered"] == {"text": "<user>", "length": 11}
     assert other["rendered"] == {"text": ""}
-
-
-def test_content_in_parts_and_the_calls_of_a_transcript_are_text() -> None:
-    call = {"type": "function", "function": {"name": "find", "arguments": {"city": "Brom"}}}
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    answer = {"role": "assistant", "content": parts, "tool_calls": [call]}
-    _, (answered,) = RolloutRecord.from_json(record(prompt=[], messages=[answer])).transcript()
-    assert (answered.text, answered.calls) == ("a\nb", (("find", '{"city": "Brom"}'),))
 
 
 # -- finding

@@ -13,7 +13,6 @@ import pytest
 from aitrain.redaction import MASK
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import append_lines, read_object, write_json
-from aitrain.runs.run_list import look, runs_in
 from aitrain.ui.episodes import CaseRow, Query, case_changes, case_rows, find
 from aitrain.ui.overview import DEAD, LOG_LINES, Overview
 from aitrain.ui.run_registry import RunRegistry, stamp
@@ -69,7 +68,6 @@ def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_no
     for name in (*names, "system.jsonl", "train.log", "rollouts/rank0.jsonl"):
         (tmp_path / "bad" / name).unlink(missing_ok=True)
         HARM[harm](tmp_path / "bad" / name)
-    assert {run.name: run.status for run in runs_in(tmp_path)} == {"good": "failed", "bad": "damaged"}
     rows = {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()}
     assert rows == {"good": "failed", "bad": "unknown"}
     json.dumps(Overview(tmp_path / "bad").to_json(), allow_nan=False)
@@ -144,4 +142,3 @@ def test_a_run_that_was_killed_has_the_steps_of_its_metrics_and_a_resumed_one_th
         run.write_status(status, step=1)
         append_lines(run.metrics, [{"step": 3, "reward": 0.5}])
         assert state_of(run.path)["step"] == expected
-        assert look(run.path).step == expected
