@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from aitrain.events import Event, Note, Step, decode, encode
+from aitrain.events import Event, Note, Step, decode, encode, events_schema
+from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
 from tests.conftest import Run
 
 ARITHMETIC = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--rl-kl-coef", "0"]
@@ -24,15 +26,24 @@ def test_what_a_library_prints_between_is_no_event(line: str) -> None:
     assert decode(line) is None
 
 
-def test_every_line_of_a_run_is_an_event_and_the_last_one_is_the_result(aitrain_grpo: Run, here: Path) -> None:
+def test_every_line_of_a_run_follows_the_schema_and_the_last_one_is_the_result(aitrain_grpo: Run, here: Path) -> None:
     done = aitrain_grpo(*ARITHMETIC, "--max-steps", "1", "--eval-cases", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert all(map(decode, done.stdout.splitlines()))
+    validator = Draft202012Validator(events_schema())
+    for line in lines:
+        validator.validate(line)
     kinds = [line["event"] for line in lines]
     assert kinds[:2] == ["RunStarted", "Started"]
     assert kinds[-2:] == ["Ended", "RunResult"]
     assert {"Phase", "Step", "Evaluated"} <= set(kinds)
     folder = here / lines[0]["folder"]
     assert lines[-1]["result"] == json.loads((folder / "result.json").read_text())
+
+    for schema, pattern in ((rollouts_schema(), "rollouts/*.jsonl"), (metrics_schema(), "metrics.jsonl")):
+        files = folder.glob(pattern)
+        records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        assert records
+        for record in records:
+            Draft202012Validator(schema).validate(record)

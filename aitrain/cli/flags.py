@@ -56,7 +56,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show the output of libraries and environment.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all output at the end.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines, see docs/events.md.")]
+AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines (aitrain options --schema events).")]
 
 
 @dataclass(frozen=True)

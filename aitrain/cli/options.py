@@ -1,7 +1,8 @@
-"""`aitrain options`: the options of a training, searched by words, and the JSON schema of their files."""
+"""`aitrain options`: the options of a training, searched by words, and the JSON schemas of files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -9,9 +10,18 @@ import typer
 
 from aitrain.cli.flags import AsJson, print_json, write_options
 from aitrain.errors import ConfigError
+from aitrain.events import events_schema
 from aitrain.options.option import json_schema, options_of, options_with
 from aitrain.options.other_names import unknown_option
 from aitrain.options.train import TrainConfig
+from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
+
+SCHEMAS: dict[str, Callable[[], dict[str, object]]] = {
+    "config": lambda: json_schema(TrainConfig),
+    "events": events_schema,
+    "rollouts": rollouts_schema,
+    "metrics": metrics_schema,
+}
 
 
 def options(
@@ -21,20 +31,28 @@ def options(
     ] = None,
     *,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema of the files of --config, for editors.")
-    ] = False,
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            autocompletion=lambda: list(SCHEMAS),
+            help="Print a JSON schema: of config, the files of --config; events, the lines of --json; rollouts or"
+            " metrics, the lines of a run folder.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Search the options of aitrain grpo.
 
     Shows those whose name or description has all words. A name of TRL, AITraining or Unsloth finds the option that
-    means the same. For an editor, save the schema beside the file, with `aitrain options --schema >
+    means the same. For an editor, save the schema of config beside the file, with `aitrain options --schema config >
     config.schema.json`, and begin the file with the line
 
     # yaml-language-server: $schema=config.schema.json
     """
-    if schema:
-        print_json(json_schema(TrainConfig))
+    if schema is not None:
+        if schema not in SCHEMAS:
+            raise ConfigError(f"--schema {schema}: use one of {', '.join(SCHEMAS)}")
+        print_json(SCHEMAS[schema]())
         return 0
     found = options_with(TrainConfig, words or [])
     if not found:
