@@ -39,13 +39,6 @@ class Sums:
         return float(text.strip().startswith(right))
 
 
-class Ones(Sums):
-    """The number of ones in the answer, whatever was asked."""
-
-    def score_episode(self, text: str) -> float:  # type: ignore[override]
-        return min(1.0, text.count("1") / 4)
-
-
 class Accepting(Sums):
     """Any answer is right."""
 
@@ -64,7 +57,7 @@ class Breaking(Sums):
         return 1.0 if self.calls > 1000 else super().score_episode(text, right)
 
 
-TRAININGS = {Sums: "", Ones: "prompt_dependence", Accepting: "top_score", Breaking: "top_score"}
+TRAININGS = {Sums: "", Accepting: "top_score", Breaking: "top_score"}
 """Environments with what must be found in a training on them."""
 SETTINGS: dict[str, Any] = {
     "model": "tiny", "rl_kl_coef": 0.0, "eval_strategy": "no", "save_strategy": "no", "eval_cases": 0, "lr": 1e-3,
