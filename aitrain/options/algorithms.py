@@ -373,8 +373,6 @@ class GRPOOptions(Options):
     custom_loss: FunctionNames | None = None
     """Your loss of each token, as module:function or file.py:function; --rl-loss-type says how it is averaged
     (docs/extending.md)."""
-    custom_sampler: FunctionNames | None = None
-    """Your choice of cases, as module:function or file.py:function; see docs/extending.md."""
     custom_callbacks: ResumeSafe[FunctionNames | None] = None
     """Your callbacks of the trainer, as module:function or file.py:Class, several with commas
     (docs/extending.md)."""

@@ -135,10 +135,6 @@ class TrainConfig(
                 "rl_sampling: difficulty needs to know which scores are high\n"
                 "Set rl_score_range LOW,HIGH, or use rl_sampling refill."
             )
-        if self.rl_sampling == "difficulty" and self.custom_sampler is not None:
-            yield "custom_sampler: rl_sampling difficulty chooses the cases as well: leave one of the two out"
-        if self.rl_env_weights is not None and self.custom_sampler is not None:
-            yield "rl_env_weights: custom_sampler chooses the cases of all environments: leave one of the two out"
         yield from fsdp_rules(self)
         yield from contradictions(self)
 

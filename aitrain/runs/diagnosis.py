@@ -459,7 +459,7 @@ def traits_of(options: JsonObject) -> RunTraits:
     """What diagnostics must know of options, by their names; those that are missing have their defaults."""
     return RunTraits(
         bounds=bounds_of(options.get("rl_score_range")),
-        samples_uniformly=options.get("rl_sampling") in (None, "uniform") and not options.get("custom_sampler"),
+        samples_uniformly=options.get("rl_sampling") in (None, "uniform"),
         samples_ahead=bool(options.get("rl_ahead")),
         loss_type=str(options.get("rl_loss_type") or "grpo"),
     )

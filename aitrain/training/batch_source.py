@@ -229,7 +229,7 @@ def batch_source(
     arguments: GRPOConfig,
 ) -> BatchSource:
     """The source of a run's batches, by its options."""
-    config, order = runner.config, case_order(runner, cases, schedule.prompts, arguments, rollouts.gather)
+    config, order = runner.config, case_order(runner, cases, schedule.prompts, arguments)
     refill_limit = config.rl_refill_limit if config.rl_sampling == "refill" else 0
     size, masks_truncated = arguments.num_generations, arguments.mask_truncated_completions
     parts = rollouts, cases, order, schedule, size, masks_truncated, refill_limit

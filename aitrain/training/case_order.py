@@ -8,20 +8,15 @@ epoch, so that the number of steps alone is the position of a resumed run.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from trl import GRPOConfig
 
-from aitrain.environment.contract import Case, arguments_for
 from aitrain.environment.runner import Runner
-from aitrain.errors import EnvironmentFailed
-from aitrain.execution.user_code import failure_message
-from aitrain.training.algorithm import load_with_parameters
 from aitrain.training.holdout import CaseList, parts_of
 
 EQUAL_SHARE = 0.2
@@ -244,98 +239,9 @@ class MixedOrder(CaseOrder):
             order.restore(state.get(name, {}))
 
 
-# -- the user's function (--custom-sampler)
-
-
-PARAMETERS = ("cases", "count", "scores", "batch", "random")
-"""What the function may ask for, by name."""
-KEPT_SCORES = 32
-"""Latest groups of each case whose scores the function gets."""
-
-
-def load_sampler(place: str) -> Callable[..., Any]:
-    """The user's function.
-
-    Raises:
-        ConfigError: it cannot be loaded, or asks for what there is not.
-        EnvironmentFailed: its module raised.
-    """
-    return load_with_parameters("custom_sampler", place, PARAMETERS)
-
-
-@dataclass
-class CustomOrder(CaseOrder):
-    """Asks the user's function on the first rank, and sends its answer to the others."""
-
-    function: Callable[..., Any]
-    cases: Sequence[Case]
-    groups: int
-    seed: int
-    share: Callable[[list[Any]], list[Any]]
-    """Joins lists of all ranks; every rank must call it."""
-    is_first: bool
-    memory: dict[int, list[float]] = field(default_factory=dict, init=False)
-    """Mean scores of each case's groups, the latest one last."""
-    _last: int = field(default=0, init=False)
-
-    def take(self, place: int, count: int) -> list[int]:
-        """The function's choice."""
-        self._last = place // self.groups
-        return self._ask(count, random.Random(f"{self.seed}/sampler/{self._last}"))
-
-    def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int]:
-        """What the function chooses instead, without the cases that are in use."""
-        source = random.Random(f"{self.seed}/sampler/{self._last}/{len(used)}")
-        chosen = dict.fromkeys(self._ask(len(replaced), source))
-        return [case for case in chosen if case not in used]
-
-    def see(self, groups: Iterable[PlayedGroup]) -> None:
-        """Keep the mean score of each group that has one."""
-        for group in groups:
-            if group.scores:
-                scores = [*self.memory.get(group.case, ()), sum(group.scores) / len(group.scores)]
-                self.memory[group.case] = scores[-KEPT_SCORES:]
-
-    def metrics(self) -> dict[str, float]:
-        """The share of the cases that have a score."""
-        return {"cases/played": len(self.memory) / len(self.cases)}
-
-    def _ask(self, count: int, source: random.Random) -> list[int]:
-        answers = self.share([self._answer(count, source)] if self.is_first else [])
-        if isinstance(answers[0], EnvironmentFailed):
-            raise answers[0]
-        return list(answers[0])
-
-    def _answer(self, count: int, source: random.Random) -> list[int] | EnvironmentFailed:
-        """The function's answer, or what is wrong with it; an error must reach all ranks."""
-        rows = [MappingProxyType(dict(case.row)) for case in self.cases]
-        scores = [tuple(self.memory.get(case, ())) for case in range(len(rows))]
-        values = {"cases": rows, "count": count, "scores": scores, "batch": self._last, "random": source}
-        try:
-            answer = list(self.function(**arguments_for(self.function, values)))
-        except Exception as error:
-            return EnvironmentFailed(failure_message("custom_sampler raised", error))
-        if len(answer) != count:
-            return EnvironmentFailed(f"custom_sampler returned {len(answer)} case numbers, and not count={count}")
-        for one in answer:
-            if isinstance(one, bool) or not hasattr(one, "__index__") or not 0 <= int(one) < len(rows):
-                last = len(rows) - 1
-                return EnvironmentFailed(f"custom_sampler returned {one!r:.60}, and cases are numbered 0 to {last}")
-        return [int(one) for one in answer]
-
-
-def case_order(
-    runner: Runner,
-    cases: CaseList,
-    groups: int,
-    arguments: GRPOConfig,
-    share: Callable[[list[Any]], list[Any]],
-) -> CaseOrder:
-    """The order of a run's cases, by its options, with `groups` in a batch; `share` joins lists of all ranks."""
+def case_order(runner: Runner, cases: CaseList, groups: int, arguments: GRPOConfig) -> CaseOrder:
+    """The order of a run's cases, by its options, with `groups` in a batch."""
     config = runner.config
-    if config.custom_sampler is not None:
-        function, is_first = load_sampler(config.custom_sampler), arguments.process_index == 0
-        return CustomOrder(function, cases, groups, arguments.seed, share, is_first)
     orders: dict[str, UniformOrder | DifficultyOrder] = {}
     for part in parts_of(cases):
         if config.rl_sampling == "difficulty":

@@ -29,7 +29,6 @@ from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.callbacks import MetricsReporter, custom_callbacks
-from aitrain.training.case_order import load_sampler
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build_datasets, case_numbers
 from aitrain.training.distributed import init_processes
@@ -149,8 +148,6 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     the model."""
     config, is_dry_run = context.config, context.dry_run_of > 0
     begin(context)
-    if config.custom_sampler is not None:
-        load_sampler(config.custom_sampler)
     check_quantization(config)
     copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):
