@@ -182,12 +182,9 @@ def _steps(plan: RunPlan, rollout: RolloutSize) -> str:
     repeated = f" x {updates} updates with each batch" if updates > 1 else ""
     rounded = "rounded up to whole rollouts" if rollout.steps > 1 else "rounded up"
     cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, {rounded}"
-    ends = [f"a held-out score whose interval begins at {config.until:g} or above"] if config.until is not None else []
-    if config.patience is not None:
-        ends.append(f"{config.patience} evaluations in a row without a better one")
     every = f"{config.eval_steps} steps" if config.eval_strategy == "steps" else "epoch"
-    earlier = f", fewer after {' or '.join(ends)}; an evaluation every {every}" if ends else ""
-    return f"{config.max_steps or cases}{earlier}"
+    ends = f"{config.patience} evaluations in a row without a better one; an evaluation every {every}"
+    return f"{config.max_steps or cases}{f', fewer after {ends}' if config.patience is not None else ''}"
 
 
 # -- what it needs

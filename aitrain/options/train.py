@@ -118,7 +118,7 @@ class TrainConfig(
         if self.rl_ahead_turns and not self.rl_ahead:
             yield "rl_ahead_turns: without rl_ahead 1 no episode is played while the model trains"
         if self.eval_strategy == "no" or self.eval_cases == 0:
-            for name in ("save_best", "until", "patience"):
+            for name in ("save_best", "patience"):
                 if getattr(self, name) not in (None, False):
                     yield f"{name}: nothing is scored during training\nSet eval_strategy, and eval_cases above 0."
         if self.launcher == "ray" and self.starts_vllm_servers:

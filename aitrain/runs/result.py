@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import ScoreTable, interval_texts
 from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.json_values import read_whole
@@ -50,8 +49,6 @@ class Result:
     """The scores before and after with their intervals."""
     verdict: Verdict | None = None
     """`better`, `worse` or `undetected`, by the change of the sampled score; None without scores before and after."""
-    time_to_target: TimeToTarget | None = None
-    """With --until, what the training had taken when the score reached it."""
     episodes: int = 0
     """All episodes, those of the scorings included."""
     failures: dict[str, int] = field(default_factory=dict)

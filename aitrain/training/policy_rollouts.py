@@ -41,8 +41,6 @@ class PolicyRollouts:
     """Returns the number of the policy's optimizer steps."""
     sampled_tokens: int = 0
     """Tokens that all ranks sampled in training since `take_sampled_tokens`."""
-    trained_tokens: int = 0
-    """Tokens that all ranks sampled in training, over all parts of a resumed run."""
     loop: EventLoop = field(default_factory=EventLoop)
     gather: Callable[[list[Any]], list[Any]] = gather_object
     """Joins lists of all ranks in their order; every rank must call it. Code that plays and groups episodes uses this
@@ -107,9 +105,7 @@ class PolicyRollouts:
         Raises:
             EpisodesFailed: too many episodes failed in consecutive batches.
         """
-        tokens = sum(one.tokens for one in played)
-        self.sampled_tokens += tokens
-        self.trained_tokens += tokens
+        self.sampled_tokens += sum(one.tokens for one in played)
         self.report_failures(played)
         self.check_abandoned()
         for name in ("", *filter(None, self.rollout.runner.parts)):

@@ -201,10 +201,10 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         completion = new_tokens or context_tokens or config.rl_max_turns * config.rl_max_new_tokens
         context_tokens = fit_vllm(arguments, config, completion, whole)
     choosing = split.choosing if len(split.choosing) else split.held_out
+    check_stopping(config, mixture_of(context.runner, choosing), schedule)
     notes: list[tuple[NoteLevel, str | None]] = [
         ("info", str(schedule) if schedule.filled else None),
         ("warning", note_on_few_cases(mixture_of(context.runner, split.held_out))),
-        ("warning", check_stopping(config, mixture_of(context.runner, choosing), schedule)),
         ("info", None if context.checkpoint is None else note_on_steps(context.checkpoint, arguments)),
         ("info", fit_warmup(arguments)),
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections import Counter
@@ -21,7 +20,6 @@ from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import RunFinding, RunTraits, findings_of
-from aitrain.runs.early_stop import perfect_score
 from aitrain.runs.held_out import (
     DECODINGS,
     IntervalValues,
@@ -407,12 +405,6 @@ class Overview:
         steps = self.result.get("steps")
         if self.recorded.get("status", "finished") == "finished" and steps:
             return f"{command} --resume --max-steps {2 * steps}"
-        if "--until" in because:  # a target between the last one and what perfect scores reach
-            mixture, until = self.mixture(), float(self.options["until"])
-            perfect = perfect_score(mixture, self.result["eval_cases"] // len(mixture))
-            low = until if perfect is None or perfect["low"] is None else perfect["low"]
-            higher = math.floor((until + low) / 2 * 100) / 100
-            return f"{command} --resume --until {higher:g}" if higher > until else ""
         if "--patience" in because:
             return f"{command} --resume --patience {2 * self.options['patience']}"
         return f"{command} --resume"

@@ -210,7 +210,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
 RUNS = {
     "test_agreement.py": ["vllm_mode", "vllm_server_url"], "test_diagnostics.py": ["stop_when_flat"],
     "test_eval_job.py": ["rl_max_prompt_length"], "test_several_environments.py": ["rl_env_weights"],
-    "test_evaluation.py": ["eval_samples", "patience", "save_best", "until"], "test_export.py": ["push_to_hub"],
+    "test_evaluation.py": ["eval_samples", "patience", "save_best"], "test_export.py": ["push_to_hub"],
     "test_failures.py": ["eval_steps"], "test_grpo.py": ["eval_cases", "eval_strategy"],
     "test_resume.py": ["resume_anyway", "resume_from_checkpoint"], "test_rl_check.py": ["rl_check"],
     "test_rollout.py": ["chat_template"], "test_tracking.py": ["log"], "test_warm_up.py": ["warm_up"],
