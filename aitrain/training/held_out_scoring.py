@@ -17,6 +17,8 @@ from aitrain.events import Evaluated
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import Best
 from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of_mean, named
 from aitrain.training.callbacks import MetricsReporter
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
@@ -89,19 +91,22 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
 
     def before(self) -> EvalScores:
         """Scores of the initial policy on all cases; the means are those of the cases that are played during the
-        training. A resumed run plays only the cases and samples that are not recorded."""
+        training. A resumed run has them in its records, unless its cases or samples are others."""
         phase, plan = EvalPhase("before", 0, 0), self.choosing
         if plan is not self.plan:
             plan = replace(plan, cases=[*self.plan.cases, *plan.cases])
-        if self.context.checkpoint is None:
-            scores = self._score(phase, plan)
-        else:
-            is_main = self.trainer.accelerator.is_main_process
-            recorded = [recorded_scores(self.context.folder, "before", plan.cases) if is_main else {}]
+        scores = None
+        if self.context.checkpoint is not None:
+            folder, is_main = self.context.folder, self.trainer.accelerator.is_main_process
+            recorded = [recorded_scores(folder, phase.name, plan) if is_main else None]
             broadcast_object_list(recorded)
-            scores = evaluate(
-                self.trainer.rollouts, replace(plan, recorded=recorded[0]), phase, self.trainer.write_records
-            )
+            scores = recorded[0]
+            if scores is None and is_main:
+                for file in folder.rollouts.glob("*.jsonl"):
+                    keep_lines(file, lambda record: record.eval_phase[:6] != "before", RolloutRecord.from_json)
+            self.trainer.accelerator.wait_for_everyone()
+        if scores is None:
+            scores = self._score(phase, plan)
         self.state.before = scores.means[0]
         self._diagnose(self.line_of(0, scores))
         return scores
