@@ -198,9 +198,10 @@ def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores
         for record in read_rollouts(file):
             name, _, decoding = record.eval_phase.rpartition("_")
             row, sample = record.row_number, record.sample or 0
-            if name == phase and row in asked and (record.prompt or record.row) == asked[row]:
-                if sample in plan.numbers(decoding):
-                    found[decoding][row, sample] = record.score
+            if name != phase or row is None or sample not in plan.numbers(decoding):
+                continue
+            if row in asked and (record.prompt or record.row) == asked[row]:
+                found[decoding][row, sample] = record.score
     if any(len(found[name]) < len(asked) * len(plan.numbers(name)) for name in found):
         return None
     scorings = {
