@@ -1,4 +1,5 @@
-"""`aitrain.train` and `aitrain.chat`: a run, and a chat with its model, in the calling process."""
+"""`aitrain.train`, `aitrain.compare` and `aitrain.chat`: a run, its scores and a chat with its model, in the calling
+process."""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
     from aitrain.jobs.chat_session import ChatSession
+    from aitrain.runs.comparison import Comparison
     from aitrain.training.run_context import StopRequest
 
 
@@ -86,6 +88,21 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
             if isinstance(error, AitrainError):
                 raise
             raise to_aitrain_error(error) from error
+
+
+def compare(run: Result | Path | str, other: Result | Path | str | None = None) -> Comparison:
+    """The model of a run compared with that of another run or eval, case by case; by itself, with what it was before
+    the training. Changes are those of `run` less the other one.
+
+    Raises:
+        ConfigError: they have no held-out cases in common.
+    """
+    from aitrain.runs.comparison import compare_all  # here, as only this needs it
+    from aitrain.runs.recorded_scoring import read_scorings
+
+    folders = [one.folder if isinstance(one, Result) else Path(one) for one in (other, run) if one is not None]
+    with errors_in_python():
+        return compare_all(read_scorings(folders))[0]
 
 
 def _silence_tqdm() -> None:

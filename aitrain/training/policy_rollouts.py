@@ -12,7 +12,6 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from aitrain.engines.batching import BatchingEngine
-from aitrain.engines.chat_endpoint import ChatEndpoint
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
 from aitrain.environment.failure_count import FailureCount
@@ -159,6 +158,6 @@ class PolicyRollouts:
         """Close the engine, and remove files of weights for a vLLM server."""
         if isinstance(self.loop, ThreadLoop):
             self.loop.cancel()
-        if isinstance(self.rollout.engine, (VLLMServerEngine, ChatEndpoint)):
-            self.loop.run(self.rollout.engine.close())
+        if (close := getattr(self.rollout.engine, "close", None)) is not None:
+            self.loop.run(close())
         self.loop.close()
