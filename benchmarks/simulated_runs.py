@@ -1,6 +1,6 @@
 """Simulated metrics of runs, healthy ones and ones with a planted condition, for benchmarks/diagnostics.py.
 
-Each run has cases of different difficulty, sampled as a run samples them: by epochs, by refill or by difficulty, or of
+Each run has cases of different difficulty, sampled as a run samples them: by epochs or by refill, or of
 two environments in turn. What a policy can do, and how long its completions are, wanders as first-order autoregressive
 noise around curves; scores, lengths and held-out scores are drawn from there.
 """
@@ -78,7 +78,6 @@ class _Simulation:
         self.steps = self.draw.randint(*kind.steps)
         self.prompts, self.group = self.draw.randint(*kind.prompts), self.draw.randint(*kind.generations)
         self.difficulty = [self.draw.gauss(0, kind.spread) for _ in range(self.draw.randint(*kind.cases))]
-        self.rates = [0.5] * len(self.difficulty)
         self.held_out = [self.draw.gauss(0, kind.spread) for _ in range(48)]
         self.queue: list[int] = []
         self.correlation = self.draw.choice((0.0, 0.5, 0.9))
@@ -115,9 +114,6 @@ class _Simulation:
 
     def _cases(self) -> list[int]:
         size = self.prompts * (3 if self.kind.sampling == "refill" else 1)
-        if self.kind.sampling == "difficulty":
-            weights = [0.1 + rate * (1 - rate) for rate in self.rates]
-            return self.draw.choices(range(len(self.difficulty)), weights, k=size)
         while len(self.queue) < size:
             order = list(range(len(self.difficulty)))
             self.draw.shuffle(order)
@@ -129,9 +125,7 @@ class _Simulation:
         """Score of each completion of a group."""
         shift = 2.0 * (case % self.kind.environments)
         right = 1 / (1 + math.exp(self.difficulty[case] + shift - skill))
-        scores = [float(self.draw.random() < right) for _ in range(self.group)]
-        self.rates[case] += 0.3 * (fmean(scores) - self.rates[case])
-        return scores
+        return [float(self.draw.random() < right) for _ in range(self.group)]
 
     def _scoring(self, step: int, wander: float) -> MetricsLine:
         time = step / self.steps
@@ -150,7 +144,6 @@ HEALTHY = (
     Kind("thinks longer and scores better", length=ramp(100, 320), skill=ramp(-2, 2)),
     Kind("solves its task early", skill=ramp(-1, 7, 0.0, 0.3), spread=1.0, entropy=ramp(1.0, 0.04)),
     Kind("does not learn", skill=steady(-0.5)),
-    Kind("samples by difficulty, with longer answers", length=ramp(100, 190), sampling="difficulty", skill=ramp(-2, 2)),
     Kind("replaces groups without variance", length=ramp(100, 190), sampling="refill", skill=ramp(-2, 2)),
     Kind("trains two environments", environments=2, length=ramp(150, 120)),
     Kind("has few cases and small batches", cases=(6, 12), prompts=(2, 3), generations=(3, 4), wander=0.5),

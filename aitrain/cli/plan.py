@@ -127,8 +127,6 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan, rollout)
-    if config.rl_sampling == "difficulty":
-        yield "cases", "drawn by how much their scores vary; an epoch is as many groups as there are cases"
     if config.rl_sampling == "refill":
         yield "cases", f"groups of equal scores are replaced, at most {config.rl_refill_limit} times in a batch"
     if config.rl_ahead:

@@ -388,10 +388,9 @@ class SamplingOptions(Options):
 
     section = "Cases"
 
-    rl_sampling: Literal["uniform", "refill", "difficulty"] = "uniform"
+    rl_sampling: Literal["uniform", "refill"] = "uniform"
     """How the cases of a batch are chosen: uniform, each once per epoch; refill, which replaces groups whose scores are
-    all equal by groups of other cases (dynamic sampling of DAPO, arXiv 2503.14476); difficulty, by their moving success
-    rate, so that cases that are always or never solved become rare."""
+    all equal by groups of other cases (dynamic sampling of DAPO, arXiv 2503.14476)."""
     rl_refill_limit: PositiveInt = 10
     """How often the groups of a batch are replaced at most, with --rl-sampling refill."""
     rl_ahead: ZeroOrOne = 0

@@ -130,11 +130,6 @@ class TrainConfig(
             yield "launcher: ray needs the number of training processes: add num_processes"
         if self.ray_address is not None and self.launcher != "ray" and not self.is_env_on_ray:
             yield "ray_address: nothing of this run is on Ray: add launcher ray or rl_env_workers ray:N"
-        if self.rl_sampling == "difficulty" and self.rl_score_range == "any":
-            yield (
-                "rl_sampling: difficulty needs to know which scores are high\n"
-                "Set rl_score_range LOW,HIGH, or use rl_sampling refill."
-            )
         yield from fsdp_rules(self)
         yield from contradictions(self)
 

@@ -83,7 +83,7 @@ class RunTraits:
     bounds: Bounds | None = UNIT
     """Lowest and highest score; None for an unbounded range."""
     samples_uniformly: bool = True
-    """Whether rewards of different steps are of alike cases; --rl-sampling refill and difficulty choose them by their
+    """Whether rewards of different steps are of alike cases; --rl-sampling refill chooses them by their
     scores."""
     loss_type: str = "grpo"
     ratio_by_sequence: bool = True

@@ -17,7 +17,7 @@ from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import Runner
 from aitrain.rollout.clock import RolloutClock
-from aitrain.training.case_order import CaseOrder, PlayedGroup, case_order
+from aitrain.training.case_order import CaseOrder, case_order
 from aitrain.training.holdout import CaseList
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import DiscardedEpisode, PlayedEpisode, TrainingBatch, finish_groups
@@ -88,9 +88,8 @@ class BatchSource:
             current = [new[group][0] if group in new else group for group in current]
         batch.everywhere = [one for group in current for one in groups[group]]
         batch.played = [one for members in groups.values() for one in members]
-        scores = {number: _scores(members) for number, members in groups.items()}
         if self.refill_limit:
-            known = [score for of_group in scores.values() for score in of_group]
+            known = [one.score for one in batch.played if one.score is not None]
             discarded_tokens = sum(one.tokens for one in batch.played) - sum(one.tokens for one in batch.everywhere)
             batch.metrics = {
                 "cases/played_groups": float(len(groups)),
@@ -99,8 +98,6 @@ class BatchSource:
                 "cases/refill_rounds": float(max(rounds.values())),
                 **({"cases/mean_score": sum(known) / len(known)} if known else {}),
             }
-        self.order.see([PlayedGroup(members[0].number, scores[number]) for number, members in groups.items()])
-        batch.metrics |= self.order.metrics()
         return batch
 
     def _play(
@@ -133,10 +130,6 @@ class BatchSource:
         scores = torch.tensor([math.nan if one.score is None else one.score for one in members])
         kept = torch.tensor([one.is_kept(self.masks_truncated) for one in members])
         return bool(has_advantages(scores, kept, len(members)))
-
-
-def _scores(members: Sequence[PlayedEpisode]) -> tuple[float, ...]:
-    return tuple(one.score for one in members if one.score is not None)
 
 
 @dataclass

@@ -194,7 +194,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (settings, LORA, {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": "q_proj,v_proj"}),
     (settings, {"model": "tiny"}, {"distributed_backend": "fsdp2"}),
     (trl_config, {}, {"trl": {"num_iterations": 2}}),
-    (batches, {}, {"rl_sampling": "difficulty"}),
+    (batches, {}, {"rl_sampling": "refill"}),
     (batches, {"rl_sampling": "refill"}, {"rl_refill_limit": 3}),
     (sampled, {}, {
         "rl_min_p": 0.5, "rl_repetition_penalty": 1.5, "rl_presence_penalty": 0.5, "rl_frequency_penalty": 0.5,
