@@ -130,8 +130,7 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     if config.rl_sampling == "refill":
         yield "cases", f"groups of equal scores are replaced, at most {config.rl_refill_limit} times in a batch"
     if config.rl_ahead:
-        turns = "; weights are also loaded between turns" if config.rl_ahead_turns else ""
-        yield "ahead", f"the next rollout is sampled while one trains, with weights that are one rollout old{turns}"
+        yield "ahead", "the next rollout is sampled while one trains, with weights that are one rollout old"
     if config.custom_callbacks:
         yield "callbacks", config.custom_callbacks
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""

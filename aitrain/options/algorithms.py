@@ -396,9 +396,6 @@ class SamplingOptions(Options):
     rl_ahead: ZeroOrOne = 0
     """1: sample the next rollout while this one trains, with weights that are one rollout old; importance weights
     correct for that. Needs --vllm-mode server."""
-    rl_ahead_turns: bool = False
-    """With --rl-ahead, load new weights also between the turns of episodes, where training would wait for them; such
-    runs depend on timing."""
 
     def rules(self) -> Iterator[str]:
         """A limit needs what it limits."""

@@ -115,8 +115,6 @@ class TrainConfig(
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
                 "Add use_vllm and vllm_mode server."
             )
-        if self.rl_ahead_turns and not self.rl_ahead:
-            yield "rl_ahead_turns: without rl_ahead 1 no episode is played while the model trains"
         if self.eval_strategy == "no" or self.eval_cases == 0:
             for name in ("save_best", "patience"):
                 if getattr(self, name) not in (None, False):

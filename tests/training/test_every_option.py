@@ -201,7 +201,6 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
         "rl_min_new_tokens": 4, "rl_stop": ["</a>"],
     }),
     (batches, SERVER, {"rl_ahead": 1}),
-    (batches, {**SERVER, "rl_ahead": 1}, {"rl_ahead_turns": True}),
     (saved, LORA, {"merge_adapter": False}),
     (uploaded, {}, {"username": "someone", "repo_id": "some/thing", "hub_private": False}),
     (variables, {"model": "tiny", "rl_env": "envs.arithmetic"}, {"telemetry": True}),
