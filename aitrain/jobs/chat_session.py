@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,7 +15,7 @@ from aitrain.environment.seeds import SampleSeed, derived_seed
 from aitrain.environment.session import Message
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Decoding, Engine, GenerationRequest
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.chat_setup import ChatSetup
@@ -35,7 +35,8 @@ class ChatStoppedError(AitrainError):
 
 @dataclass
 class ModelChat:
-    """One model in a chat, and its messages so far."""
+    """One model in a chat, and its messages so far. It is the engine of its own answers, which are shown while they are
+    sampled."""
 
     name: str
     """`base`, `tuned` or `model`."""
@@ -74,8 +75,22 @@ class ModelChat:
             raise ChatStoppedError(NOT_PART)
         self.show(self.text.rstrip("\ufffd"))  # the rest of a character may come with the next token
 
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Sample one completion; what was not shown while it was sampled is shown at its end."""
+        if self.is_stopped():
+            raise ChatStoppedError(NOT_PART)
+        self.ids = []
+        completion = await self.engine.generate(request)
+        self.ids = list(completion.ids)
+        self.show(self.text)
+        return completion
+
+    def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
+        """The engine's own."""
+        return self.engine.batch(episodes)
+
     async def ask(self, question: str, seed: int, decoding: Decoding) -> str:
-        """The model's answer; the conversation is as before if it cannot be had.
+        """The model's answer to the person; the conversation is as before if it cannot be had.
 
         Raises:
             ConfigError: the conversation leaves no room for an answer.
@@ -83,22 +98,17 @@ class ModelChat:
         """
         asked = [*self.messages, {"role": "user", "content": question}]
         text = "".join(str(message["content"]) for message in asked)
-        prompt = self.chat.prompt_ids(asked if self.has_template else text)
-        room = self.limits.room(len(prompt), 0)
+        ids = self.chat.prompt_ids(asked if self.has_template else text)
+        room = self.limits.room(len(ids), 0)
         if room < 1:
             what, advice = ("conversation", "Begin a new one: /reset, or reset() in Python.")
             if not any(message["role"] == "assistant" for message in asked):
                 what, advice = ("question", f"The model's context has {self.limits.context}.")
-            raise ConfigError(f"The {what} has {len(prompt)} tokens, which leaves no room for an answer.\n{advice}")
-        if self.is_stopped():
-            raise ChatStoppedError(NOT_PART)
-        self.ids = []
-        async with self.engine.batch(1) as leave:
-            completion = await self.engine.generate(GenerationRequest(prompt, room, SampleSeed(seed), decoding))
+            raise ConfigError(f"The {what} has {len(ids)} tokens, which leaves no room for an answer.\n{advice}")
+        async with self.batch(1) as leave:
+            completion = await self.generate(GenerationRequest(ids, room, SampleSeed(seed), decoding))
             leave()
-        self.ids = list(completion.ids)
-        self.show(self.text)
-        self.messages = [*asked, self.chat.read(completion.ids, prompt, (), self.end.eos_ids)[0]]
+        self.messages = [*asked, self.chat.read(completion.ids, ids, (), self.end.eos_ids)[0]]
         self.cut_off = ""
         if completion.finish_reason == "length":
             advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"
@@ -213,7 +223,7 @@ def _chat_of(
         label,
         HFEngine(shown, policy.sampling, policy.end, policy.context),
         chat_format(policy.tokenizer, policy.config.trl_table("chat_template_kwargs")),
-        Limits(1, answer_tokens or ANSWER_TOKENS, None, policy.context),
+        Limits(policy.config.rl_max_turns, answer_tokens or ANSWER_TOKENS, None, policy.context),
         policy.end,
         scope,
         policy.tokenizer.chat_template is not None,
