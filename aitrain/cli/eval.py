@@ -108,7 +108,7 @@ class AskedEvals:
     """Options that were given, by name."""
     config: Path | None = None
     existing: str = "new"
-    """What happens to an eval that exists: `new` makes another folder, `resume` continues it and refuses other options,
+    """What happens to an eval that exists: `new` makes another folder, `resume` plays it again if it was interrupted,
     `reuse` takes it if its options are the same."""
     verbosity: Verbosity = field(default_factory=Verbosity)
     like: Path | None = None
