@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-TOKENS, PADDING, SCORED = 8, 24, 4
-"""Length of the test row, padding in front of it, and number of tokens whose log-probabilities are compared."""
+ROWS, TOKENS, PADDING, SCORED = 4, 8, 128, 4
+"""Test rows, their length, padding in front of them, and number of tokens whose log-probabilities are compared."""
+SHIFTED = 0.1
+"""Change of log-probabilities, as a share of their spread, above which positions count padding. Rounding to bfloat16
+changes those of SmolLM2 by 0.02, a table of positions those of GPT-2 by 0.6 or more."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +62,23 @@ def depends_on_padding(
 ) -> bool:
     """Whether left padding changes log-probabilities by more than rounding; the model must be in evaluation mode.
 
+    The rows are random tokens from the middle of the vocabulary, as special tokens, which are at its ends, cause large
+    rounding errors. The median tells rounding, which is large for a few tokens, from other positions.
+
     `compute`: `(ids, mask, count)` to the log-probabilities of the last `count` tokens of each row.
-    `is_precise`: all float32, where rounding causes up to 1e-5; bfloat16 causes up to about 0.1.
+    `is_precise`: all float32, where rounding causes up to 1e-5.
     """
     tokens = min(TOKENS, (context or 2 * TOKENS) // 2)
     padding = PADDING if context is None else min(PADDING, context - tokens)
     count = min(SCORED, tokens - 1)
     if count < 1 or padding < 1:
         return True
-    row = torch.arange(1, tokens + 1, device=device)[None] % vocabulary
-    mask = torch.ones_like(row)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(vocabulary // 4, vocabulary - vocabulary // 4, (ROWS, tokens), generator=generator).to(device)
+    mask = torch.ones_like(rows)
     plain, padded = (
-        compute(*(torch.nn.functional.pad(values, (before, 0)) for values in (row, mask)), count)[0]
+        compute(*(torch.nn.functional.pad(values, (before, 0)) for values in (rows, mask)), count)[0]
         for before in (0, padding)
     )
-    return not float((padded - plain).abs().mean()) <= (1e-3 if is_precise else 0.25)
+    change = (padded - plain).abs().median() / plain.std().clamp(min=1e-12)
+    return not float(change) <= (1e-3 if is_precise else SHIFTED)

@@ -212,19 +212,20 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.add_callback(StepEvents(self))
         self.context = inputs.limits.context
         policy = self.accelerator.unwrap_model(self.model)
+        is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
         with evaluation_mode(self.model):
             self.aligns_rows = depends_on_padding(
                 partial(super()._get_per_token_logps_and_entropies, self.model),
                 self.accelerator.device,
                 self.context,
                 policy.get_input_embeddings().weight.shape[0],
-                is_precise=policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16),
+                is_precise,
             )
 
         self.rows_apart = "positions depend on padding" if self.aligns_rows else "this is off"
         """Why each row is computed with its own prompt; empty if prompts are shared."""
         if inputs.shares_prompts and self.trims and not self.aligns_rows:
-            found = [why_apart(policy)]
+            found = [why_apart(policy, is_precise)]
             self.rows_apart = broadcast_object_list(found)[0]  # all processes make the same passes
         self.shares_prompts = not self.rows_apart
 

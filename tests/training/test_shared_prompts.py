@@ -31,6 +31,7 @@ from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
 from aitrain.rollout.engine import Decoding, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
+from aitrain.training.padding import depends_on_padding
 from aitrain.training.passes import cost_of_passes, plan_blocks, plan_passes
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
 
@@ -75,14 +76,17 @@ def model_of(config: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", SHARING)
-def test_models_with_a_cache_of_keys_and_values_share_prompts(kind: str) -> None:
-    assert why_apart(model_of(SHARING[kind])) == ""
+@pytest.mark.parametrize("precise", [True, False], ids=["float32", "bfloat16"])
+def test_models_with_a_cache_of_keys_and_values_share_prompts(kind: str, precise: bool) -> None:
+    model = model_of(SHARING[kind])
+    with torch.autocast("cpu", torch.bfloat16, enabled=not precise):
+        assert why_apart(model, precise) == ""
 
 
 @pytest.mark.parametrize("kind", APART)
 def test_other_models_compute_rows_apart(kind: str) -> None:
     model = model_of(APART[kind])
-    assert why_apart(model) != ""
+    assert why_apart(model, is_precise=False) != ""
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -229,3 +233,17 @@ def test_greedy_tokens_of_all_turns_are_those_of_each_episode_alone(kind: str, c
     assert calls == expected.get(kind, ["with_prompts_once", "continued", "continued"])
     alone = [asyncio.run(play(engine(False), prompts, [number]))[0] for number in range(12)]
     assert together == alone
+
+
+@pytest.mark.parametrize(("kind", "counts_padding"), [("gpt2", True), ("llama", False), ("gemma3", False)])
+@pytest.mark.parametrize("precise", [True, False], ids=["float32", "bfloat16"])
+def test_positions_that_count_padding_are_found(kind: str, counts_padding: bool, precise: bool) -> None:
+    model = model_of(SHARING[kind]).eval()
+
+    def compute(ids: torch.Tensor, mask: torch.Tensor, count: int) -> Any:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=not precise):
+            labels = ids.masked_fill(mask == 0, -100)
+            output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+        return output.log_probs[:, -count:], None, None
+
+    assert depends_on_padding(compute, torch.device("cpu"), 256, 300, precise) == counts_padding
