@@ -32,7 +32,7 @@ from aitrain.rollout.limits import limits_of
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import engine_setup, hub, model
 from aitrain.training.algorithm import AlgorithmParts
-from aitrain.training.batch_source import AheadSource, batch_source
+from aitrain.training.batch_source import batch_source
 from aitrain.training.callbacks import custom_callbacks
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.run_context import RunContext
@@ -112,8 +112,7 @@ def batches(config: TrainConfig) -> object:
     )
     rollouts: Any = SimpleNamespace(gather=list)
     source = batch_source(EnvRunner(None, config), rollouts, Cases([], range(9)), CaseSchedule(9, 2, 1, 1), args)
-    ahead = isinstance(source, AheadSource) and source.loads_between_turns
-    return type(source).__name__, type(source.order).__name__, source.refill_limit, ahead
+    return type(source).__name__, source.refill_limit
 
 
 def context_of(config: TrainConfig, environment: Any = None) -> RunContext:
