@@ -18,6 +18,9 @@ FOUND = 0.8
 FALSE_ALARMS = 0.02
 """Maximum share of healthy runs in which anything is found."""
 
+HEALTHY_RUNS = 4
+"""Healthy runs of a kind for each planted one: alarms are rare."""
+
 
 def diagnose(kind: Kind, seed: int) -> list[RunFinding]:
     """What is found in a simulated run."""
@@ -75,13 +78,13 @@ def findings_of_training(environment: type[Sums], folder: str, steps: int) -> se
 
 
 def measure(asked: Asked) -> Iterator[Figure]:
-    """As many runs of each kind as pairs."""
+    """As many runs of each planted kind as pairs."""
     seeds = range(asked.pairs)
     for kind in PLANTED:
         runs = [[one for one in diagnose(kind, seed) if one.name == kind.finding] for seed in seeds]
         found = [float(bool(one) and kind.says in one[0].text) for one in runs]
         yield Figure(f"planted, {kind.name}: share found", [sum(found) / len(found)], least=FOUND)
-    alarms = [float(bool(diagnose(kind, seed))) for kind in HEALTHY for seed in seeds]
+    alarms = [float(bool(diagnose(kind, seed))) for kind in HEALTHY for seed in range(HEALTHY_RUNS * asked.pairs)]
     yield Figure(f"share of {len(alarms)} healthy runs with an alarm", [sum(alarms) / len(alarms)], FALSE_ALARMS)
     with tempfile.TemporaryDirectory() as folder:
         for environment, expected in TRAININGS.items():
