@@ -17,7 +17,6 @@ FOUND = 0.8
 """Minimum share of the runs of each planted kind in which the condition is found."""
 FALSE_ALARMS = 0.02
 """Maximum share of healthy runs in which anything is found."""
-
 HEALTHY_RUNS = 4
 """Healthy runs of a kind for each planted one: alarms are rare."""
 
