@@ -16,7 +16,7 @@ _NAMES = {
     "environment.requirements": ("EnvRequirements",),
     "environment.tool_call_parser": ("ToolCall",),
     "errors": ("AitrainError", "ConfigError", "EnvironmentFailed", "EpisodeTruncated", "Interrupted", "RunFailed"),
-    "notebook": ("chat", "train"),
+    "notebook": ("chat", "compare", "train"),
     "options.train": ("TrainConfig",),
     "runs.result": ("Result",),
 }  # fmt: skip

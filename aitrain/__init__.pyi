@@ -17,6 +17,7 @@ from aitrain.errors import EpisodeTruncated as EpisodeTruncated
 from aitrain.errors import Interrupted as Interrupted
 from aitrain.errors import RunFailed as RunFailed
 from aitrain.notebook import chat as chat
+from aitrain.notebook import compare as compare
 from aitrain.notebook import train as train
 from aitrain.options.train import TrainConfig as TrainConfig
 from aitrain.runs.result import Result as Result

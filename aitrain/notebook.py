@@ -1,4 +1,5 @@
-"""`aitrain.train` and `aitrain.chat`: a run, and a chat with its model, in the calling process."""
+"""`aitrain.train`, `aitrain.compare` and `aitrain.chat`: a run, its scores and a chat with its model, in the calling
+process."""
 
 from __future__ import annotations
 
@@ -39,6 +40,7 @@ from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
     from aitrain.jobs.chat_session import ChatSession
+    from aitrain.runs.comparison import Comparison
     from aitrain.training.run_context import StopRequest
 
 
@@ -85,6 +87,21 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
             if isinstance(error, AitrainError):
                 raise
             raise to_aitrain_error(error) from error
+
+
+def compare(run: Result | Path | str, other: Result | Path | str | None = None) -> Comparison:
+    """The model of a run compared with that of another run or eval, case by case; by itself, with what it was before
+    the training. Changes are those of `run` less the other one.
+
+    Raises:
+        ConfigError: they have no held-out cases in common.
+    """
+    from aitrain.runs.comparison import compare_all  # here, as only this needs it
+    from aitrain.runs.recorded_scoring import read_scorings
+
+    folders = [one.folder if isinstance(one, Result) else Path(one) for one in (other, run) if one is not None]
+    with errors_in_python():
+        return compare_all(read_scorings(folders))[0]
 
 
 def _silence_tqdm() -> None:
@@ -233,14 +250,10 @@ class Answers:
 
     texts: dict[str, str]
     titles: dict[str, str] = field(repr=False)
-    scores: dict[str, float | None] = field(default_factory=dict)
-    """The environment's scores of a case."""
 
     def _repr_html_(self) -> str:
-        rows = [[escape_controls(text) for text in self.texts.values()]]
-        if self.scores:
-            rows.append(["no score" if score is None else f"score {score:.3f}" for score in self.scores.values()])
-        return html_table([self.titles[name] for name in self.texts], rows)
+        texts = [escape_controls(text) for text in self.texts.values()]
+        return html_table([self.titles[name] for name in self.texts], [texts])
 
 
 class Chat:
@@ -258,26 +271,13 @@ class Chat:
         with errors_in_python():
             return Answers(self._session.ask(question), self._session.titles)
 
-    def case(self, wanted: int | str) -> Answers:
-        """Let the models play a case of the environment; the answers are their last ones, and have scores.
-
-        Raises:
-            AitrainError: there is no such case, or the environment failed.
-        """
-        from aitrain.jobs.chat_session import answers_and_scores  # here, as it needs the model's libraries
-
-        with errors_in_python():
-            episodes = self._session.play(self._session.case(str(wanted)))
-            texts, scores = answers_and_scores(episodes)
-        return Answers(texts, self._session.titles, scores)
-
     def reset(self, system: str | None = None) -> None:
         """Begin a new conversation, with another system prompt if one is given."""
         self._session.system = self._session.system if system is None else system
         self._session.reset()
 
     def close(self) -> None:
-        """Close the environment, and end its threads."""
+        """End its thread."""
         self._session.close()
 
 
@@ -286,13 +286,11 @@ def chat(
     *questions: str,
     only: str | None = None,
     system: str = "",
-    environment: object = None,
     **options: Any,
 ) -> Chat:
     """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`.
 
-    `options` are those of `aitrain chat`: `greedy`, `seed`, and the environment's and the sampling options of a run;
-    `environment` may be an object, as for `train`.
+    `options` are those of `aitrain chat`: `greedy`, `seed`, and the sampling options of a run.
 
     Raises:
         ConfigError: the model cannot be loaded, or an option is wrong.
@@ -307,4 +305,4 @@ def chat(
         own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}
         limit = options.get("rl_max_new_tokens")
         request = ChatSetup(model, chat_options(model, only, options), only, system, answer_tokens=limit, **own)
-        return Chat(open_session(request, environment=environment))
+        return Chat(open_session(request))

@@ -17,6 +17,8 @@ FOUND = 0.8
 """Minimum share of the runs of each planted kind in which the condition is found."""
 FALSE_ALARMS = 0.02
 """Maximum share of healthy runs in which anything is found."""
+HEALTHY_RUNS = 4
+"""Healthy runs of a kind for each planted one: alarms are rare."""
 
 
 def diagnose(kind: Kind, seed: int) -> list[RunFinding]:
@@ -39,13 +41,6 @@ class Sums:
         return float(text.strip().startswith(right))
 
 
-class Ones(Sums):
-    """The number of ones in the answer, whatever was asked."""
-
-    def score_episode(self, text: str) -> float:  # type: ignore[override]
-        return min(1.0, text.count("1") / 4)
-
-
 class Accepting(Sums):
     """Any answer is right."""
 
@@ -64,7 +59,7 @@ class Breaking(Sums):
         return 1.0 if self.calls > 1000 else super().score_episode(text, right)
 
 
-TRAININGS = {Sums: "", Ones: "prompt_dependence", Accepting: "top_score", Breaking: "top_score"}
+TRAININGS = {Sums: "", Accepting: "top_score", Breaking: "top_score"}
 """Environments with what must be found in a training on them."""
 SETTINGS: dict[str, Any] = {
     "model": "tiny", "rl_kl_coef": 0.0, "eval_strategy": "no", "save_strategy": "no", "eval_cases": 0, "lr": 1e-3,
@@ -82,13 +77,13 @@ def findings_of_training(environment: type[Sums], folder: str, steps: int) -> se
 
 
 def measure(asked: Asked) -> Iterator[Figure]:
-    """As many runs of each kind as pairs."""
+    """As many runs of each planted kind as pairs."""
     seeds = range(asked.pairs)
     for kind in PLANTED:
         runs = [[one for one in diagnose(kind, seed) if one.name == kind.finding] for seed in seeds]
         found = [float(bool(one) and kind.says in one[0].text) for one in runs]
         yield Figure(f"planted, {kind.name}: share found", [sum(found) / len(found)], least=FOUND)
-    alarms = [float(bool(diagnose(kind, seed))) for kind in HEALTHY for seed in seeds]
+    alarms = [float(bool(diagnose(kind, seed))) for kind in HEALTHY for seed in range(HEALTHY_RUNS * asked.pairs)]
     yield Figure(f"share of {len(alarms)} healthy runs with an alarm", [sum(alarms) / len(alarms)], FALSE_ALARMS)
     with tempfile.TemporaryDirectory() as folder:
         for environment, expected in TRAININGS.items():

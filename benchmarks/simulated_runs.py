@@ -1,6 +1,6 @@
 """Simulated metrics of runs, healthy ones and ones with a planted condition, for benchmarks/diagnostics.py.
 
-Each run has cases of different difficulty, sampled as a run samples them: by epochs, by refill or by difficulty, or of
+Each run has cases of different difficulty, sampled as a run samples them: by epochs or by refill, or of
 two environments in turn. What a policy can do, and how long its completions are, wanders as first-order autoregressive
 noise around curves; scores, lengths and held-out scores are drawn from there.
 """
@@ -8,10 +8,9 @@ noise around curves; scores, lengths and held-out scores are drawn from there.
 from __future__ import annotations
 
 import math
-import operator
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, pvariance
 from typing import TypeAlias
 
@@ -38,13 +37,12 @@ def steady(value: float) -> Curve:
     return lambda _: value
 
 
-_SKILL, _LENGTH, _DEPENDENCE, _ENTROPY = ramp(-1.5, 1.5), steady(120.0), steady(0.8), steady(1.0)
+_SKILL, _LENGTH, _ENTROPY = ramp(-1.5, 1.5), steady(120.0), steady(1.0)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run. `parts` are components of the score by name: weight, and probability by time, of which None is the
-    policy's skill at the case; without them the score is the skill alone."""
+    """A kind of run."""
 
     name: str
     finding: str = ""
@@ -55,9 +53,7 @@ class Kind:
     """Log-odds of a right answer to a case of mean difficulty."""
     held_out_skill: Curve | None = None
     length: Curve = _LENGTH
-    dependence: Curve = _DEPENDENCE
     entropy: Curve = _ENTROPY
-    parts: dict[str, tuple[float, Curve | None]] = field(default_factory=dict)
     steps: tuple[int, int] = (120, 400)
     prompts: tuple[int, int] = (4, 16)
     generations: tuple[int, int] = (4, 8)
@@ -82,7 +78,6 @@ class _Simulation:
         self.steps = self.draw.randint(*kind.steps)
         self.prompts, self.group = self.draw.randint(*kind.prompts), self.draw.randint(*kind.generations)
         self.difficulty = [self.draw.gauss(0, kind.spread) for _ in range(self.draw.randint(*kind.cases))]
-        self.rates = [0.5] * len(self.difficulty)
         self.held_out = [self.draw.gauss(0, kind.spread) for _ in range(48)]
         self.queue: list[int] = []
         self.correlation = self.draw.choice((0.0, 0.5, 0.9))
@@ -101,34 +96,24 @@ class _Simulation:
 
     def _line(self, step: int, wander: float, stretch: float) -> MetricsLine:
         kind, time = self.kind, step / self.steps
-        groups = [self._play(case, kind.skill(time) + wander, time) for case in self._cases(kind.skill(time) + wander)]
+        groups = [self._play(case, kind.skill(time) + wander) for case in self._cases()]
         if kind.sampling == "refill":
-            groups = [group for group in groups if pvariance([one[0] for one in group]) > 0][: self.prompts] or groups
-        scores = [one[0] for group in groups for one in group]
-        flat = fmean(float(pvariance([one[0] for one in group]) == 0) for group in groups)
+            groups = [group for group in groups if pvariance(group) > 0][: self.prompts] or groups
+        scores = [score for group in groups for score in group]
+        flat = fmean(float(pvariance(group) == 0) for group in groups)
         count = len(scores)
-        noise = 0.5 / math.sqrt(count)
         values: dict[str, float | None] = {
-            "reward_std": fmean(math.sqrt(pvariance([one[0] for one in group])) for group in groups),
+            "reward_std": fmean(math.sqrt(pvariance(group)) for group in groups),
             "frac_reward_zero_std": flat,
             "completions/mean_length": kind.length(time) * math.exp(self.draw.gauss(stretch, 0.4 / math.sqrt(count))),
             "completions/clipped_ratio": self._share(0.05, count),
             "unscored": self._share(0.0, count),
             "entropy": kind.entropy(time) * math.exp(self.draw.gauss(0, 0.1)),
-            "prompt_dependence": max(-1.0, min(1.0, kind.dependence(time) + self.draw.gauss(0, noise))),
         }
-        for place, (name, (weight, _)) in enumerate(kind.parts.items()):
-            means = [one[1][place] for group in groups for one in group]
-            values[f"env/{name}"] = fmean(means)
-            if any(pvariance([one[1][place] for one in group]) > 0 for group in groups):
-                values[f"score_weight/{name}"] = weight
         return MetricsLine(step=step, reward=fmean(scores), values=values)
 
-    def _cases(self, skill: float) -> list[int]:
+    def _cases(self) -> list[int]:
         size = self.prompts * (3 if self.kind.sampling == "refill" else 1)
-        if self.kind.sampling == "difficulty":
-            weights = [0.1 + rate * (1 - rate) for rate in self.rates]
-            return self.draw.choices(range(len(self.difficulty)), weights, k=size)
         while len(self.queue) < size:
             order = list(range(len(self.difficulty)))
             self.draw.shuffle(order)
@@ -136,18 +121,11 @@ class _Simulation:
         taken, self.queue = self.queue[:size], self.queue[size:]
         return taken
 
-    def _play(self, case: int, skill: float, time: float) -> list[tuple[float, list[float]]]:
-        """Score and components of each completion of a group."""
+    def _play(self, case: int, skill: float) -> list[float]:
+        """Score of each completion of a group."""
         shift = 2.0 * (case % self.kind.environments)
         right = 1 / (1 + math.exp(self.difficulty[case] + shift - skill))
-        weights, curves = zip(*(self.kind.parts or {"right": (1.0, None)}).values(), strict=True)
-        chances = [right if curve is None else curve(time) for curve in curves]
-        episodes: list[tuple[float, list[float]]] = []
-        for _ in range(self.group):
-            parts = [float(self.draw.random() < chance) for chance in chances]
-            episodes.append((sum(map(operator.mul, weights, parts)), parts))
-        self.rates[case] += 0.3 * (fmean(one[0] for one in episodes) - self.rates[case])
-        return episodes
+        return [float(self.draw.random() < right) for _ in range(self.group)]
 
     def _scoring(self, step: int, wander: float) -> MetricsLine:
         time = step / self.steps
@@ -166,34 +144,16 @@ HEALTHY = (
     Kind("thinks longer and scores better", length=ramp(100, 320), skill=ramp(-2, 2)),
     Kind("solves its task early", skill=ramp(-1, 7, 0.0, 0.3), spread=1.0, entropy=ramp(1.0, 0.04)),
     Kind("does not learn", skill=steady(-0.5)),
-    Kind("samples by difficulty, with longer answers", length=ramp(100, 190), sampling="difficulty", skill=ramp(-2, 2)),
     Kind("replaces groups without variance", length=ramp(100, 190), sampling="refill", skill=ramp(-2, 2)),
-    Kind(
-        "learns the format first, at a price in brevity",
-        parts={"format": (0.2, ramp(0.2, 0.98, 0.0, 0.3)), "right": (0.7, None), "brief": (0.1, ramp(0.9, 0.5))},
-    ),
     Kind("trains two environments", environments=2, length=ramp(150, 120)),
     Kind("has few cases and small batches", cases=(6, 12), prompts=(2, 3), generations=(3, 4), wander=0.5),
-    Kind("comes to answer yes or no", dependence=ramp(0.9, 0.5), length=ramp(60, 3), entropy=ramp(1.5, 0.2)),
+    Kind("comes to answer yes or no", length=ramp(60, 3), entropy=ramp(1.5, 0.2)),
 )
 
 PLANTED = (
     Kind("longer at the same score", "length", skill=steady(-0.5), length=ramp(100, 260)),
     Kind(
         "longer after it has learned", "length", skill=ramp(-2, 1, 0, 0.3), length=ramp(90, 250, 0.4), steps=(400, 600)
-    ),
-    Kind(
-        "style replaces right answers",
-        "component",
-        parts={"style": (0.5, ramp(0.2, 0.98)), "right": (0.5, None)},
-        skill=ramp(0.5, -2.5),
-    ),
-    Kind(
-        "format is learned and nothing else",
-        "component",
-        parts={"format": (0.4, ramp(0.1, 0.97, 0.0, 0.4)), "right": (0.6, None)},
-        skill=steady(-5.0),
-        evaluations=0,
     ),
     Kind(
         "held-out scores fall slowly",
@@ -218,13 +178,6 @@ PLANTED = (
         steps=(12, 30),
         evaluations=4,
     ),
-    Kind(
-        "templates that ignore the prompt",
-        "prompt_dependence",
-        skill=ramp(0, -0.5),
-        dependence=ramp(0.8, 0.0, 0.2, 0.6),
-    ),
-    Kind("one answer to all prompts scores well", "prompt_dependence", dependence=ramp(0.7, 0.0, 0.1, 0.5)),
     Kind("a scorer that accepts anything", "top_score", skill=steady(30.0)),
     Kind("a judge that breaks", "top_score", skill=lambda time: -0.5 if time < 0.5 else 30.0, evaluations=0),
 )

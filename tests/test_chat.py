@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain import ConfigError, TrainConfig
+from aitrain import ConfigError
 from aitrain.environment.thoughts import THINK
 from aitrain.jobs.chat_session import ChatSession, ModelChat
 from aitrain.options.yaml_text import write_yaml
@@ -73,7 +73,7 @@ def test_two_models_are_asked_the_same_and_an_answer_that_one_of_them_cannot_giv
     for (chat, _, _), name in zip(chats, ("base", "tuned"), strict=True):
         chat.name = name
     loaded = [chat for chat, _, _ in chats]
-    with closing(ChatSession(loaded, TrainConfig(), system="add")) as session:
+    with closing(ChatSession(loaded, system="add")) as session:
         assert session.ask("2+2?") == {"base": "5$", "tuned": "4$"}
         assert session.ask("+1?") == {"base": "6$", "tuned": "5$"}
         (_, base), (first, tuned) = (engine.requests for _, engine, _ in chats)
@@ -92,10 +92,10 @@ def test_control_characters_of_a_model_reach_no_terminal() -> None:
     terminal = Terminal(80)
     shown = ChatView(terminal.console(), {"tuned": "tuned: model"})
     shown.answer("tuned", "a\x1b[2Jb\x07")
-    shown.said("tuned", [{"role": "user", "content": "\x1b]0;title\x07"}])
+    shown.note("tuned", "\x1b]0;title\x07", "red")
     shown.finish()
 
-    assert terminal.shown[1:] == ["a\\x1b[2Jb\\x07", "user: \\x1b]0;title\\x07"]
+    assert terminal.shown[1:] == ["a\\x1b[2Jb\\x07", "\\x1b]0;title\\x07"]
 
 
 def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: Path) -> None:

@@ -31,8 +31,8 @@ def test_a_function_is_loaded_from_a_file_and_from_a_module(here: Path) -> None:
 )
 def test_a_misspelt_place_is_refused_by_reading(here: Path, place: str, word: str) -> None:
     (here / "own.py").write_text("raise RuntimeError('must not run')\ndef sample(): ...\n")
-    with pytest.raises(ConfigError, match=f"^custom_sampler: (?s:.*){word}"):
-        check_objects(parse_id(place), "function", "custom_sampler")
+    with pytest.raises(ConfigError, match=f"^custom_loss: (?s:.*){word}"):
+        check_objects(parse_id(place), "function", "custom_loss")
 
 
 def test_preflight_reads_each_function_of_a_list(here: Path) -> None:

@@ -71,7 +71,7 @@ def test_progress_and_results_are_displayed_and_an_error_has_the_lines_of_its_ce
     assert [output for cell in cells.values() for output in cell.outputs if output.output_type == "stream"] == []
     result, comparison = (
         "".join(output.data["text/html"] for output in cells[source].outputs if "data" in output)
-        for source in ("result", "result.compare()")
+        for source in ("result", "compare(result)")
     )
     assert re.search(r"<th[^>]*>change</th>.*sampled.*greedy", result)
     assert "runs/sums/model" in result

@@ -82,11 +82,9 @@ def test_every_command_that_is_named_exists_with_its_flags() -> None:
 
 
 @pytest.mark.parametrize("verdict", [*SCORES, None])
-@pytest.mark.parametrize(
-    "values", [{}, {"status": "stopped", "stopped_because": "(--until 0.5)"}, {"stopped_because": "(--patience 2)"}]
-)
+@pytest.mark.parametrize("values", [{}, {"stopped_because": "(--patience 2)"}])
 def test_the_commands_after_a_run_are_accepted(verdict: str | None, values: dict[str, object], tmp_path: Path) -> None:
-    folder = run(tmp_path, verdict, "rl_env: envs.arithmetic\nlr: 3.0e-05\nuntil: 0.5\npatience: 2", **values)
+    folder = run(tmp_path, verdict, "rl_env: envs.arithmetic\nlr: 3.0e-05\npatience: 2", **values)
     commands = [step["command"] for step in Overview(folder.path).next_steps]
     assert commands
     for text in filter(None, (*commands, Overview(folder.path).continuing())):

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from aitrain import redaction
 from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
-from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.result import Result
 from aitrain.ui.escape_controls import escape_controls
@@ -138,10 +137,9 @@ def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_
     write(tmp_path, {**files, "model/adapter_config.json": ""})
     before, after, change = interval(0.5, 0.4, 0.6), interval(0.25, 0.15, 0.35), interval(-0.25, -0.375, -0.125)
     scores: ScoreTable = {"sampled": {"before": before, "after": after, "change": change}}
-    target = TimeToTarget(target=0.8, steps=5, seconds=61.0, tokens=12_345, score=0.9, low=0.81)
     made = replace(
         Result(tmp_path, "finished", 9, 61.0, 0.5, 0.25, 0.1, None), scores=scores, verdict="worse",
-        failures={"exception": 7, "timeout": 1}, episodes=4_000, time_to_target=target,
+        failures={"exception": 7, "timeout": 1}, episodes=4_000,
     )  # fmt: skip
     made.write()
     shown = Terminal(300, 60)
@@ -153,7 +151,6 @@ def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_
         "worse: -0.250 [-0.375, -0.125] over 64 cases",
         "█",
         f"model: {tmp_path}/model (adapter)",
-        "0.8 reached: after 5 steps, 1m 01s of training, 12,345 sampled tokens",
         "failures: 8 of 4,000 episodes (exception 7, timeout 1)",
         f"aitrain grpo --config {tmp_path}/config.yaml --lr 0.0001",
     ):

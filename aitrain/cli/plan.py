@@ -149,15 +149,10 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan, rollout)
-    if config.custom_sampler:
-        yield "cases", f"chosen by {config.custom_sampler}"
-    if config.rl_sampling == "difficulty":
-        yield "cases", "drawn by how much their scores vary; an epoch is as many groups as there are cases"
     if config.rl_sampling == "refill":
         yield "cases", f"groups of equal scores are replaced, at most {config.rl_refill_limit} times in a batch"
     if config.rl_ahead:
-        turns = "; weights are also loaded between turns" if config.rl_ahead_turns else ""
-        yield "ahead", f"the next rollout is sampled while one trains, with weights that are one rollout old{turns}"
+        yield "ahead", "the next rollout is sampled while one trains, with weights that are one rollout old"
     if config.custom_callbacks:
         yield "callbacks", config.custom_callbacks
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
@@ -207,12 +202,9 @@ def _steps(plan: RunPlan, rollout: RolloutSize) -> str:
     repeated = f" x {updates} updates with each batch" if updates > 1 else ""
     rounded = "rounded up to whole rollouts" if rollout.steps > 1 else "rounded up"
     cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, {rounded}"
-    ends = [f"a held-out score whose interval begins at {config.until:g} or above"] if config.until is not None else []
-    if config.patience is not None:
-        ends.append(f"{config.patience} evaluations in a row without a better one")
     every = f"{config.eval_steps} steps" if config.eval_strategy == "steps" else "epoch"
-    earlier = f", fewer after {' or '.join(ends)}; an evaluation every {every}" if ends else ""
-    return f"{config.max_steps or cases}{earlier}"
+    ends = f"{config.patience} evaluations in a row without a better one; an evaluation every {every}"
+    return f"{config.max_steps or cases}{f', fewer after {ends}' if config.patience is not None else ''}"
 
 
 # -- what it needs

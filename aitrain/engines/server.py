@@ -50,23 +50,6 @@ SALT = uuid.uuid4().hex
 """Identifies this process, so that the server's prefix cache is not shared with other runs."""
 
 
-class CompletionGate(asyncio.Semaphore):
-    """A slot for each completion in flight of one process. While it is closed there are none, and further ones wait."""
-
-    def __init__(self, slots: int | None = None) -> None:
-        self._slots = slots or allow_open_files() // 2  # each request is an open file
-        super().__init__(self._slots)
-
-    async def close(self) -> None:
-        """Hold further completions back, and wait for those in flight."""
-        await asyncio.gather(*(self.acquire() for _ in range(self._slots)))
-
-    async def open(self) -> None:
-        """Let the completions that wait begin."""
-        for _ in range(self._slots):
-            self.release()
-
-
 @dataclass
 class VLLMServerEngine:
     """vLLM servers as an engine; requests are independent of each other."""
@@ -87,8 +70,8 @@ class VLLMServerEngine:
     clock: RolloutClock = field(default_factory=RolloutClock)
     has_logprobs: bool = True
     """Whether completions have log-probabilities, which only a training needs."""
-    gate: CompletionGate = field(default_factory=CompletionGate)
-    """Closed while weights are loaded between the turns of episodes (--rl-ahead-turns)."""
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
+    """One for each completion in flight of this process, as each request is an open file."""
     weight_version: int | None = field(default=None, init=False)
     """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
     last_bytes: int = field(default=0, init=False)
@@ -183,7 +166,7 @@ class VLLMServerEngine:
             activity.add_tokens(len(ids))
             return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
 
-        async with self.gate:
+        async with self.slots:
             return await self.fleet.request(attempt, place)
 
     def _body(self, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
@@ -254,7 +237,7 @@ async def _check_servers(engine: VLLMServerEngine) -> None:
     for server in fleet.live:
         alone = fleet if len(fleet.servers) == 1 else replace(fleet, servers=[server], restart_timeout=0.0)
         try:
-            await engine.check(replace(engine, fleet=alone, gate=CompletionGate()))
+            await engine.check(replace(engine, fleet=alone))
         except RunFailed:
             if server.is_live or alone is fleet:
                 raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aitrain.errors import EnvironmentFailed, EpisodesFailed
 
 PATIENCE = 3
-"""Consecutive batches with too many failures, or evaluations without scores, that end a run."""
+"""Consecutive batches with too many failures that end a run."""
 
 ABANDONED_LIMIT = 64
 """Threads of hanging calls, over all processes, that end a run: they hold memory, locks and cores."""
@@ -27,8 +27,6 @@ class FailureCount:
     scored: int = 0
     empty_batches: int = 0
     bad_batches: int = 0
-    empty_evaluations: int = 0
-    """Evaluations without scores since the last one with scores."""
     has_noted_abandoned: bool = False
     has_noted_dropped: bool = False
     _parts: dict[str, FailureCount] = field(default_factory=dict)

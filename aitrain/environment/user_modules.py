@@ -23,7 +23,7 @@ from aitrain.packages import in_working_directory, installed
 Place = tuple[str, str]
 """A file or module, and a name in it."""
 
-FUNCTION_OPTIONS = ("custom_loss", "custom_sampler", "custom_callbacks")
+FUNCTION_OPTIONS = ("custom_loss", "custom_callbacks")
 """The options that name functions; one may name several, with commas."""
 
 

@@ -17,21 +17,18 @@ from transformers.utils import logging as transformers_logging
 
 from aitrain.environment.tool_call_parser import clean
 from aitrain.errors import AitrainError, ConfigError
-from aitrain.jobs.chat_session import NOT_PART, ChatSession, ChatStoppedError, answers_and_scores, open_session
+from aitrain.jobs.chat_session import NOT_PART, ChatSession, ChatStoppedError, open_session
 from aitrain.jobs.terminal_job import exit_now, run_job
 from aitrain.redaction import redact
-from aitrain.rollout.episode import Episode
 from aitrain.runs.chat_setup import ChatSetup
-from aitrain.ui.chat_view import ChatView, as_text
+from aitrain.ui.chat_view import ChatView
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.workbench.view import STOPS, show_heading
 
 HELP = """\
-/case N       let the models play case N of the environment, with its tools and its score
 /system TEXT  begin a new conversation with this system prompt; without TEXT with none
 /reset        begin a new conversation
 /quit         end, as Ctrl-D does
-Ctrl-C interrupts an answer. After a case, the conversation continues from its end."""
+Ctrl-C interrupts an answer."""
 
 
 class TerminalChat:
@@ -40,14 +37,14 @@ class TerminalChat:
     def __init__(self, session: ChatSession, console: Console) -> None:
         self.session, self.console = session, console
 
-    def run(self, first_case: str | None = None) -> int:
+    def run(self) -> int:
         """Answer until /quit or Ctrl-D; returns the exit code."""
         import readline  # noqa: F401  # input() then edits lines and has a history
 
         for title in self.session.titles.values():
             self._say(title, "bold")
         self._say("/help shows the commands, Ctrl-D ends.")
-        line = "" if first_case is None else f"/case {first_case}"
+        line = ""
         while line not in ("/quit", "/exit"):
             try:
                 if line.startswith("/"):
@@ -72,9 +69,7 @@ class TerminalChat:
 
     def _command(self, line: str) -> None:
         word, _, rest = line[1:].partition(" ")
-        if word == "case":
-            self._play(rest.strip())
-        elif word in ("system", "reset"):
+        if word in ("system", "reset"):
             if word == "system":
                 self.session.system = rest.strip()
             self.session.reset()
@@ -91,20 +86,6 @@ class TerminalChat:
             for chat in self.session.chats:
                 if chat.cut_off:
                     view.note(chat.name, chat.cut_off, "yellow")
-
-    def _play(self, wanted: str) -> None:
-        """Play a case, and show the scores."""
-        if not wanted:
-            raise ConfigError("/case N: give the number of the case's row, or its case_idx")
-        case = self.session.case(wanted)
-        show_heading(self.console, f"case {case.number}")
-        asked = case.prompt if isinstance(case.prompt, list) else [{"role": "prompt", "content": case.prompt}]
-        for message in asked:
-            self.console.print(as_text(message), soft_wrap=True)
-        with self._view() as view:
-            for name, episode in self.session.play(case, view).items():
-                for text, style in outcome(episode):
-                    view.note(name, text, style)
 
     @contextmanager
     def _view(self) -> Iterator[ChatView]:
@@ -123,36 +104,9 @@ class TerminalChat:
         self.console.print(Text(escape_controls(redact(text)), style), soft_wrap=True)
 
 
-def outcome(episode: Episode) -> Iterator[tuple[str, str]]:
-    """Score, metrics and end of an episode, as lines with their styles."""
-    if episode.failure_message:
-        yield episode.failure_message, "red"
-        return
-    score = episode.result.score
-    if score is None:
-        yield "score none: unscored", "yellow"
-    else:
-        yield f"score {score:.3f}", "bold green" if score > 0.8 else "bold red" if score < 0.2 else "bold yellow"
-    for name, value in episode.result.metrics.items():
-        yield f"      env/{name} {value:g}", "dim"
-    turns = len(episode.trajectory.turns)
-    yield f"{STOPS.get(episode.stop, episode.stop)} ({turns} turn{'' if turns == 1 else 's'})", "dim"
-
-
-def answer_lines(session: ChatSession, case: str | None, as_json: bool) -> int:
+def answer_lines(session: ChatSession, as_json: bool) -> int:
     """Answer each line of the standard input by itself, one line each; the answers of two models have their names and a
-    tab between them. A case is played first."""
-
-    def print_line(values: dict[str, object], answers: dict[str, str]) -> None:
-        shown = []
-        for name, answer in answers.items():
-            one_line = answer.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
-            shown.append((f"{name}: " if len(answers) > 1 else "") + escape_controls(one_line))
-        print(json.dumps({**values, "answers": answers}) if as_json else "\t".join(shown), flush=True)
-
-    if case is not None:
-        answers, scores = answers_and_scores(session.play(session.case(case)))
-        print_line({"case": case, "scores": scores}, answers)
+    tab between them."""
     for number, line in enumerate(sys.stdin, 1):
         question = clean(line).strip()
         if question:
@@ -161,7 +115,12 @@ def answer_lines(session: ChatSession, case: str | None, as_json: bool) -> int:
                 answers = session.ask(question)
             except ConfigError as error:
                 raise ConfigError(f"line {number}: {error}") from None
-            print_line({"question": question}, answers)
+            shown = []
+            for name, answer in answers.items():
+                one_line = answer.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+                shown.append((f"{name}: " if len(answers) > 1 else "") + escape_controls(one_line))
+            line_of_json = json.dumps({"question": question, "answers": answers})
+            print(line_of_json if as_json else "\t".join(shown), flush=True)
     return 0
 
 
@@ -176,8 +135,8 @@ def main(request: ChatSetup) -> int:
         with closing(open_session(request)) as session:
             try:
                 if is_typed:
-                    return TerminalChat(session, Console(highlight=False)).run(request.case)
-                return answer_lines(session, request.case, request.as_json)
+                    return TerminalChat(session, Console(highlight=False)).run()
+                return answer_lines(session, request.as_json)
             except ChatStoppedError:
                 raise KeyboardInterrupt from None
 

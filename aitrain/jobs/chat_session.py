@@ -1,29 +1,22 @@
-"""Conversations of a person with one or two models, and cases of an environment that the models play in them.
-
-Both models get the same questions and cases, one after another, with the same seeds.
-"""
+"""Conversations of a person with one or two models: both get the same questions, one after another, with the same
+seeds."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from aitrain.engines.hf import HFEngine, HFModel
-from aitrain.environment.contract import Case, env_kind
-from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.seeds import derived_seed
 from aitrain.environment.session import Message
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
-from aitrain.jobs.env_model import episode_format
-from aitrain.options.train import TrainConfig
+from aitrain.errors import AitrainError, ConfigError
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
-from aitrain.rollout.episode import Episode, Rollout, sample_turn
+from aitrain.rollout.episode import sample_turn
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.trajectory import Trajectory
@@ -32,11 +25,9 @@ from aitrain.runs.model_reference import before_training, read_model
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.model import LoadedPolicy, load_policy
 from aitrain.ui.chat_view import ChatView
-from aitrain.workbench.opening import OpenedEnvironment, open_environment
-from aitrain.workbench.play import chosen_case
 
 ANSWER_TOKENS = 512
-"""Maximum tokens of an answer to a person, unless the user sets it: a run's limit may be that of short answers."""
+"""Maximum tokens of an answer, unless the user sets it: a run's limit may be that of short answers."""
 NOT_PART = "interrupted: this is not part of the conversation"
 
 
@@ -57,15 +48,13 @@ class ModelChat:
     chat: ChatFormat
     limits: Limits
     end: EndOfTurn
-    model: Any = None
-    """What the environment gets as `model`."""
     scope: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context in which the engine has the weights of this model, such as a base without the adapter beside it."""
     has_template: bool = True
     """Whether conversations are rendered by a chat template; if not, the model continues the plain text."""
     messages: list[Message] = field(default_factory=list)
     cut_off: str = ""
-    """Why the last answer to the person ends before its end, and what to do; empty if the model ended it."""
+    """Why the last answer ends before its end, and what to do; empty if the model ended it."""
     show: Callable[[str], None] = lambda _: None
     """Called with the whole answer so far; it is never shorter than before."""
     is_stopped: Callable[[], bool] = lambda: False
@@ -133,22 +122,16 @@ class ModelChat:
 
 @dataclass
 class ChatSession:
-    """The conversations of a chat; close it at the end. What is said is shown in a `view` as it is said."""
+    """The conversations of a chat; close it at the end."""
 
     chats: list[ModelChat]
-    config: TrainConfig
-    """The options of cases."""
     seed: int = 0
     decoding: Decoding = Decoding.SEEDED
     system: str = ""
-    environment: object = None
-    """The environment of cases; None: the options name it."""
     is_stopped: bool = False
     """Whether Ctrl-C was pressed during the last answer."""
     _loop: EventLoop = field(default_factory=EventLoop)
     _asked: int = 0
-    _opened: OpenedEnvironment | None = None
-    _runner: EnvRunner | None = None
 
     def __post_init__(self) -> None:
         for chat in self.chats:
@@ -166,75 +149,17 @@ class ChatSession:
             chat.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def ask(self, question: str, view: ChatView | None = None) -> dict[str, str]:
-        """The answers by the models' names.
+        """The answers by the models' names, shown in a view while they come. Ctrl-C in the main thread ends an answer;
+        a second one raises KeyboardInterrupt.
 
         Raises:
             ConfigError: a conversation leaves no room for an answer.
             ChatStoppedError: the person has interrupted; then the question is part of no conversation.
         """
-        answers = {}
-        with self._asking(view) as seed:
-            for chat in self.chats:
-                with chat.scope():
-                    answers[chat.name] = self._loop.run(chat.ask(question, seed, self.decoding))
-        return answers
-
-    def case(self, wanted: str) -> Case:
-        """The case of the environment with this number, or this name.
-
-        Raises:
-            AitrainError: there is none, or the environment cannot be loaded.
-        """
-        if self._opened is None:
-            tokenizer = self.chats[0].chat.tokenizer
-            self._opened, self.config = open_environment(self.config, tokenizer, self.environment)
-        return chosen_case(self._opened.all_cases, wanted)
-
-    def play(self, case: Case, view: ChatView | None = None) -> dict[str, Episode]:
-        """The episodes of a case, played as in training, by the models' names; the conversations are then theirs.
-
-        Raises:
-            AitrainError: a model cannot play the environment.
-            ChatStoppedError: the person has interrupted.
-        """
-        assert self._opened is not None  # there is a case
-        environment, config, episodes = self._opened.environment, self.config, dict[str, Episode]()
-        runner = self._runner = self._runner or start_runner(environment, config)
-        is_chat = case.is_chat or env_kind(environment) == "rollout"
-        with self._asking(view) as seed:
-            for chat in self.chats:
-                runner.offer(chat.model, chat.chat.tokenizer)
-
-                def said(_: object, messages: Sequence[Message], name: str = chat.name) -> None:
-                    if view is not None:
-                        view.said(name, messages)
-
-                runner.on_messages = said
-                context = chat.limits.context
-                limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
-                shown = episode_format(environment, chat.chat, is_chat)
-                with chat.scope():
-                    rollout = Rollout(runner, chat, shown, limits, chat.end)
-                    (episode,) = self._loop.run(rollout.play([case], [self.seed], [seed], self.decoding))
-                chat.messages = list(episode.conversation) if episode.messages else chat.messages
-                episodes[chat.name] = episode
-        return episodes
-
-    def close(self) -> None:
-        """Close the environment, and end its threads."""
-        if self._runner is not None:
-            self._runner.close()
-        self._loop.close()
-
-    @contextmanager
-    def _asking(self, view: ChatView | None) -> Iterator[int]:
-        """Context of one question or case, with its seed. Ctrl-C ends an answer, and what was said since the beginning
-        is then taken back; a second Ctrl-C raises KeyboardInterrupt. Only the main thread gets it."""
         before = [chat.messages for chat in self.chats]
-        for chat in self.chats:
-            chat.show = partial(view.answer, chat.name) if view is not None else lambda _: None
-        self.is_stopped = False
+        self.is_stopped, answers = False, dict[str, str]()
         self._asked += 1
+        seed = derived_seed(self.seed, "chat", self._asked)
 
         def stop(*_: object) -> None:
             if self.is_stopped:
@@ -244,7 +169,10 @@ class ChatSession:
         is_main = threading.current_thread() is threading.main_thread()
         handler = signal.signal(signal.SIGINT, stop) if is_main else None
         try:
-            yield derived_seed(self.seed, "chat", self._asked)
+            for chat in self.chats:
+                chat.show = partial(view.answer, chat.name) if view is not None else lambda _: None
+                with chat.scope():
+                    answers[chat.name] = self._loop.run(chat.ask(question, seed, self.decoding))
         except (ChatStoppedError, ConfigError):
             for chat, messages in zip(self.chats, before, strict=True):
                 chat.messages = messages
@@ -252,16 +180,21 @@ class ChatSession:
         finally:
             if is_main:
                 signal.signal(signal.SIGINT, handler)
+        return answers
+
+    def close(self) -> None:
+        """End its thread."""
+        self._loop.close()
 
 
-def open_session(request: ChatSetup, environment: object = None) -> ChatSession:
+def open_session(request: ChatSetup) -> ChatSession:
     """Load the models of a chat: one that was trained, and what it was before the training; with LoRA, they are one set
-    of weights. The options name the environment of its cases, unless an object is given.
+    of weights.
 
     Raises:
         ConfigError: a model cannot be loaded, or the base is not known.
     """
-    config, reference = request.config, read_model(request.model)
+    reference = read_model(request.model)
     before = before_training(reference)
     if before is None and request.only == "base":
         raise ConfigError(f"only: it is not known what {reference.given} was trained from")
@@ -274,11 +207,11 @@ def open_session(request: ChatSetup, environment: object = None) -> ChatSession:
     for name, what, each in named:
         if request.only in (None, name) or before is None:
             if policy is None or not is_one_model:
-                policy = load_policy(reference if is_one_model else each, config)
+                policy = load_policy(reference if is_one_model else each, request.config)
             scope = policy.model.disable_adapter if is_one_model and name == "base" else nullcontext
             chats.append(_chat_of(name, what, policy, request.answer_tokens, scope))
     decoding = Decoding.GREEDY if request.greedy else Decoding.SEEDED
-    return ChatSession(chats, config, request.seed, decoding, request.system, environment)
+    return ChatSession(chats, request.seed, decoding, request.system)
 
 
 def _chat_of(
@@ -299,23 +232,7 @@ def _chat_of(
         chat_format(policy.tokenizer, policy.config),
         Limits(policy.config.rl_max_turns, answer_tokens or answer, None, policy.context),
         policy.end,
-        policy.model,
         scope,
         policy.tokenizer.chat_template is not None,
     )
     return made
-
-
-def answers_and_scores(episodes: Mapping[str, Episode]) -> tuple[dict[str, str], dict[str, float | None]]:
-    """The last answers in episodes and their scores, by the models' names.
-
-    Raises:
-        EnvironmentFailed: the environment failed in one of them.
-    """
-    answers = {}
-    for name, episode in episodes.items():
-        if episode.failure_message:
-            raise EnvironmentFailed(episode.failure_message)
-        said = (message for message in reversed(episode.messages) if message["role"] == "assistant")
-        answers[name] = str(next(said, {}).get("content", ""))
-    return answers, {name: episode.result.score for name, episode in episodes.items()}

@@ -23,7 +23,6 @@ from aitrain.errors import (
 )
 from aitrain.events import Ended
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, forget, newest_checkpoint, step_of
-from aitrain.runs.early_stop import time_to_target
 from aitrain.runs.result import Result
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.statistics import env_results, score_table
@@ -231,7 +230,7 @@ def _finish(
     """Write result.json and the model card on the first process, and upload the model if the options say so. `before`
     and `after` are the scores of the initial policy and of model/; `best` is what --save-best chose model/ by."""
     config, trainer, held_out = context.config, prepared.trainer, prepared.held_out
-    plan, evaluations, step = held_out.plan, held_out.state.scorings, trainer.state.global_step
+    plan, step = held_out.plan, trainer.state.global_step
     is_main, server = trainer.accelerator.is_main_process, trainer.rollouts.server
     context.progress.status, context.progress.step = status, step
     before = replace(before, mixture=plan.mixture)
@@ -240,8 +239,6 @@ def _finish(
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
     scores = score_table(scorings, plan.mixture, config.eval_samples)
     stopped_because = context.stop.reason or "Ctrl-C, SIGTERM, or the end of the parent process"
-    if not held_out.state.has_scored(step):  # --until may be reached in the scoring after the last step
-        evaluations = [*evaluations, held_out.line_of(step, after)]
     episodes = RolloutIndex(context.folder.rollouts)  # of all processes
     if is_main:
         episodes.refresh()
@@ -262,7 +259,6 @@ def _finish(
         selection_cases=None if best is None else len(prepared.split.choosing) or None,
         scores=scores,
         verdict=verdict_of_scores(scores),
-        time_to_target=None if config.until is None else time_to_target(config.until, evaluations),
         eval_cases=len(plan.cases),
         eval_samples=plan.samples,
         eval_overlap=prepared.split.overlap,

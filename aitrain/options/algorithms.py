@@ -412,8 +412,6 @@ class GRPOOptions(Options):
     custom_loss: FunctionNames | None = None
     """Your loss of each token, as module:function or file.py:function; --rl-loss-type says how it is averaged
     (docs/extending.md)."""
-    custom_sampler: FunctionNames | None = None
-    """Your choice of cases, as module:function or file.py:function; see docs/extending.md."""
     custom_callbacks: ResumeSafe[FunctionNames | None] = None
     """Your callbacks of the trainer, as module:function or file.py:Class, several with commas
     (docs/extending.md)."""
@@ -438,18 +436,14 @@ class SamplingOptions(Options):
 
     section = "Cases"
 
-    rl_sampling: Literal["uniform", "refill", "difficulty"] = "uniform"
+    rl_sampling: Literal["uniform", "refill"] = "uniform"
     """How the cases of a batch are chosen: uniform, each once per epoch; refill, which replaces groups whose scores are
-    all equal by groups of other cases (dynamic sampling of DAPO, arXiv 2503.14476); difficulty, by their moving success
-    rate, so that cases that are always or never solved become rare."""
+    all equal by groups of other cases (dynamic sampling of DAPO, arXiv 2503.14476)."""
     rl_refill_limit: PositiveInt = 10
     """How often the groups of a batch are replaced at most, with --rl-sampling refill."""
     rl_ahead: ZeroOrOne = 0
     """1: sample the next rollout while this one trains, with weights that are one rollout old; importance weights
     correct for that. Needs --vllm-mode server."""
-    rl_ahead_turns: bool = False
-    """With --rl-ahead, load new weights also between the turns of episodes, where training would wait for them; such
-    runs depend on timing."""
 
     def rules(self) -> Iterator[str]:
         """A limit needs what it limits."""

@@ -6,7 +6,6 @@ from typing import Literal
 
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
-    FiniteFloat,
     Names,
     NonNegativeInt,
     PositiveFloat,
@@ -120,8 +119,6 @@ class StoppingOptions(Options):
 
     section = "Stopping"
 
-    until: ResumeSafe[FiniteFloat | None] = None
-    """Stop after the first evaluation in which the held-out score's 95% interval begins at or above this value."""
     patience: ResumeSafe[PositiveInt | None] = None
     """Stop after this many evaluations in a row without a better held-out score than all earlier ones."""
 

@@ -114,10 +114,8 @@ class TrainConfig(
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
                 "Add use_vllm and vllm_mode server."
             )
-        if self.rl_ahead_turns and not self.rl_ahead:
-            yield "rl_ahead_turns: without rl_ahead 1 no episode is played while the model trains"
         if self.eval_strategy == "no" or self.eval_cases == 0:
-            for name in ("save_best", "until", "patience"):
+            for name in ("save_best", "patience"):
                 if getattr(self, name) not in (None, False):
                     yield f"{name}: nothing is scored during training\nSet eval_strategy, and eval_cases above 0."
         if self.launcher == "ray" and self.starts_vllm_servers:
@@ -129,15 +127,6 @@ class TrainConfig(
             yield "launcher: ray needs the number of training processes: add num_processes"
         if self.ray_address is not None and self.launcher != "ray" and not self.is_env_on_ray:
             yield "ray_address: nothing of this run is on Ray: add launcher ray or rl_env_workers ray:N"
-        if self.rl_sampling == "difficulty" and self.rl_score_range == "any":
-            yield (
-                "rl_sampling: difficulty needs to know which scores are high\n"
-                "Set rl_score_range LOW,HIGH, or use rl_sampling refill."
-            )
-        if self.rl_sampling == "difficulty" and self.custom_sampler is not None:
-            yield "custom_sampler: rl_sampling difficulty chooses the cases as well: leave one of the two out"
-        if self.rl_env_weights is not None and self.custom_sampler is not None:
-            yield "rl_env_weights: custom_sampler chooses the cases of all environments: leave one of the two out"
         yield from fsdp_rules(self)
         yield from contradictions(self)
 

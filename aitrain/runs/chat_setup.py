@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aitrain.errors import ConfigError
-from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.model_reference import before_training, read_model, run_options
-
-_SEVERAL = ("rl_env", "rl_env_config", "rl_env_weights")
 
 
 @dataclass(frozen=True)
@@ -20,12 +17,10 @@ class ChatSetup:
 
     model: str
     options: dict[str, object]
-    """Options of a run, for the cases of its environment and for sampling."""
+    """Options of a run, for sampling."""
     only: str | None = None
     """`base` or `tuned`; None for both."""
     system: str = ""
-    case: str | None = None
-    """The case to begin with."""
     greedy: bool = False
     seed: int = 0
     as_json: bool = False
@@ -51,14 +46,5 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
         raise ConfigError(f"model: {model} is an address; a chat loads the model itself: give its folder or name")
     if only == "base" and before_training(reference) is None:
         raise ConfigError(f"only: it is not known what {model} was trained from")
-    trained = run_options(reference)
-    several = resolve(EnvironmentOptions, None, {name: trained[name] for name in _SEVERAL if name in trained})
-    if (one := several.environments.get(str(given.get("rl_env")))) is not None:  # by its name in the run
-        given = {**given, "rl_env": one.rl_env, "rl_env_config": given.get("rl_env_config", one.rl_env_config)}
-    is_own_environment = not given.keys().isdisjoint({"rl_env", "rl_env_module"})
-    kept = {
-        name: value
-        for name, value in trained.items()
-        if name in TrainConfig.model_fields and not (is_own_environment and name.startswith("rl_env"))
-    }
-    return {**kept, "model": reference.base, **given}
+    trained = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
+    return {**trained, "model": reference.base, **given}

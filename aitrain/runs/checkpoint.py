@@ -67,8 +67,6 @@ class Manifest:
     that continues scores them."""
     seconds: float = 0.0
     """Seconds of the training, evaluations included, over all parts of a resumed run."""
-    tokens: int = 0
-    """Tokens sampled in training, on all processes."""
     epoch: int = 0
     """The epoch of the run folder (`RunFolder.epoch`) in which it was written."""
 

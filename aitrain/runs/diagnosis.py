@@ -50,9 +50,7 @@ LONGER, SURELY_LONGER, LONGER_TOKENS = 1.5, 1.25, 4.0
 STAYS = 0.08
 """Upper limit of a rise that counts as none, as a fraction of the score range."""
 RISES = 0.1
-"""Change of the score, or of a component's part in it, that counts, as a fraction of the score range."""
-DEPENDS, DEPENDS_NO_MORE = 0.3, 0.15
-"""Prompt dependence that a policy has had, and the upper limit of what one that has lost it has."""
+"""Change of the score that counts, as a fraction of the score range."""
 MANY_SCORINGS = 6
 """From this number of scorings on, their noise is measured by how they differ from one to the next."""
 TOP = 1e-6
@@ -85,9 +83,8 @@ class RunTraits:
     bounds: Bounds | None = UNIT
     """Lowest and highest score; None for an unbounded range."""
     samples_uniformly: bool = True
-    """Whether rewards of different steps are of alike cases; --rl-sampling refill and difficulty choose them by their
+    """Whether rewards of different steps are of alike cases; --rl-sampling refill chooses them by their
     scores."""
-    has_several_environments: bool = False
     loss_type: str = "grpo"
     ratio_by_sequence: bool = True
     """Whether the importance ratio is a product over the tokens of an episode."""
@@ -169,10 +166,6 @@ class Past:
     def values(self, name: str) -> list[float]:
         """The values of a metric, without lines that lack it."""
         return [row[name] for row in self.rows if name in row]
-
-    def names(self, start: str) -> list[str]:
-        """Names of the metrics that begin so."""
-        return sorted({name for row in self.rows for name in row if name.startswith(start)})
 
     def change(self, name: str) -> Change | None:
         """How a metric has changed."""
@@ -365,70 +358,6 @@ def _scores_that_stay(past: Past) -> str | None:
     return f"the held-out score has not risen ({fmean(scores[:half]):.2f}, then {fmean(scores[-half:]):.2f})"
 
 
-def component(past: Past) -> str | None:
-    """One component of the score accounts for its rise, at the cost of another one, or without one that never came; of
-    several environments, in the score of any."""
-    envs = [name.removeprefix("env/").removesuffix("score") for name in past.names("env/") if name.endswith("/score")]
-    found = (_dominant(past, env) for env in (envs if past.traits.has_several_environments else [""]))
-    return next(filter(None, found), None)
-
-
-def _dominant(past: Past, env: str) -> str | None:
-    score = f"env/{env}score" if env else "reward"
-    reward, scale = past.change(score), past.scale
-    if reward is None or scale == 0.0 or reward.mean < RISES * scale or reward.low < RISES / 2 * scale:
-        return None
-    parts = dict[str, tuple[float, Change]]()
-    for name in past.names(f"score_weight/{env}"):
-        metric, weights = name.removeprefix("score_weight/"), past.values(name)
-        change = past.change(f"env/{metric}")
-        if len(weights) >= LINES_IN_A_ROW and change is not None and abs(median(weights)) > 0.01 * scale:
-            parts[metric] = median(weights), change
-    if len(parts) < 2:
-        return None
-    name, (weight, largest) = max(parts.items(), key=lambda part: part[1][0] * part[1][1].mean)
-    gain, scores = weight * largest.mean, past.values(score)
-    later = change_over(scores[len(scores) // 2 :])
-    rises_no_more = later is not None and later.high <= STAYS * scale and past.traits.samples_uniformly
-    for other, (other_weight, change) in parts.items():
-        if other == name or other_weight <= 0:
-            continue
-        is_low = max(change.before, change.after) <= 0.2 and change.high <= STAYS  # of 0 to 1
-        never_came = gain >= 0.9 * reward.mean and other_weight >= weight / 2 and rises_no_more and is_low
-        falls = -other_weight * change.mean >= RISES * scale and change.high < 0 and change.after < 0.75 * change.before
-        if falls or never_came:
-            fate = f"has fallen from {change.before:.2f} to" if falls else f"stays at {change.before:.2f}, now"
-            return (
-                f"The component {name} dominates the score: since step {past.steps[0]} the reward has risen from"
-                f" {reward.before:.2f} to {reward.after:.2f}, {gain:+.2f} of it by {name}, while {other} {fate}"
-                f" {change.after:.2f}. Give {name} less weight, or let it count only where {other} is right."
-            )
-    return None
-
-
-def prompt_dependence(past: Past) -> str | None:
-    """Completions depended on their prompt, and no longer do; of several environments, those of any."""
-    for name in past.names("prompt_dependence"):
-        change, env = past.change(name), name.removeprefix("prompt_dependence").removeprefix("/")
-        if change is None or change.before < max(DEPENDS, 4 * change.error):
-            continue
-        if change.after + 2 * change.error > DEPENDS_NO_MORE or change.after > change.before / 4:
-            continue
-        reward = past.change(f"env/{env}/score" if env else "reward")
-        text = (
-            f"Completions{f' in {env}' if env else ''} no longer depend on the prompt: of pairs of prompts,"
-            f" {change.before:.0%} could be told apart by their completions around step {past.steps[0]}, now"
-            f" {max(0.0, change.after):.0%}."
-        )
-        if reward is not None and reward.mean > 2 * reward.error:
-            return (
-                f"{text} The reward has risen meanwhile, so one answer to all prompts scores well: run aitrain env"
-                " check, and score what the prompt asks for."
-            )
-        return f"{text} Lower --lr, raise --rl-kl-coef, or sample cases whose scores differ (--rl-sampling refill)."
-    return None
-
-
 # -- scorings of the held-out cases
 
 
@@ -506,7 +435,7 @@ OF_LINES: tuple[Rule, ...] = (
     importance_ratio,
     top_score,
 )
-OF_STRETCHES: tuple[Rule, ...] = (length, component, prompt_dependence)
+OF_STRETCHES: tuple[Rule, ...] = (length,)
 
 
 class Diagnosis:
@@ -553,8 +482,7 @@ def traits_of(options: JsonObject) -> RunTraits:
     """What diagnostics must know of options, by their names; those that are missing have their defaults."""
     return RunTraits(
         bounds=bounds_of(options.get("rl_score_range")),
-        samples_uniformly=options.get("rl_sampling") in (None, "uniform") and not options.get("custom_sampler"),
-        has_several_environments=isinstance(envs := options.get("rl_env"), list) and len(envs) > 1,
+        samples_uniformly=options.get("rl_sampling") in (None, "uniform"),
         samples_ahead=bool(options.get("rl_ahead")),
         loss_type=str(options.get("rl_loss_type") or "grpo"),
     )

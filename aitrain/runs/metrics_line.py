@@ -38,10 +38,6 @@ class MetricsLine:
     eval_greedy: float | None = None
     eval_cases: int | None = None
     eval_samples: int | None = None
-    trained_seconds: float | None = None
-    """Seconds of the training until the scoring's end, over all parts of a resumed run."""
-    trained_tokens: int | None = None
-    """Tokens sampled in training until then, on all processes."""
     values: dict[str, float | None] = field(default_factory=dict)
     """All other numbers by their names, such as `loss`, `entropy` and `env/tries`."""
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import ScoreTable, interval_texts
 from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.json_values import read_whole
 from aitrain.runs.run_folder import RunFolder, read_lines, write_json
 from aitrain.runs.statistics import EnvResult
 from aitrain.runs.verdict import Verdict, verdict_sentence
-
-if TYPE_CHECKING:
-    from aitrain.runs.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -50,8 +46,6 @@ class Result:
     """The scores before and after with their intervals."""
     verdict: Verdict | None = None
     """`better`, `worse` or `undetected`, by the change of the sampled score; None without scores before and after."""
-    time_to_target: TimeToTarget | None = None
-    """With --until, what the training had taken when the score reached it."""
     episodes: int = 0
     """All episodes, those of the scorings included."""
     failures: dict[str, int] = field(default_factory=dict)
@@ -95,19 +89,6 @@ class Result:
             f"{failed} of {self.episodes} episodes failed" if failed else "",
         ]
         return table + "".join(map(html_line, [*filter(None, lines), f"model: {self.model}"]))
-
-    def compare(self, other: Result | Path | str | None = None) -> Comparison:
-        """The model compared with that of another run or eval, case by case; by itself, with what it was before the
-        training. Changes are this model less the other one.
-
-        Raises:
-            ConfigError: they have no held-out cases in common.
-        """
-        from aitrain.runs.comparison import compare_all  # here, as only this needs it
-        from aitrain.runs.recorded_scoring import read_scorings
-
-        before = [] if other is None else [other.folder if isinstance(other, Result) else Path(other)]
-        return compare_all(read_scorings([*before, self.folder]))[0]
 
     def write(self) -> None:
         """Write result.json."""

@@ -17,7 +17,7 @@ from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import Runner
 from aitrain.rollout.clock import RolloutClock
-from aitrain.training.case_order import CaseOrder, PlayedGroup, case_order
+from aitrain.training.case_order import CaseOrder, case_order
 from aitrain.training.holdout import CaseList
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import DiscardedEpisode, PlayedEpisode, TrainingBatch, finish_groups
@@ -88,9 +88,8 @@ class BatchSource:
             current = [new[group][0] if group in new else group for group in current]
         batch.everywhere = [one for group in current for one in groups[group]]
         batch.played = [one for members in groups.values() for one in members]
-        scores = {number: _scores(members) for number, members in groups.items()}
         if self.refill_limit:
-            known = [score for of_group in scores.values() for score in of_group]
+            known = [one.score for one in batch.played if one.score is not None]
             discarded_tokens = sum(one.tokens for one in batch.played) - sum(one.tokens for one in batch.everywhere)
             batch.metrics = {
                 "cases/played_groups": float(len(groups)),
@@ -99,8 +98,6 @@ class BatchSource:
                 "cases/refill_rounds": float(max(rounds.values())),
                 **({"cases/mean_score": sum(known) / len(known)} if known else {}),
             }
-        self.order.see([PlayedGroup(members[0].number, scores[number]) for number, members in groups.items()])
-        batch.metrics |= self.order.metrics()
         return batch
 
     def _play(
@@ -135,21 +132,14 @@ class BatchSource:
         return bool(has_advantages(scores, kept, len(members)))
 
 
-def _scores(members: Sequence[PlayedEpisode]) -> tuple[float, ...]:
-    return tuple(one.score for one in members if one.score is not None)
-
-
 @dataclass
 class AheadSource(BatchSource):
     """Plays each batch in a thread while the one before trains (--rl-ahead), with the weights before that training.
 
-    Weights are written and loaded while the calling thread waits for it, and no batch is played or none of its
-    completions runs. So a model is not read while it trains, and one thread at a time uses the
-    training's process group.
+    Weights are written and loaded when no batch is played. So a model is not read while it trains, and one thread at a
+    time uses the training's process group.
     """
 
-    loads_between_turns: bool = False
-    """Whether weights are loaded into a batch that the training waits for (--rl-ahead-turns)."""
     _next: tuple[int, Future[TrainingBatch]] | None = field(default=None, init=False)
     """The step before the batch that is played ahead, and its result."""
     _clock: RolloutClock = field(default_factory=RolloutClock, init=False)
@@ -174,10 +164,7 @@ class AheadSource(BatchSource):
                 self.rollouts.load_weights()
                 self._begin(step)
             assert self._next is not None
-            future = self._next[1]
-            if self.loads_between_turns:
-                self._load_between_turns(is_done=future.done())
-            batch = future.result()
+            batch = self._next[1].result()
         self._state, self._next = self.order.state(), None
         self._clock.add(batch.seconds)
         following = step + self.schedule.updates
@@ -206,20 +193,6 @@ class AheadSource(BatchSource):
 
         self._next = step, _in_thread(play)
 
-    def _load_between_turns(self, is_done: bool) -> None:
-        """Load the present weights, if any rank still plays. The completions in flight end with the ones before."""
-        rollouts, server = self.rollouts, self.rollouts.server
-        accelerator = rollouts.accelerator
-        plays = torch.tensor(int(not is_done), device=accelerator.device)
-        if server is None or not accelerator.reduce(plays, reduction="sum").item():
-            return
-        rollouts.loop.run(server.gate.close())
-        try:
-            accelerator.wait_for_everyone()  # the completions of all ranks have ended
-            rollouts.load_weights()
-        finally:
-            rollouts.loop.run(server.gate.open())
-
 
 def batch_source(
     runner: Runner,
@@ -229,11 +202,11 @@ def batch_source(
     arguments: GRPOConfig,
 ) -> BatchSource:
     """The source of a run's batches, by its options."""
-    config, order = runner.config, case_order(runner, cases, schedule.prompts, arguments, rollouts.gather)
+    config, order = runner.config, case_order(runner, cases, schedule.prompts, arguments)
     refill_limit = config.rl_refill_limit if config.rl_sampling == "refill" else 0
     size, masks_truncated = arguments.num_generations, arguments.mask_truncated_completions
-    parts = rollouts, cases, order, schedule, size, masks_truncated, refill_limit
-    return AheadSource(*parts, config.rl_ahead_turns) if config.rl_ahead else BatchSource(*parts)
+    source = AheadSource if config.rl_ahead else BatchSource
+    return source(rollouts, cases, order, schedule, size, masks_truncated, refill_limit)
 
 
 def _in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:

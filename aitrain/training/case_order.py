@@ -7,48 +7,40 @@ epoch, so that the number of steps alone is the position of a resumed run.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from trl import GRPOConfig
 
-from aitrain.environment.contract import Case, arguments_for
 from aitrain.environment.runner import Runner
-from aitrain.errors import EnvironmentFailed
-from aitrain.execution.user_code import failure_message
-from aitrain.training.algorithm import load_with_parameters
 from aitrain.training.holdout import CaseList, parts_of
 
-EQUAL_SHARE = 0.2
-"""Share of the draws of DifficultyOrder in which all cases are equally likely, so that none disappears."""
-KNOWN = 1.0
-"""Number of episodes that the moving means of a case count as when a group is added."""
-SMALLEST = 1e-3
-"""Smallest weight of a case in DifficultyOrder; a case that is solved half the time has 1."""
 
+@dataclass
+class UniformOrder:
+    """The order of one environment's cases. All ranks make the same calls and get the same answers, and a resumed run,
+    which restores `state`, makes those that it would have made.
 
-@dataclass(frozen=True)
-class PlayedGroup:
-    """A group of any rank that was played, whether it is trained on or discarded."""
+    Each epoch has each case once, and a batch may hold the last cases of one epoch and the first of the next. The order
+    is that of TRL's sampler if the cases fill whole batches. Cases that replace others are the next ones of the stream.
+    """
 
-    case: int
-    scores: tuple[float, ...]
-    """Scores of the episodes that have one."""
-
-
-class CaseOrder:
-    """Chooses the cases of generation batches. All ranks make the same calls and get the same answers, and a resumed
-    run, which restores `state`, makes those that it would have made. Its number of cases and of `groups` in a batch
-    are over all ranks."""
-
+    cases: int
+    """Cases of one epoch."""
     groups: int
-    memory: dict[Any, Any]
-    """What a checkpoint holds of the order beside the number of the batch."""
+    """Groups of a batch, over all ranks."""
+    seed: int | None
+    """Each epoch is shuffled with it; None: the order of the dataset."""
+    replacing: int = field(default=0, init=False)
+    """Cases of the stream that were drawn to replace others."""
+
+    def __post_init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(self.seed or 0)
+        self._epochs: list[torch.Tensor] = []
+        self._next = 0  # place in the stream of the next case
 
     def batch(self, index: int) -> list[int]:
         """The case number of each group of generation batch `index`, counted from the beginning of the run."""
@@ -56,64 +48,29 @@ class CaseOrder:
 
     def take(self, place: int, count: int) -> list[int]:
         """The case numbers of `count` groups, the first of which is the run's group number `place`."""
-        raise NotImplementedError
-
-    def others(self, replaced: Sequence[int], used: Collection[int]) -> Sequence[int | None]:
-        """A case that is not in `used` for each of the `replaced` ones of the last batch, in their order; None, or
-        fewer, if none is left."""
-        return []
-
-    def see(self, groups: Iterable[PlayedGroup]) -> None:
-        """Take note of all groups that were played for a batch."""
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the choice, the same on all ranks."""
-        return {}
-
-    def state(self) -> dict[Any, Any]:
-        """A copy of the memory."""
-        return dict(self.memory)
-
-    def restore(self, state: Mapping[Any, Any]) -> None:
-        """Continue with the `state` of an earlier process."""
-        self.memory = dict(state)
-
-
-@dataclass
-class UniformOrder(CaseOrder):
-    """Epochs as one stream of cases: each epoch has each case once, and a batch may hold the last cases of one epoch
-    and the first of the next. The order is that of TRL's sampler if the cases fill whole batches. Cases that replace
-    others are the next ones of the stream."""
-
-    cases: int
-    """Cases of one epoch."""
-    groups: int
-    seed: int | None
-    """Each epoch is shuffled with it; None: the order of the dataset."""
-    memory: dict[str, int] = field(default_factory=dict, init=False)
-    """`replacing`: cases of the stream that were drawn to replace others."""
-
-    def __post_init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(self.seed or 0)
-        self._epochs: list[torch.Tensor] = []
-        self._next = 0  # place in the stream of the next case
-
-    def take(self, place: int, count: int) -> list[int]:
-        """The cases at these places of the stream."""
-        self._next = place + self.memory.get("replacing", 0)
+        self._next = place + self.replacing
         return [self._draw() for _ in range(count)]
 
-    def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int]:
-        """The next cases; those that are in use already are passed over, for at most an epoch."""
+    def others(self, replaced: Sequence[int], used: Collection[int]) -> Sequence[int | None]:
+        """Another case for each of the `replaced` ones of the last batch: the next ones, without those in `used`, which
+        are passed over for at most an epoch. Fewer, if no other is left."""
         found: list[int] = []
         for _ in range(self.cases):
             if len(found) == len(replaced):
                 break
             case = self._draw()
-            self.memory["replacing"] = self.memory.get("replacing", 0) + 1
+            self.replacing += 1
             if case not in used and case not in found:
                 found.append(case)
         return found
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the order beside the number of the batch."""
+        return {"replacing": self.replacing}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue with the `state` of an earlier process."""
+        self.replacing = state.get("replacing", 0)
 
     def _draw(self) -> int:
         epoch, place = divmod(self._next, self.cases)
@@ -126,66 +83,12 @@ class UniformOrder(CaseOrder):
 
 
 @dataclass
-class DifficultyOrder(CaseOrder):
-    """Draws the cases of each batch by how much their scores have varied: a case that is always solved, or never,
-    becomes rare. Only sums, products and quotients are used, which are equal on all machines."""
-
-    cases: int
-    groups: int
-    seed: int
-    bounds: tuple[float, float]
-    """Lowest and highest score."""
-    memory: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
-    """Moving mean and mean square of each played case's scores, as fractions of the score range."""
-
-    def take(self, place: int, count: int) -> list[int]:
-        """Cases drawn at random; none is among them twice, unless there are fewer than `count`."""
-        weights = [self.weight(case) for case in range(self.cases)]
-        equal = EQUAL_SHARE / (1 - EQUAL_SHARE) * sum(weights) / self.cases
-        bounds = list(accumulate(weight + equal for weight in weights))
-        source = random.Random(f"{self.seed}/cases/{place}")
-        drawn: list[int] = []
-        left = set[int]()
-        while len(drawn) < count:
-            left = left or set(range(self.cases))
-            (case,) = source.choices(range(self.cases), cum_weights=bounds)
-            if case in left:
-                drawn.append(case)
-                left.remove(case)
-        return drawn
-
-    def see(self, groups: Iterable[PlayedGroup]) -> None:
-        """Move the mean and the mean square of each case. A group without any score counts as an episode that is not
-        solved, so that a case that always fails becomes rare."""
-        low, high = self.bounds
-        for group in groups:
-            scores = [(score - low) / (high - low) for score in group.scores] or [0.0]
-            mean, square = self.memory.get(group.case, (0.5, 0.5))
-            count = KNOWN + len(scores)
-            self.memory[group.case] = (
-                (KNOWN * mean + sum(scores)) / count,
-                (KNOWN * square + sum(score * score for score in scores)) / count,
-            )
-
-    def weight(self, case: int) -> float:
-        """The variance of a case's scores as a fraction of the largest possible one; 1 for a case that was not played
-        yet."""
-        mean, square = self.memory.get(case, (0.5, 0.5))
-        return max(SMALLEST, 4 * (square - mean * mean))
-
-    def metrics(self) -> dict[str, float]:
-        """The share of the cases that were played, and the mean weight."""
-        weights = sum(self.weight(case) for case in range(self.cases))
-        return {"cases/played": len(self.memory) / self.cases, "cases/mean_weight": weights / self.cases}
-
-
-@dataclass
-class MixedOrder(CaseOrder):
+class MixedOrder:
     """Gives each environment its share of the groups: at any time, each has had its share of all groups so far, to
     within a group (two with more than four environments). Which of its cases they are is decided by an order of its
     own."""
 
-    orders: Mapping[str, UniformOrder | DifficultyOrder]
+    orders: Mapping[str, UniformOrder]
     weights: Sequence[float]
     groups: int
     _turns: list[str] = field(default_factory=list, init=False)
@@ -199,20 +102,22 @@ class MixedOrder(CaseOrder):
         self._counts = dict.fromkeys(self.orders, 0)
         """Groups of each environment in `_turns`."""
 
-    def take(self, place: int, count: int) -> list[int]:
-        """The environments take turns: each time the one that is the furthest behind its share."""
+    def batch(self, index: int) -> list[int]:
+        """As that of one environment. The environments take turns: each time the one that is the furthest behind its
+        share."""
         shares = dict(zip(self.orders, self.weights, strict=True))
-        while len(self._turns) < place + count:
+        place = index * self.groups
+        while len(self._turns) < place + self.groups:
             due = len(self._turns) + 1
             behind = {name: shares[name] * due - self._counts[name] * sum(self.weights) for name in shares}
             name = max(behind, key=behind.__getitem__)
             self._turns.append(name)
             self._counts[name] += 1
-        before, turns = self._turns[:place], self._turns[place : place + count]
+        before, turns = self._turns[:place], self._turns[place : place + self.groups]
         drawn = {name: iter(one.take(before.count(name), turns.count(name))) for name, one in self.orders.items()}
         return [self._first[name] + next(drawn[name]) for name in turns]
 
-    def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int | None]:
+    def others(self, replaced: Sequence[int], used: Collection[int]) -> Sequence[int | None]:
         """Another case of the same environment for each of the `replaced` ones, without those that are in use; None if
         that environment has none left."""
         found = {}
@@ -222,17 +127,6 @@ class MixedOrder(CaseOrder):
             found[name] = iter(order.others(own, in_use))
         chosen = [(name, next(found[name], None)) for name in (self._env_of[case] for case in replaced)]
         return [None if case is None else self._first[name] + case for name, case in chosen]
-
-    def see(self, groups: Iterable[PlayedGroup]) -> None:
-        """Give each order the groups of its environment."""
-        for group in groups:
-            name = self._env_of[group.case]
-            self.orders[name].see([PlayedGroup(group.case - self._first[name], group.scores)])
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics of each environment's order."""
-        each = {name: order.metrics() for name, order in self.orders.items()}
-        return {f"env/{name}/{metric}": value for name, own in each.items() for metric, value in own.items()}
 
     def state(self) -> dict[str, Any]:
         """The states of the orders by the names of their environments."""
@@ -244,104 +138,11 @@ class MixedOrder(CaseOrder):
             order.restore(state.get(name, {}))
 
 
-# -- the user's function (--custom-sampler)
+CaseOrder: TypeAlias = UniformOrder | MixedOrder
 
 
-PARAMETERS = ("cases", "count", "scores", "batch", "random")
-"""What the function may ask for, by name."""
-KEPT_SCORES = 32
-"""Latest groups of each case whose scores the function gets."""
-
-
-def load_sampler(place: str) -> Callable[..., Any]:
-    """The user's function.
-
-    Raises:
-        ConfigError: it cannot be loaded, or asks for what there is not.
-        EnvironmentFailed: its module raised.
-    """
-    return load_with_parameters("custom_sampler", place, PARAMETERS)
-
-
-@dataclass
-class CustomOrder(CaseOrder):
-    """Asks the user's function on the first rank, and sends its answer to the others."""
-
-    function: Callable[..., Any]
-    cases: Sequence[Case]
-    groups: int
-    seed: int
-    share: Callable[[list[Any]], list[Any]]
-    """Joins lists of all ranks; every rank must call it."""
-    is_first: bool
-    memory: dict[int, list[float]] = field(default_factory=dict, init=False)
-    """Mean scores of each case's groups, the latest one last."""
-    _last: int = field(default=0, init=False)
-
-    def take(self, place: int, count: int) -> list[int]:
-        """The function's choice."""
-        self._last = place // self.groups
-        return self._ask(count, random.Random(f"{self.seed}/sampler/{self._last}"))
-
-    def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int]:
-        """What the function chooses instead, without the cases that are in use."""
-        source = random.Random(f"{self.seed}/sampler/{self._last}/{len(used)}")
-        chosen = dict.fromkeys(self._ask(len(replaced), source))
-        return [case for case in chosen if case not in used]
-
-    def see(self, groups: Iterable[PlayedGroup]) -> None:
-        """Keep the mean score of each group that has one."""
-        for group in groups:
-            if group.scores:
-                scores = [*self.memory.get(group.case, ()), sum(group.scores) / len(group.scores)]
-                self.memory[group.case] = scores[-KEPT_SCORES:]
-
-    def metrics(self) -> dict[str, float]:
-        """The share of the cases that have a score."""
-        return {"cases/played": len(self.memory) / len(self.cases)}
-
-    def _ask(self, count: int, source: random.Random) -> list[int]:
-        answers = self.share([self._answer(count, source)] if self.is_first else [])
-        if isinstance(answers[0], EnvironmentFailed):
-            raise answers[0]
-        return list(answers[0])
-
-    def _answer(self, count: int, source: random.Random) -> list[int] | EnvironmentFailed:
-        """The function's answer, or what is wrong with it; an error must reach all ranks."""
-        rows = [MappingProxyType(dict(case.row)) for case in self.cases]
-        scores = [tuple(self.memory.get(case, ())) for case in range(len(rows))]
-        values = {"cases": rows, "count": count, "scores": scores, "batch": self._last, "random": source}
-        try:
-            answer = list(self.function(**arguments_for(self.function, values)))
-        except Exception as error:
-            return EnvironmentFailed(failure_message("custom_sampler raised", error))
-        if len(answer) != count:
-            return EnvironmentFailed(f"custom_sampler returned {len(answer)} case numbers, and not count={count}")
-        for one in answer:
-            if isinstance(one, bool) or not hasattr(one, "__index__") or not 0 <= int(one) < len(rows):
-                last = len(rows) - 1
-                return EnvironmentFailed(f"custom_sampler returned {one!r:.60}, and cases are numbered 0 to {last}")
-        return [int(one) for one in answer]
-
-
-def case_order(
-    runner: Runner,
-    cases: CaseList,
-    groups: int,
-    arguments: GRPOConfig,
-    share: Callable[[list[Any]], list[Any]],
-) -> CaseOrder:
-    """The order of a run's cases, by its options, with `groups` in a batch; `share` joins lists of all ranks."""
-    config = runner.config
-    if config.custom_sampler is not None:
-        function, is_first = load_sampler(config.custom_sampler), arguments.process_index == 0
-        return CustomOrder(function, cases, groups, arguments.seed, share, is_first)
-    orders: dict[str, UniformOrder | DifficultyOrder] = {}
-    for part in parts_of(cases):
-        if config.rl_sampling == "difficulty":
-            bounds = runner.parts[part.env].config.score_bounds
-            orders[part.env] = DifficultyOrder(len(part), groups, arguments.seed, bounds)
-        else:
-            seed = arguments.seed if arguments.shuffle_dataset else None
-            orders[part.env] = UniformOrder(len(part), groups, seed)
-    return orders.get("") or MixedOrder(orders, list(config.env_shares.values()), groups)
+def case_order(runner: Runner, cases: CaseList, groups: int, arguments: GRPOConfig) -> CaseOrder:
+    """The order of a run's cases, by its options, with `groups` in a batch."""
+    seed = arguments.seed if arguments.shuffle_dataset else None
+    orders = {part.env: UniformOrder(len(part), groups, seed) for part in parts_of(cases)}
+    return orders.get("") or MixedOrder(orders, list(runner.config.env_shares.values()), groups)

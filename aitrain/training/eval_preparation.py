@@ -144,7 +144,6 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         evaluating=evaluating,
         weight_version=lambda: reference.step or 0,
     )
-    # a resumed eval plays the same batches, so that its completions are the same
     mixture = mixture_of(runner, cases.held_out)
     plan = EvalPlan(cases.held_out, config.eval_samples, 0, size, decodings=config.decodings, mixture=mixture)
     return PreparedEval(reference, rollouts, plan, overlap)

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -32,9 +32,6 @@ BATCH = 32
 
 _DECODINGS = {"sampled": Decoding.SEEDED, "greedy": Decoding.GREEDY}
 
-RecordedScores: TypeAlias = Mapping[str, Mapping[tuple[int, int], float | None]]
-"""Scores by decoding, row number and sample number; None for episodes that could not be scored."""
-
 
 @dataclass(frozen=True)
 class EvalPlan:
@@ -48,8 +45,6 @@ class EvalPlan:
     """Number of each case's first sample, from which its seed follows."""
     batch_size: int = BATCH
     """Episodes that each rank plays at a time."""
-    recorded: RecordedScores = field(default_factory=dict)
-    """Known scores; their episodes are not played again."""
     decodings: tuple[str, ...] = DECODINGS
     mixture: Mixture = ()
     """The environments of the cases, if there are several."""
@@ -58,26 +53,18 @@ class EvalPlan:
         """Numbers of the episodes of each case with a decoding."""
         return range(self.first_sample, self.first_sample + (self.samples if decoding == "sampled" else 1))
 
-    def batches(
-        self, decoding: str, rollouts: PolicyRollouts, recorded: Collection[tuple[int, int]] = ()
-    ) -> list[list[EvalSample]]:
-        """The episodes of one decoding in batches of all ranks, without the recorded ones. All samples of a case are in
-        one batch if the environment scores them together.
-
-        If the recorded episodes are those of whole batches, the other batches are those of the whole plan.
-        """
+    def batches(self, decoding: str, rollouts: PolicyRollouts) -> list[list[EvalSample]]:
+        """The episodes of one decoding in batches of all ranks. All samples of a case are in one batch if the
+        environment scores them together."""
         runner, numbers = rollouts.rollout.runner, self.numbers(decoding)
         size = min(self.batch_size, runner.episodes_at_once or self.batch_size)  # so that ranks play as many batches
         size *= rollouts.accelerator.num_processes
-        missing = [
-            EvalSample(index, case.number, number)
-            for index, case in enumerate(self.cases)
-            for number in numbers
-            if (case.number, number) not in recorded
+        samples = [
+            EvalSample(index, case.number, number) for index, case in enumerate(self.cases) for number in numbers
         ]
         if runner.scores_groups:
             size = max(1, size // len(numbers)) * len(numbers)
-        return [missing[start : start + size] for start in range(0, len(missing), size)]
+        return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 
 @dataclass(frozen=True)
@@ -144,13 +131,9 @@ def evaluate(
     scorings: dict[str, Scoring] = {}
     for name in plan.decodings:
         here, numbers = replace(phase, name=f"{phase.name}_{name}"), plan.numbers(name)
-        recorded = plan.recorded.get(name, {})
-        if rollouts.rollout.runner.scores_groups:  # the samples of a case are scored together
-            whole = {row for row, _ in recorded if all((row, number) in recorded for number in numbers)}
-            recorded = {key: score for key, score in recorded.items() if key[0] in whole}
-        scores = [(str(row), score) for (row, _), score in recorded.items() if score is not None]
+        scores: list[tuple[str, float]] = []
         failures: list[PlayedEpisode] = []
-        for batch in plan.batches(name, rollouts, recorded):
+        for batch in plan.batches(name, rollouts):
             first = batch[0].case * len(numbers) + numbers.index(batch[0].number)
             with isolated_random_state(rollouts.run_seed + first), rollouts.evaluating():
                 samples, episodes = _play(rollouts, plan, batch, _DECODINGS[name])
@@ -206,18 +189,26 @@ def content_of(case: Case) -> object:
     return to_jsonable(case.prompt or row_columns(case.row))
 
 
-def recorded_scores(folder: RunFolder, phase: str, cases: Sequence[Case]) -> RecordedScores:
-    """The recorded scores of a phase of these cases; without rows whose prompt has changed, or the other columns if
-    there is no prompt."""
-    asked = {case.number: content_of(case) for case in cases}
-    found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in DECODINGS}
+def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores | None:
+    """The scores that an evaluation has recorded; None if one of its episodes is missing, or was of another prompt, or
+    other columns if there is no prompt."""
+    asked = {case.number: content_of(case) for case in plan.cases}
+    found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in plan.decodings}
     for file in sorted(folder.rollouts.glob("*.jsonl")):
         for record in read_rollouts(file):
             name, _, decoding = record.eval_phase.rpartition("_")
-            row = record.row_number
-            if name == phase and row in asked and (record.prompt or record.row) == asked[row]:
-                found[decoding][row, record.sample or 0] = record.score
-    return found
+            row, sample = record.row_number, record.sample or 0
+            if name != phase or row is None or sample not in plan.numbers(decoding):
+                continue
+            if row in asked and (record.prompt or record.row) == asked[row]:
+                found[decoding][row, sample] = record.score
+    if any(len(found[name]) < len(asked) * len(plan.numbers(name)) for name in found):
+        return None
+    scorings = {
+        name: by_case((str(row), score) for (row, _), score in scores.items() if score is not None)
+        for name, scores in found.items()
+    }
+    return EvalScores(**scorings, mixture=plan.mixture)
 
 
 @contextmanager

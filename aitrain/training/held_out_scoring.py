@@ -1,8 +1,9 @@
 """Scores the held-out cases of a training, before, during and after it, shown and recorded; and ends the training, by
-these scores (`--until`, `--patience`) or as it was asked to."""
+these scores (`--patience`) or as it was asked to."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,14 +12,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from aitrain import activity
 from aitrain.batch import CaseSchedule
-from aitrain.environment.failure_count import PATIENCE
 from aitrain.errors import ConfigError, EpisodesFailed
 from aitrain.events import Evaluated
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import Best
-from aitrain.runs.early_stop import cases_to_reach, reason_to_stop
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.statistics import FEWEST_CASES, Mixture, bounds_of_mean, cases_of, interval_of_mean, named
+from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.run_folder import keep_lines
+from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of_mean, named
 from aitrain.training.callbacks import MetricsReporter
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext
@@ -86,34 +87,32 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     stopped: bool = field(default=False, init=False)
     """Whether the training ended before its last step, with a checkpoint."""
     reason: str | None = field(default=None, init=False)
-    """Why --until or --patience has ended the training. Every process has the same scores, and so the same reason."""
-    _failure: EpisodesFailed | None = field(default=None, init=False)
+    """Why --patience has ended the training. Every process has the same scores, and so the same reason."""
 
     def before(self) -> EvalScores:
         """Scores of the initial policy on all cases; the means are those of the cases that are played during the
-        training. A resumed run plays only the cases and samples that are not recorded."""
+        training. A resumed run has them in its records, unless its cases or samples are others."""
         phase, plan = EvalPhase("before", 0, 0), self.choosing
         if plan is not self.plan:
             plan = replace(plan, cases=[*self.plan.cases, *plan.cases])
-        if self.context.checkpoint is None:
-            scores = self._score(phase, plan)
-        else:
-            is_main = self.trainer.accelerator.is_main_process
-            recorded = [recorded_scores(self.context.folder, "before", plan.cases) if is_main else {}]
+        scores = None
+        if self.context.checkpoint is not None:
+            folder, is_main = self.context.folder, self.trainer.accelerator.is_main_process
+            recorded = [recorded_scores(folder, phase.name, plan) if is_main else None]
             broadcast_object_list(recorded)
-            scores = evaluate(
-                self.trainer.rollouts, replace(plan, recorded=recorded[0]), phase, self.trainer.write_records
-            )
+            scores = recorded[0]
+            if scores is None and is_main:
+                for file in folder.rollouts.glob("*.jsonl"):
+                    keep_lines(file, lambda record: record.eval_phase[:6] != "before", RolloutRecord.from_json)
+            self.trainer.accelerator.wait_for_everyone()
+        if scores is None:
+            scores = self._score(phase, plan)
         self.state.before = scores.means[0]
         self._diagnose(self.line_of(0, scores))
         return scores
 
     def after_step(self, step: int) -> bool:
-        """Score a step, also as a line of metrics; returns whether its score is the best so far.
-
-        Raises:
-            EpisodesFailed: PATIENCE evaluations in a row have no scores.
-        """
+        """Score a step, also as a line of metrics; returns whether its score is the best so far."""
         line = self.line_of(step, self._score(EvalPhase(f"step{step}", step, step), self.choosing))
         if line.is_scoring and self.trainer.accelerator.is_main_process:
             self.recorder.add_metrics(line)
@@ -137,8 +136,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             eval_greedy=greedy,
             eval_cases=len(self.choosing.cases),
             eval_samples=self.choosing.samples,
-            trained_seconds=round(self.trainer.watch.trained_seconds, 3),
-            trained_tokens=self.trainer.rollouts.trained_tokens,
             values=values,
         )
 
@@ -172,31 +169,18 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             is_last and (is_due or self.context.config.save_best)
         )
         if is_due and not is_last and not control.should_training_stop:
-            try:
-                is_best = self.after_step(state.global_step)
-            except EpisodesFailed as error:
-                self._failure, is_best = error, False
-                control.should_training_stop = control.should_save = True
+            is_best = self.after_step(state.global_step)
             control.should_save |= is_best and self.context.config.save_best
         if self._ends_at(state.global_step):
             control.should_training_stop = control.should_save = True
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """End the run because of an evaluation, when its step is logged and saved.
-
-        Raises:
-            EpisodesFailed: too many evaluations in a row have no scores.
-        """
-        if self._failure is not None:
-            raise self._failure
 
     def _is_due(self, state: TrainerState) -> bool:
         return is_due(self.context.config, self.trainer.schedule, state.global_step)
 
     def _ends_at(self, step: int) -> bool:
-        config, seen = self.context.config, self.state
-        if seen.has_scored(step):
-            self.reason = reason_to_stop(config.until, config.patience, seen.before, seen.scorings)
+        patience, seen = self.context.config.patience, self.state
+        if patience is not None and seen.has_scored(step):
+            self.reason = reason_to_stop(patience, seen.before, seen.scorings)
         if self.reason is not None:
             self.stopped = True
             self.context.stop.end_run(self.reason)
@@ -210,8 +194,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """The scores of a phase, none if no case could be scored: what was trained is worth more than one evaluation.
 
         Raises:
-            EpisodesFailed: nothing was trained yet; during the training, PATIENCE evaluations in a row have none; or
-                after it, its last batch had none either.
+            EpisodesFailed: nothing was trained yet, or the last batch of the training had no scores either.
         """
         samples = f", {plan.samples} samples each" if plan.samples > 1 else ""
         self.context.enter(f"scoring {len(plan.cases)} held-out cases{samples}", moves_files=False)
@@ -219,18 +202,14 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         try:
             scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.write_records)
         except EpisodesFailed as error:
-            failures.empty_evaluations += 1
             if phase.name == "before" or (not during and failures.empty_batches):
                 raise
-            if during and failures.empty_evaluations >= PATIENCE:
-                raise EpisodesFailed(f"{PATIENCE} evaluations in a row have no scores.\n{error}") from error
             later = "" if during else f" aitrain eval {self.context.folder.path} scores the model later."
             self.context.note(
                 f"The evaluation after {f'step {phase.step}' if during else 'the training'} is skipped:"
                 f" {str(error).partition(chr(10))[0]}\n--rl-env-retries tries failed scores again.{later}"
             )
             return EvalScores(mixture=plan.mixture)
-        failures.empty_evaluations = 0
         if phase.name == "before":
             self.context.progress.score_before = scores.means[0]
         each = {one.name: scores.means_of(one)["score"] for one in named(plan.mixture)}
@@ -264,33 +243,28 @@ def note_on_few_cases(mixture: Mixture) -> str | None:
     return f"{said}, {end}; --eval-cases holds out more."
 
 
-def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule) -> str | None:
-    """Check that --until and --patience can end the training by their cases; returns a note if --patience cannot.
+def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule) -> None:
+    """Check that --patience can end the training.
 
     Raises:
-        ConfigError: there is no evaluation during the training, or no scores of so few cases reach --until.
+        ConfigError: no cases are held out, or there are too few evaluations before the last step.
     """
-    name = "until" if config.until is not None else "patience"
-    if config.until is None and config.patience is None:
-        return None
+    if config.patience is None:
+        return
     if not cases_of(mixture):
-        raise ConfigError(f"{name}: no cases are held out\nSet --eval-cases, or add cases to the dataset.")
+        raise ConfigError("patience: no cases are held out\nSet --eval-cases, or add cases to the dataset.")
     evaluations = sum(is_due(config, schedule, step) for step in range(1, schedule.steps))
-    if not evaluations:
+    if evaluations < config.patience:
         raise ConfigError(
-            f"{name}: there is no evaluation before the last of the {schedule.steps} steps\n"
+            f"patience: evaluations before the last of the {schedule.steps} steps: {evaluations}\n"
             f"Use --eval-strategy steps --eval-steps {max(1, schedule.steps // 10)}, or another number."
         )
-    if config.until is not None and (bounds := bounds_of_mean(mixture)) is not None:
-        needed = cases_to_reach(config.until, mixture)
-        if needed is None:
-            raise ConfigError(f"until: {config.until:g} must be below {bounds[1]:g}, the highest score")
-        if needed:
-            needed, half = (2 * needed, ", as --save-best takes half of them") if config.save_best else (needed, "")
-            raise ConfigError(
-                f"until: with {cases_of(mixture)} held-out cases not even perfect scores have an interval that begins"
-                f" at {config.until:g}\nUse --eval-cases {needed} or more{half}, or a lower --until."
-            )
-    if config.patience is not None and config.patience > evaluations:
-        return f"--patience {config.patience} cannot end this run: evaluations before the last step: {evaluations}."
-    return None
+
+
+def reason_to_stop(patience: int, before: float | None, scorings: Sequence[MetricsLine]) -> str | None:
+    """Why the training ends after the last of these evaluations; None if it goes on."""
+    scores = [score for score in (before, *(line.eval_score for line in scorings)) if score is not None]
+    since = len(scores) - 1 - scores.index(max(scores)) if scores else 0
+    if since < patience:
+        return None
+    return f"{since} evaluations in a row have not beaten the held-out score {max(scores):.3f} (--patience {patience})"

@@ -12,7 +12,6 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from aitrain.engines.batching import BatchingEngine
-from aitrain.engines.chat_endpoint import ChatEndpoint
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
 from aitrain.environment.failure_count import FailureCount
@@ -41,8 +40,6 @@ class PolicyRollouts:
     """Returns the number of the policy's optimizer steps."""
     sampled_tokens: int = 0
     """Tokens that all ranks sampled in training since `take_sampled_tokens`."""
-    trained_tokens: int = 0
-    """Tokens that all ranks sampled in training, over all parts of a resumed run."""
     loop: EventLoop = field(default_factory=EventLoop)
     gather: Callable[[list[Any]], list[Any]] = gather_object
     """Joins lists of all ranks in their order; every rank must call it. Code that plays and groups episodes uses this
@@ -107,9 +104,7 @@ class PolicyRollouts:
         Raises:
             EpisodesFailed: too many episodes failed in consecutive batches.
         """
-        tokens = sum(one.tokens for one in played)
-        self.sampled_tokens += tokens
-        self.trained_tokens += tokens
+        self.sampled_tokens += sum(one.tokens for one in played)
         self.report_failures(played)
         self.check_abandoned()
         for name in ("", *filter(None, self.rollout.runner.parts)):
@@ -163,6 +158,6 @@ class PolicyRollouts:
         """Close the engine, and remove files of weights for a vLLM server."""
         if isinstance(self.loop, ThreadLoop):
             self.loop.cancel()
-        if isinstance(self.rollout.engine, (VLLMServerEngine, ChatEndpoint)):
-            self.loop.run(self.rollout.engine.close())
+        if (close := getattr(self.rollout.engine, "close", None)) is not None:
+            self.loop.run(close())
         self.loop.close()

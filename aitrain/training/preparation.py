@@ -29,7 +29,6 @@ from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.callbacks import MetricsReporter, custom_callbacks
-from aitrain.training.case_order import load_sampler
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build_datasets, case_numbers
 from aitrain.training.distributed import init_processes
@@ -149,8 +148,6 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     the model."""
     config, is_dry_run = context.config, context.dry_run_of > 0
     begin(context)
-    if config.custom_sampler is not None:
-        load_sampler(config.custom_sampler)
     check_quantization(config)
     copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):
@@ -204,10 +201,10 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         completion = new_tokens or context_tokens or config.rl_max_turns * config.rl_max_new_tokens
         context_tokens = fit_vllm(arguments, config, completion, whole)
     choosing = split.choosing if len(split.choosing) else split.held_out
+    check_stopping(config, mixture_of(context.runner, choosing), schedule)
     notes: list[tuple[NoteLevel, str | None]] = [
         ("info", str(schedule) if schedule.filled else None),
         ("warning", note_on_few_cases(mixture_of(context.runner, split.held_out))),
-        ("warning", check_stopping(config, mixture_of(context.runner, choosing), schedule)),
         ("info", None if context.checkpoint is None else note_on_steps(context.checkpoint, arguments)),
         ("info", fit_warmup(arguments)),
     ]

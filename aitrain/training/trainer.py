@@ -88,7 +88,6 @@ from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.algorithm import PLAIN, AlgorithmParts, average_loss, estimate_kl, group_advantages
-from aitrain.training.batch_diagnostics import batch_diagnostics
 from aitrain.training.batch_source import batch_source
 from aitrain.training.dataset import case_numbers
 from aitrain.training.engine_setup import make_rollouts
@@ -275,7 +274,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
         for name, values in penalties.items():
             metrics[f"penalty/{name}"].append(gather(values).mean().item())
-        for name, value in (batch.metrics | batch_diagnostics(batch.episodes)).items():
+        for name, value in batch.metrics.items():
             metrics[name].append(value)
         if self.rollouts.rollout.end.stop_strings is not None or any(one.is_dropped for one in everywhere):
             for name, value in batch.length_metrics().items():

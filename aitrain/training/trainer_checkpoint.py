@@ -114,7 +114,6 @@ class CheckpointWriter:
             best=self.eval_state.best,
             owes_evaluation=self.eval_state.owes_evaluation,
             seconds=round(trainer.watch.trained_seconds, 3),
-            tokens=trainer.rollouts.trained_tokens,
             epoch=self.folder.epoch,
         )
 
@@ -210,10 +209,10 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
 
 
 def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Path, plan: EvalPlan) -> None:
-    """Continue the time and the tokens of the training, and take over its evaluations that the plan's are comparable
+    """Continue the time of the training, and take over its evaluations that the plan's are comparable
     with, from metrics.jsonl."""
     before = read_manifest(checkpoint)
-    trainer.watch.seconds_before, trainer.rollouts.trained_tokens = before.seconds, before.tokens
+    trainer.watch.seconds_before = before.seconds
     cases, samples = (None, len(plan.cases)), (None, plan.samples)
     found = [
         line

@@ -1,12 +1,12 @@
 """Shows the answers of one or two models in the terminal while they come: side by side, or one below the other.
 
-Text of models and environments is escaped.
+Text of models is escaped.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -41,14 +41,8 @@ class ChatView:
         self._answers[name].plain = escape_controls(text)
         self._draw()
 
-    def said(self, name: str, messages: Sequence[Mapping[str, object]]) -> None:
-        """Show what the environment says, and begin a new answer of the model."""
-        self.parts[name] += map(as_text, messages)
-        self._answers.pop(name, None)
-        self._draw()
-
     def note(self, name: str, text: str, style: str) -> None:
-        """Show a line below the model's answer, such as its score."""
+        """Show a line below the model's answer, such as why it was cut off."""
         self.parts[name].append(Text(escape_controls(text), style))
         self._draw()
 
@@ -78,9 +72,3 @@ class ChatView:
             self._last_drawn = time.monotonic()
             self._live.start()
             self._live.refresh()
-
-
-def as_text(message: Mapping[str, object]) -> Text:
-    """A message of the environment with who says it."""
-    name = f" {message['name']}" if message.get("name") else ""
-    return Text(escape_controls(f"{message.get('role')}{name}: {message.get('content')}"), "yellow")

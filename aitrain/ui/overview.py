@@ -400,8 +400,6 @@ class Overview:
         steps = self.result.get("steps")
         if self.recorded.get("status", "finished") == "finished" and steps:
             return f"{command} --resume --max-steps {2 * steps}"
-        if "--until" in because:
-            return ""
         if "--patience" in because:
             return f"{command} --resume --patience {2 * self.options['patience']}"
         return f"{command} --resume"

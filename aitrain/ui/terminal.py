@@ -188,10 +188,6 @@ def _facts(result: Result) -> Iterator[tuple[str, str, str]]:
         yield "model", f"{folder.model}{kind}{chosen}", ""
         if (merged := folder.model / "merged").exists():
             yield "merged with its base", str(merged), ""
-    if reached := result.time_to_target:
-        took = "" if reached["seconds"] is None else f", {duration(reached['seconds'])} of training"
-        tokens = "" if reached["tokens"] is None else f", {reached['tokens']:,} sampled tokens"
-        yield f"{reached['target']:g} reached", f"after {reached['steps']} steps{took}{tokens}", ""
     if failed := sum(result.failures.values()):
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in result.failures.items())
         command = f"aitrain show {shlex.quote(str(result.folder))} --failed"

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from aitrain.batch import CaseSchedule
-from aitrain.engines.server import CompletionGate
 from aitrain.errors import ServerFailed
 from aitrain.events import SERVER_VARIABLE
 from aitrain.rollout.clock import RolloutClock
@@ -40,7 +39,6 @@ class Engine:
 
     step: int = 0
     weight_version: int = 0
-    gate: CompletionGate = field(default_factory=CompletionGate)
 
 
 @dataclass
@@ -53,11 +51,6 @@ class Rollouts:
     settle: Any = None
     loads_weights: bool = True
     rollout: Any = field(default_factory=lambda: SimpleNamespace(clock=RolloutClock()))
-    accelerator: Any = field(
-        default_factory=lambda: SimpleNamespace(
-            device="cpu", reduce=lambda value, reduction: value, wait_for_everyone=lambda: None
-        )
-    )
 
     server_version = PolicyRollouts.server_version
 
@@ -70,30 +63,21 @@ class Source(AheadSource):
 
     started: Any
     turns: Any
-    is_held: Any
 
     def play(self, step: int, rollouts: Any) -> TrainingBatch:
         batch = TrainingBatch(step, [], [], [])
         batch.weight_version = rollouts.weight_version()
         self.started.append((self.index_of(step), rollouts.weight_version(), threading.current_thread()))
-        versions = []
+        version = rollouts.server.weight_version
         for _ in range(2):
             turn = self.turns.pop(0) if self.turns else None
             if isinstance(turn, Exception):
                 raise turn
-            versions.append(rollouts.loop.run(self.turn(rollouts.server, turn)))
+            if turn is not None:
+                rollouts.loop.run(asyncio.to_thread(turn.wait, 60))
+        assert rollouts.server.weight_version == version
         self.order.others([0], ())
-        batch.metrics = dict(enumerate(versions))  # type: ignore[arg-type]
         return batch
-
-    async def turn(self, server: Engine, may_end: threading.Event | None) -> int:
-        async with server.gate:
-            version = server.weight_version
-            if may_end is not None:
-                self.is_held.set()
-                await asyncio.to_thread(may_end.wait, 60)
-            assert server.weight_version == version  # within a completion weights do not change
-            return version
 
 
 @pytest.fixture
@@ -101,7 +85,7 @@ def source() -> Iterator[Source]:
     loop = ThreadLoop()
     schedule = CaseSchedule(8, prompts=2, updates=1, epochs=1, max_steps=4)
     made = Source(Rollouts(Engine(), loop), [], UniformOrder(8, 2, None), schedule, 2)  # type: ignore[arg-type]
-    made.started, made.turns, made.is_held = [], [], threading.Event()
+    made.started, made.turns = [], []
     yield made
     made.settle()
     loop.close()
@@ -120,24 +104,6 @@ def test_each_batch_has_the_weights_from_before_the_step_that_trains_beside_it(s
     assert [(batch.step, batch.weight_version) for batch in taken] == [(0, 0), (1, 0), (2, 1), (3, 2)]
     assert [index for index, _, _ in source.started] == [0, 1, 2, 3]  # and none for a fifth step
     assert all(thread is not threading.current_thread() for *_, thread in source.started)
-
-
-def test_between_the_turns_of_a_batch_that_training_waits_for_weights_are_loaded(source: Source) -> None:
-    source.loads_between_turns = True
-    may_end, server = threading.Event(), source.rollouts.server
-    source.turns = [None, None, may_end]
-    train(source, range(1))
-    close = server.gate.close  # type: ignore[union-attr]
-
-    async def closed() -> None:
-        threading.Timer(0.05, may_end.set).start()
-        await close()
-
-    server.gate.close = closed  # type: ignore[union-attr,method-assign]
-    assert source.is_held.wait(60)
-    (second,) = train(source, range(1, 2))
-    assert (second.weight_version, second.metrics) == (0, {0: 0, 1: 1})
-    assert train(source, range(2, 3))[0].weight_version == 1
 
 
 def test_held_out_cases_and_checkpoints_wait_for_the_batch_that_is_played(source: Source) -> None:

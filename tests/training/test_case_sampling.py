@@ -1,8 +1,7 @@
-"""Which cases are sampled: groups that are replaced, cases that become rare, and the user's own choice."""
+"""Which cases are sampled: groups that are replaced."""
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, TrainConfig
+from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
 from aitrain.environment.dataset import Cases
 from aitrain.environment.failure_count import FailureCount
@@ -24,7 +23,7 @@ from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
 from aitrain.training.batch_source import BatchSource
-from aitrain.training.case_order import CaseOrder, CustomOrder, DifficultyOrder, PlayedGroup, UniformOrder
+from aitrain.training.case_order import CaseOrder, UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
 from tests.rollout.scripted import END, Letters, Scripted
@@ -194,94 +193,15 @@ def test_a_group_of_several_ranks_is_scored_once_and_by_one_of_them() -> None:
     assert [score for _, _, score in episodes_of([batch for (batch,) in parts])] == [0.0, 0.25, 0.5, 0.75] * 6
 
 
-# -- difficulty
+def test_an_order_that_is_restored_chooses_what_it_would_have_chosen() -> None:
+    def step(order: UniformOrder, index: int) -> list[int | None]:
+        chosen = order.batch(index)
+        return [*chosen, *order.others(chosen[:2], set(chosen))]
 
-
-@pytest.mark.parametrize(
-    ("groups", "weight"),
-    [
-        ([], 1.0),
-        ([(1, 1, 1, 1)] * 2, 4 * (0.98 - 0.98**2)),
-        ([()], 4 * (0.25 - 0.25**2)),
-        ([(-1, -1, -1, -1)] * 4 + [(-1, -1, -1, 1)], 0.64),
-    ],
-)
-def test_a_case_becomes_rare_when_its_scores_stop_to_vary_and_common_when_they_vary_again(
-    groups: list[tuple[float, ...]], weight: float
-) -> None:
-    """A group without any score counts as an episode that is not solved."""
-    order = DifficultyOrder(5, 2, 0, (-1.0, 1.0))
-    for scores in groups:
-        order.see([PlayedGroup(3, scores)])
-    assert order.weight(3) == pytest.approx(weight, abs=1e-2)
-
-
-def test_a_case_that_is_always_solved_is_drawn_now_and_then_and_no_batch_has_a_case_twice() -> None:
-    order = DifficultyOrder(50, 8, 0, (0.0, 1.0))
-    for case in range(40):
-        order.see([PlayedGroup(case, (1, 1, 1, 1))] * 5)
-    batches = [order.batch(index) for index in range(400)]
-    assert all(len(set(batch)) == 8 for batch in batches)
-    assert {*range(40)} < set.union(*map(set, batches))
-
-
-ORDERS: list[Callable[[], CaseOrder]] = [
-    lambda: UniformOrder(30, 4, 5),
-    lambda: DifficultyOrder(30, 4, 5, (0.0, 1.0)),
-    lambda: CustomOrder(hardest_first, dataset(30), 4, 5, list, is_first=True),
-]
-
-
-def hardest_first(count: int, scores: Sequence[Sequence[float]], random: random.Random) -> list[int]:
-    means = [sum(row) / len(row) if row else random.random() for row in scores]
-    return sorted(range(len(scores)), key=means.__getitem__)[:count]
-
-
-@pytest.mark.parametrize("make", ORDERS)
-def test_an_order_that_is_restored_chooses_what_it_would_have_chosen(make: Callable[[], Any]) -> None:
-    def step(order: Any, index: int) -> list[int]:
-        chosen: list[int] = order.batch(index)
-        if not isinstance(order, DifficultyOrder):
-            chosen = [*chosen, *order.others(chosen[:2], set(chosen))]
-        order.see([PlayedGroup(case, (case / 30, index % 2)) for case in chosen])
-        return chosen
-
-    order = make()
+    order = UniformOrder(30, 4, 5)
     for index in range(7):
         step(order, index)
     state = order.state()
-    later = make()
+    later = UniformOrder(30, 4, 5)
     later.restore(state)
     assert [step(later, index) for index in range(7, 12)] == [step(order, index) for index in range(7, 12)]
-
-
-# -- the user's own choice
-
-
-def test_a_sampler_gets_what_it_names() -> None:
-    asked = []
-
-    def sampler(cases: Sequence[Any], count: int, scores: Sequence[Any], batch: int) -> list[int]:
-        asked.append((cases[3]["prompt"], count, [list(row) for row in scores[:2]], batch))
-        return [0, 1, 5, 10][:count]
-
-    played(lambda: CustomOrder(sampler, dataset(60), 4, 0, list, is_first=True), groups=4, limit=0, batches=2)
-    assert asked == [("3?", 4, [[], []], 0), ("3?", 4, [[0.5], [1.0]], 1)]
-
-
-@pytest.mark.parametrize(("answer", "wrong"), [([1, 0], None), ([1], "count=2"), ([0, 4], "0 to 3")])
-def test_all_ranks_follow_the_first_ones_answer_or_learn_what_is_wrong_with_it(
-    answer: list[int], wrong: str | None
-) -> None:
-    ranks = Ranks(2)
-
-    def ask(rank: int) -> list[int] | str:
-        order = CustomOrder(lambda: answer if rank == 0 else [], dataset(4), 2, 0, ranks.gather(rank), rank == 0)
-        try:
-            return order.batch(0)
-        except EnvironmentFailed as error:
-            return str(error)
-
-    first, second = ranks.run(ask)
-    assert first == second
-    assert first == answer if wrong is None else wrong in first

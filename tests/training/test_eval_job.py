@@ -1,4 +1,4 @@
-"""An eval: the episodes of a training with the same options, killed and resumed without a difference."""
+"""An eval: the episodes of a training with the same options, and what ends it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.eval_result import EvalResult
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object, write_json
-from aitrain.training import run_recorder
+from aitrain.runs.run_folder import RunFolder, append_lines, read_lines
 from aitrain.training.run_context import RunContext
-from tests.finished_runs import FinishedRuns, Words
+from tests.finished_runs import Words
 
 Records = list[dict[str, Any]]
 
@@ -57,38 +56,6 @@ def records(folder: Path) -> Records:
     """All records in the order of the file, without the one value that differs each time."""
     found = [record for file in sorted(folder.glob("rollouts/*.jsonl")) for record in read_lines(file)]
     return [{name: value for name, value in record.items() if name != "seconds"} for record in found]
-
-
-def test_an_eval_that_was_killed_five_times_ends_with_the_records_of_one_that_was_not(
-    evaluate: Callable[..., EvalResult], finished: FinishedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed while a batch is played, and while its records are written; batches have rows of several lengths."""
-    whole = EvalResult.read(finished.make("eval"))
-    for kill in range(5):
-        with monkeypatch.context() as patch:
-            patch.setattr(run_recorder, "append_text", killed_writing(batches=kill, lines=kill))
-            with pytest.raises(SystemExit):
-                evaluate("killed", Words(), eval_samples=3)
-    resumed = evaluate("killed", Words(), eval_samples=3)
-
-    assert records(tmp_path / "killed") == records(finished.make("eval"))
-    assert resumed.scores == whole.scores
-
-
-def killed_writing(batches: int, lines: int) -> Callable[[Path, str], None]:
-    """Writes some batches, some lines of the next, and a part of a line; then the process ends."""
-    left = [batches]
-
-    def write(path: Path, text: str) -> None:
-        texts = text.splitlines(keepends=True)
-        with path.open("a") as file:
-            file.write("".join(texts if left[0] else texts[:lines]))
-            if not left[0]:
-                file.write(texts[lines % len(texts)][:40])
-                raise SystemExit
-        left[0] -= 1
-
-    return write
 
 
 def test_a_stop_request_ends_it_after_a_batch_and_status_has_the_progress(
@@ -132,19 +99,3 @@ def test_cases_that_were_trained_on_or_chose_the_step_are_counted(
     append_lines(trained.rollouts / "rank0.jsonl", [record.to_json() for record in played])
     found = evaluate("more", Words(), model=str(trained.path), decoding="greedy", eval_cases=1000)
     assert found.overlap == count
-
-
-def test_other_weights_or_another_environment_are_not_mixed_with_what_was_scored(
-    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path
-) -> None:
-    model, folder = tmp_path / "model", RunFolder(tmp_path / "changes")
-    shutil.copytree(small_model, model)
-    evaluate("changes", Words(), model=str(model), decoding="greedy")
-    kept = read_object(folder.environment)
-    write_json(folder.environment, {**kept, "sha256": "another"})
-    with pytest.raises(ConfigError, match="has changed since"):
-        evaluate("changes", Words(), model=str(model), decoding="greedy")
-    write_json(folder.environment, kept)
-    (model / "model.safetensors").touch()
-    with pytest.raises(ConfigError, match="has changed since"):
-        evaluate("changes", Words(), model=str(model), decoding="greedy")

@@ -16,9 +16,11 @@ from aitrain import ConfigError, Result, Score
 from aitrain.environment.runner import start_runner
 from aitrain.jobs import evaluate as eval_job
 from aitrain.options.evaluate import OF_THE_RUN, EvalConfig
+from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.model_reference import read_model, run_options
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
+from aitrain.training.held_out_scoring import reason_to_stop
 from aitrain.training.run_context import RunContext
 from aitrain.ui.overview import Overview
 from aitrain.ui.terminal import outcome_texts
@@ -142,19 +144,6 @@ EVERY_STEP: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_run_ends_when_the_interval_of_its_held_out_score_begins_at_the_target(train: Train) -> None:
-    """Twenty perfect scores have an interval that begins at 0.84. The last 0.5 is of new samples."""
-    told = Told((0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 0.0), cases=20)
-    result = train(told, **EVERY_STEP, until=0.8)
-
-    assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 2, 2, 0.5)
-    assert result.stopped_because == "the interval of the held-out score 1.000 begins at 0.839 (--until 0.8)"
-    reached = result_of(result)["time_to_target"]
-    assert (reached["target"], reached["steps"], reached["score"]) == (0.8, 2, 1.0)
-    tokens = (record["tokens"] for record in rollouts(result) if record["step"] <= 2)
-    assert reached["tokens"] == sum(tokens)
-
-
 def test_a_run_that_gets_no_better_ends_and_has_the_best_step_where_that_is_kept(train: Train) -> None:
     """Step 1 is the best by one half of the cases, and is scored on the other half at the end."""
     told = Told(*((score, 0.0) for score in (0.1, 0.4, 0.2, 0.4, 0.3)), cases=20, played=10)
@@ -166,12 +155,33 @@ def test_a_run_that_gets_no_better_ends_and_has_the_best_step_where_that_is_kept
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("before", "scores", "since"),
     [
-        ({"until": 0.8, "eval_strategy": "no"}, "until: nothing is scored"),
-        ({"until": 0.9}, "eval_cases 35 or more"),
+        (None, [], 0),
+        (0.5, [0.4, 0.3], 2),
+        (0.5, [0.5], 1),  # as good is not better
+        (None, [0.4, 0.3], 1),
+        (0.5, [0.4, 0.6, 0.6, 0.2], 2),
     ],
 )
-def test_a_rule_that_could_never_end_the_run_is_refused(options: dict[str, Any], message: str, train: Train) -> None:
+def test_patience_counts_from_the_best_score_that_of_the_initial_policy_included(
+    before: float | None, scores: list[float], since: int
+) -> None:
+    seen = [MetricsLine(step=10 * n, eval_score=score) for n, score in enumerate(scores, 1)]
+    assert reason_to_stop(since + 1, before, seen) is None
+    if since:
+        assert f"{since} evaluations in a row" in (reason_to_stop(since, before, seen) or "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_strategy": "no"}, "patience: nothing is scored"),
+        ({"eval_steps": 4}, "before the last of the 6 steps: 1"),
+    ],
+)
+def test_a_patience_that_could_never_end_the_run_is_refused(
+    options: dict[str, Any], message: str, train: Train
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        train(Told(cases=20), **EVERY_STEP | options)
+        train(Told(cases=20), **EVERY_STEP | {"patience": 2} | options)

@@ -32,7 +32,7 @@ from aitrain.rollout.limits import limits_of
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import engine_setup, hub, model
 from aitrain.training.algorithm import AlgorithmParts
-from aitrain.training.batch_source import AheadSource, batch_source
+from aitrain.training.batch_source import batch_source
 from aitrain.training.callbacks import custom_callbacks
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.run_context import RunContext
@@ -112,8 +112,7 @@ def batches(config: TrainConfig) -> object:
     )
     rollouts: Any = SimpleNamespace(gather=list)
     source = batch_source(EnvRunner(None, config), rollouts, Cases([], range(9)), CaseSchedule(9, 2, 1, 1), args)
-    ahead = isinstance(source, AheadSource) and source.loads_between_turns
-    return type(source).__name__, type(source.order).__name__, source.refill_limit, ahead
+    return type(source).__name__, source.refill_limit
 
 
 def context_of(config: TrainConfig, environment: Any = None) -> RunContext:
@@ -194,16 +193,13 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (settings, LORA, {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": "q_proj,v_proj"}),
     (settings, {"model": "tiny"}, {"distributed_backend": "fsdp2"}),
     (trl_config, {}, {"trl": {"num_iterations": 2}}),
-    (batches, {}, {
-        "rl_sampling": "difficulty", "custom_sampler": "tests.training.test_case_sampling:hardest_first",
-    }),
+    (batches, {}, {"rl_sampling": "refill"}),
     (batches, {"rl_sampling": "refill"}, {"rl_refill_limit": 3}),
     (sampled, {}, {
         "rl_min_p": 0.5, "rl_repetition_penalty": 1.5, "rl_presence_penalty": 0.5, "rl_frequency_penalty": 0.5,
         "rl_min_new_tokens": 4, "rl_stop": ["</a>"],
     }),
     (batches, SERVER, {"rl_ahead": 1}),
-    (batches, {**SERVER, "rl_ahead": 1}, {"rl_ahead_turns": True}),
     (saved, LORA, {"merge_adapter": False}),
     (uploaded, {}, {"username": "someone", "repo_id": "some/thing", "hub_private": False}),
     (variables, {"model": "tiny", "rl_env": "envs.arithmetic"}, {"telemetry": True}),
@@ -212,7 +208,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
 RUNS = {
     "test_agreement.py": ["vllm_mode", "vllm_server_url"], "test_diagnostics.py": ["stop_when_flat"],
     "test_eval_job.py": ["rl_max_prompt_length"], "test_several_environments.py": ["rl_env_weights"],
-    "test_evaluation.py": ["eval_samples", "patience", "save_best", "until"], "test_export.py": ["push_to_hub"],
+    "test_evaluation.py": ["eval_samples", "patience", "save_best"], "test_export.py": ["push_to_hub"],
     "test_failures.py": ["eval_steps"], "test_grpo.py": ["eval_cases", "eval_strategy"],
     "test_resume.py": ["resume_anyway", "resume_from_checkpoint"], "test_rl_check.py": ["rl_check"],
     "test_rollout.py": ["chat_template"], "test_tracking.py": ["log"], "test_warm_up.py": ["warm_up"],

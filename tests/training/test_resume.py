@@ -24,7 +24,7 @@ from tests.environments.vowels import Vowels
 from tests.finished_runs import EVERY_STEP, LORA, PLAIN, TALK, FinishedRuns, Stops, Talk
 
 Train = Callable[..., Result]
-TIMES = {"sync/seconds", "seconds", "step_time", "tokens_per_second", "trained_seconds"} | {
+TIMES = {"sync/seconds", "seconds", "step_time", "tokens_per_second"} | {
     f"time/{part}" for part in ("step", "generate", "environment", "optimize")
 }
 

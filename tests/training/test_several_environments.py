@@ -32,15 +32,10 @@ MIXED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{"rl_updates_per_rollout": 2}, {"rl_sampling": "difficulty", "rl_prompts_per_step": 6, "batch_size": 8}],
-    ids=["between two steps on one rollout", "difficulty"],
-)
 def test_a_run_with_several_environments_resumes_exactly_and_has_the_share_and_scores_of_each(
-    options: dict[str, Any], train: Callable[..., Result]
+    train: Callable[..., Result],
 ) -> None:
-    options = {**EVERY_STEP, **MIXED, **options, "max_steps": 4}
+    options = {**EVERY_STEP, **MIXED, "rl_updates_per_rollout": 2, "max_steps": 4}
     whole = train(None, project_name="whole", **options)
     killed = as_if_killed_after(whole.folder, 3, "killed")
     train(None, project_name="killed", resume_from_checkpoint="auto", **options)

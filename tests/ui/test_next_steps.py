@@ -76,7 +76,6 @@ def test_more_steps_are_proposed_only_where_groups_differed_in_score(
         ("Ctrl-C", "", "--resume"),
         ("in 9 steps no group's scores differed (--stop-when-flat 9)", "", "--resume"),
         ("... (--patience 3)", "patience: 3", "--resume --patience 6"),
-        ("... (--until 0.94)", "until: 0.94", None),
     ],
 )
 def test_a_run_that_stopped_is_continued_by_the_command_that_goes_on(
