@@ -196,9 +196,13 @@ def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoin
 # -- what must be equal
 
 
-def test_what_differs_is_named_with_both_values() -> None:
+def test_what_differs_is_named_with_both_values(tmp_path: Path) -> None:
+    for name in ("__init__.py", "env.py", "judge.py", "config.json"):
+        (tmp_path / name).write_text("")
+    given: dict[str, Any] = {"lr": 1e-5, "model": str(tmp_path)}
+
     def of_this_machine(processes: int = 2, **options: Any) -> dict[str, Any]:
-        return facts(TrainConfig(**({"lr": 1e-5} | options)), processes)
+        return facts(TrainConfig(**(given | options)), [tmp_path / "env.py"], processes)
 
     own = of_this_machine(node_rank=0, output_dir="here")
     assert difference(own, of_this_machine(node_rank=1, output_dir="there")) == ""
@@ -206,6 +210,10 @@ def test_what_differs_is_named_with_both_values() -> None:
     assert difference(own, of_this_machine(1)) == "number of training processes 1 (node 0: 2)"
     assert difference(own, {**own, "trl": "0.9"}) == f"trl 0.9 (node 0: {own['trl']})"
     assert difference(own, {}) != ""
+    (tmp_path / "config.json").write_text("[]")
+    assert difference(own, of_this_machine()).startswith("the model's files ")
+    (tmp_path / "judge.py").write_text("stricter = True")  # a module of the environment's package
+    assert difference(own, of_this_machine()).startswith("the environment's code ")
     assert "very-secret" not in str(of_this_machine(rl_env_config={"api_key": "very-secret"}))
 
 

@@ -28,7 +28,7 @@ def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConf
         AitrainError: a machine does not come or differs, or the run failed.
     """
     with on_stop_signals(_interrupt):  # before there are training processes
-        own = facts(given, plan.processes)
+        own = facts(given, [source.file for source in plan.sources.values()], plan.processes)
         whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
         _say(nodes, f"waiting for {whom} at {nodes.place}")
         group = group or _connect(nodes, given.ddp_timeout)

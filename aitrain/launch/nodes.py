@@ -9,6 +9,7 @@ reads the states of all others, and these read that of node 0.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -18,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.launch.machines import Nodes
 from aitrain.options.train import TrainConfig
-from aitrain.packages import version_of
+from aitrain.packages import PACKAGE, version_of
 from aitrain.redaction import without_secrets
 from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.run_folder import RunFolder
@@ -42,10 +43,12 @@ TRY_SECONDS = 5.0
 """Seconds of one attempt to connect; Ctrl-C is heard between two."""
 STORE_SECONDS = 60.0
 """Maximum seconds for the store to answer."""
-PACKAGES = ("aitrain", "torch", "transformers", "trl", "accelerate", "peft")
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft")
 """Packages whose versions must be equal."""
 PER_NODE = {"node_rank", "output_dir", "project_name", "resume_from_checkpoint"}
 """Options that may differ between machines; the others' values of the last three are not used."""
+SMALL_FILE = 1 << 20
+"""Bytes below which a file of a model is compared by its content: configurations, not weights."""
 SEES_WITHIN = 5.0
 """Seconds for a file to appear on the other machines; network file systems are late."""
 ANSWER_SECONDS = 120.0
@@ -156,12 +159,16 @@ def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], 
 # -- what must be equal
 
 
-def facts(config: TrainConfig, processes: int) -> Facts:
+def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int) -> Facts:
     """What must be equal on all machines, without secrets."""
     options = {name: value for name, value in config.written().items() if name not in PER_NODE}
+    model = Path(config.model).expanduser()
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: version_of(name) for name in PACKAGES},
+        "aitrain's code": _code_hash(PACKAGE / "__init__.py"),
+        "the environment's code": ", ".join(str(_code_hash(file)) for file in env_files),
+        "the model's files": _hash(model, model.iterdir()) if model.is_dir() else None,
         "number of training processes": processes,
         **without_secrets(json.loads(json.dumps(options, default=str))),
     }
@@ -177,6 +184,24 @@ def difference(own: Facts, theirs: Facts) -> str:
     names = [name for name in own if own[name] != theirs.get(name)]
     shown = [f"{name} {short(theirs.get(name))} (node 0: {short(own[name])})" for name in names[:3]]
     return "; ".join([*shown, *(["..."] if len(names) > 3 else [])])
+
+
+def _code_hash(file: Path | None) -> str | None:
+    """Of the environment's file, or of all modules of its package."""
+    if file is None or not file.is_file():
+        return None
+    is_package = (file.parent / "__init__.py").exists()
+    return _hash(file.parent, file.parent.rglob("*.py") if is_package else [file])
+
+
+def _hash(folder: Path, files: Iterable[Path]) -> str:
+    """Of names and sizes of files, and the content of the small ones."""
+    total = hashlib.sha256()
+    for file in sorted(file for file in files if file.is_file()):
+        size = file.stat().st_size
+        content = file.read_bytes() if size < SMALL_FILE else b""
+        total.update(f"{file.relative_to(folder).as_posix()} {size}\0".encode() + content)
+    return total.hexdigest()[:12]
 
 
 # -- the machines
