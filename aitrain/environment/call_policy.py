@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.state_watch import CallTracer, CopyPlan, StateWatch, UnknownStateError, set_trace
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import is_abandoned, paused
@@ -94,12 +93,12 @@ class CallPolicy:
     """How the calls of one environment run.
 
     `by_episode`: an episode has several calls, interleaved with those of others; otherwise an episode is one call.
-    `in_processes`: each call runs in a process with exclusive use of its environment.
+    `is_watched`: calls share an environment in this process, and nobody says that they may run at the same time.
     """
 
     environment: Any
     by_episode: bool
-    in_processes: bool
+    is_watched: bool
     notify: Notify
     on_wait: Callable[[], object] = lambda: None
     """Called when a call begins to wait for others."""
@@ -112,34 +111,25 @@ class CallPolicy:
     def __post_init__(self) -> None:
         self._left = WATCHED_EPISODES if self.by_episode else WATCHED_CALLS  # to watch alone
         self._watch = StateWatch(self.environment, self.by_episode)
-        self.refresh()
 
     @property
     def is_free(self) -> bool:
-        """Whether calls run at the same time without being watched: the class says that they may, or they have an
-        environment of their own."""
-        return self.in_processes or getattr(self.environment, "concurrent", False) is True
+        """Whether calls run at the same time without being watched."""
+        return not self.is_watched or getattr(self.environment, "concurrent", False) is True
 
     @property
     def is_serial(self) -> bool:
         """Whether calls, or whole episodes, run one after another, in the order of their cases."""
-        if self.is_free:
-            return self.in_processes and self._mode == "serial"
-        return self._mode != "together"
+        return not self.is_free and self._mode != "together"
 
     @property
     def keeps_order(self) -> bool:
         """Whether calls run one after another for the rest of the run."""
         return self._mode == "serial" and not self.is_free
 
-    def refresh(self) -> None:
-        """Ask the servers of an environment how calls run there."""
-        if isinstance(self.environment, ServedEnvironment):
-            self._mode = "serial" if self.environment.is_serial() else "together"
-
     def object_for(self) -> object:
         """The object on which one call or one episode runs."""
-        return self.environment if self.plan is None or self.in_processes else self.plan.copy_of(self.environment)
+        return self.environment if self.plan is None else self.plan.copy_of(self.environment)
 
     def state(self) -> dict[str, object]:
         """How calls run, for a checkpoint; empty while that is not known."""
@@ -188,7 +178,6 @@ class CallPolicy:
 
     def begin_batch(self) -> None:
         """Note what is, before calls that run at the same time."""
-        self.refresh()
         if self.is_free or self.is_serial:
             return
         before = self._watch.before
@@ -211,7 +200,6 @@ class CallPolicy:
 
     def end_episodes(self) -> None:
         """Decide how episodes run, after one that was played alone."""
-        self.refresh()
         if not self.is_free and self.by_episode and self._mode == "watched":
             self._after_watched()
 

@@ -166,6 +166,8 @@ class EnvRunner:
     environment: Any
     config: TrainConfig
     processes: ProcessPool | None = None
+    is_watched: bool = True
+    """Whether calls in threads run one after another if they change something; False: the user takes care."""
     given: dict[str, Any] = field(default_factory=dict)
     """The arguments `model` and `tokenizer` of `score_episode`, see `offer`."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -236,8 +238,8 @@ class EnvRunner:
                 by_episode = len(Tools.of(self.environment)) > 0
             except EnvironmentFailed:
                 by_episode = True  # each episode fails with it
-        is_elsewhere = self.processes is not None or self.is_served
-        return CallPolicy(self.environment, by_episode, is_elsewhere, self.notify)
+        is_watched = self.is_watched and self.processes is None and not self.is_served
+        return CallPolicy(self.environment, by_episode, is_watched, self.notify)
 
     @cached_property
     def max_calls(self) -> int:
@@ -259,7 +261,7 @@ class EnvRunner:
     @property
     def may_play_alone(self) -> bool:
         """Whether there may be episodes that cannot run beside others."""
-        return self.policy.by_episode and (self.is_served or not self.policy.is_free)
+        return self.policy.by_episode and not self.policy.is_free
 
     @property
     def plays_alone(self) -> bool:
@@ -380,7 +382,6 @@ class EnvRunner:
                         self.pool.max_calls, is_serial = 1, False
                     if is_serial:
                         value = await self._call(one, job, place)
-                        self.policy.refresh()
                 if not is_serial:
                     value = await self._call(one, job, place)
                 if one.failure is None or tries >= self._most_tries(one.failure):
@@ -462,10 +463,12 @@ def _itself(environment: object) -> object:
     return environment
 
 
-def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:
+def start_runner(
+    environment: Any, config: TrainConfig, close: Sequence[int] = (), is_watched: bool = True
+) -> EnvRunner:
     """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
-    return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None)
+    return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None, is_watched)
 
 
 # -- several environments

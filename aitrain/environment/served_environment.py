@@ -31,13 +31,9 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import current_task, is_abandoned, paused
 
-PROTOCOL = 2
+PROTOCOL = 3
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
-CLIENT_HEADER = "X-Aitrain-Client"
-"""Header with the name of the client, whose sessions are ended when the server has not heard of it for a while."""
-CLIENT_SECONDS = 60.0
-"""Seconds after which the sessions of a silent client are ended."""
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -65,8 +61,6 @@ class EnvDescription:
     tools: ToolOffer | None = None
     """The tools of get_tools; None without that method."""
     requires: EnvRequirements = field(default_factory=EnvRequirements)
-    is_serial: bool = False
-    """Whether scores depend on the order of the calls, so that clients make one at a time."""
     tokenizer: str | None = None
     """Model whose tokenizer the rows were built with; None if they did not need one."""
     facts: JsonObject = field(default_factory=dict)
@@ -182,6 +176,8 @@ SILENCE_SECONDS = 15.0
 """Seconds without an answer after which a server is lost: it answers a call that runs for longer as running."""
 RETRY_SECONDS = 0.5
 """Seconds between attempts to reach a server."""
+PATIENCE = 60.0
+"""Seconds of attempts for a call without a deadline."""
 BEHIND_PROXY = (502, 503, 504)
 """Statuses with which a proxy says that it does not reach the server."""
 UNAUTHORIZED, GONE = 401, 410
@@ -211,13 +207,9 @@ def checked_urls(given: str) -> list[str]:
 
 @cache
 def _http(process: int) -> httpx.Client:
-    """The connections of a process; a forked one has its own, and another name, which its sessions belong to."""
+    """The connections of a process; a forked one has its own."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    headers = {"Content-Type": "application/json", CLIENT_HEADER: f"{_NAME}-{process}"}
-    return httpx.Client(trust_env=False, limits=limits, headers=headers)
-
-
-_NAME = uuid.uuid4().hex
+    return httpx.Client(trust_env=False, limits=limits, headers={"Content-Type": "application/json"})
 
 
 @dataclass(eq=False)
@@ -271,8 +263,6 @@ class ServedSession:
     environment: ServedEnvironment
     first: EnvCall
     """What is sent with each call."""
-    only: EnvConnection | None = None
-    """The only server that can answer; None: any of them."""
     _server: EnvConnection | None = None
     _number: int = 0
 
@@ -291,12 +281,12 @@ class ServedSession:
             return self.call("/v1/score", ScoreResult, completion=arguments.get("completion", ""))
         finally:
             if is_only_call:
-                self._leave()
+                self.leave()
 
     def close(self) -> None:
         """End the session."""
-        if (server := self._leave()) is not None:
-            with suppress(ConnectionError, RefusedCallError):  # the server ends sessions of clients that it lost
+        if (server := self.leave()) is not None:
+            with suppress(ConnectionError, RefusedCallError):  # the server ends sessions that have no more calls
                 server.request("POST", "/v1/close", encode({"session": self.first.session}))
 
     def call(self, path: str, kind: type[T], **arguments: Any) -> T:
@@ -325,13 +315,10 @@ class ServedSession:
     def _send(self, path: str, call: EnvCall) -> JsonObject:
         """Send a call until it has ended, or a server was out of reach for as long as the call's deadline. An episode
         that a server refuses begins on another one."""
-        patience, lost_at, refusals = call.timeout or CLIENT_SECONDS, 0.0, 0
-        is_free = call.number == 0 and self.only is None
+        patience, lost_at, refusals = call.timeout or PATIENCE, 0.0, 0
+        is_free = call.number == 0
         while True:
-            if self.only is None and self._server is None:
-                self._server = self.environment.take_server()
-            server = self.only or self._server
-            assert server is not None
+            server = self._server = self._server or self.environment.take_server()
             try:
                 received = server.request("POST", path, encode(call))
                 if not received.get("is_running"):
@@ -344,16 +331,17 @@ class ServedSession:
                 if not is_free or refusals >= len(self.environment.connections):
                     why = f"{server.url} does not have it any more" if error.status == GONE else str(error)
                     raise CallFailed(Failure("server", f"was refused by its server: {why}")) from error
-                self._leave(is_lost=True)
+                self.leave(is_lost=True)
             except ConnectionError as error:
                 lost_at = lost_at or time.monotonic()
                 if time.monotonic() > lost_at + patience or is_abandoned():
                     raise CallFailed(Failure("server", f"was not answered: {error}")) from error
                 if is_free:
-                    self._leave(is_lost=True)
+                    self.leave(is_lost=True)
                 time.sleep(RETRY_SECONDS)
 
-    def _leave(self, is_lost: bool = False) -> EnvConnection | None:
+    def leave(self, is_lost: bool = False) -> EnvConnection | None:
+        """Have no server; returns the one that it had."""
         server, self._server = self._server, None
         if server is not None:
             with self.environment.lock:
@@ -380,8 +368,7 @@ class ServedEnvironment:
             "class": description.name,
             "served_by": [connection.url for connection in connections],
         }
-        self.lock, self._closed = threading.Lock(), threading.Event()
-        self._pulse: threading.Thread | None = None
+        self.lock = threading.Lock()
 
     def take_server(self) -> EnvConnection:
         """A server for an episode; those that were lost only if there is no other."""
@@ -389,18 +376,7 @@ class ServedEnvironment:
             now = time.monotonic()
             chosen = min(self.connections, key=lambda one: (one.lost_until > now, one.playing))
             chosen.playing += 1
-            if self._pulse is None or not self._pulse.is_alive():  # also in a forked process
-                self._pulse = threading.Thread(target=self._keep_alive, name="served-environment", daemon=True)
-                self._pulse.start()
         return chosen
-
-    def _keep_alive(self) -> None:
-        """Tell the servers that this process lives, while their sessions wait for the model."""
-        while not self._closed.wait(CLIENT_SECONDS / 6):
-            for server in self.connections:
-                with suppress(ConnectionError, RefusedCallError):  # the next call says what is wrong
-                    if server.playing:
-                        server.request("POST", "/v1/alive", b"{}")
 
     def build_dataset(self, tokenizer: object) -> list[JsonObject]:
         """The rows, in the form in which rollout records have them."""
@@ -417,13 +393,6 @@ class ServedEnvironment:
         """The rows of build_eval_dataset."""
         return self._rows("held_out")
 
-    def is_serial(self) -> bool:
-        """Whether a server says now that calls, or episodes, are to be made one after another."""
-        try:
-            return any(server.request("GET", "/v1/environment")["is_serial"] for server in self.connections)
-        except (ConnectionError, RefusedCallError):
-            return self.description.is_serial
-
     def session(self, case: Case | None, bounds: Bounds, **more: Any) -> ServedSession:
         """The session of a new episode."""
         assert case is not None
@@ -432,10 +401,12 @@ class ServedEnvironment:
         return ServedSession(self, call)
 
     def score(self, group: Group, bounds: Bounds) -> list[ScoreResult]:
-        """The results of `score_group`, always on the first server, as they may depend on earlier groups."""
+        """The results of `score_group`."""
         session = self.session(group.case, bounds, members=tuple(group.members))
-        session.only = self.connections[0]
-        return session.call("/v1/score_group", list[ScoreResult])
+        try:
+            return session.call("/v1/score_group", list[ScoreResult])
+        finally:
+            session.leave()
 
     def reference_of(self, case_idx: object, case: JsonObject) -> Any:
         """What the environment's `reference` returns, if it has one."""
@@ -452,8 +423,7 @@ class ServedEnvironment:
         return [(str(path), text) for path, text in paths if not path.is_absolute() and ".." not in path.parts]
 
     def close(self) -> None:
-        """Leave the servers, which keep their environment."""
-        self._closed.set()
+        """No-op: the servers keep their environment."""
 
     def _rows(self, dataset: str) -> list[JsonObject]:
         rows, start = list[JsonObject](), 0
