@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +25,8 @@ from aitrain.environment.served_environment import (
     encode,
     env_token,
     to_wire,
-    token_file,
 )
 from aitrain.environment.session import Group, SessionLike
-from aitrain.errors import ConfigError
 from aitrain.execution.failure import Failure
 from aitrain.execution.task import Outcome
 from aitrain.execution.user_code import describe_error
@@ -91,24 +87,13 @@ class EnvService:
 
         Raises:
             OSError: the port is taken, or the address is none of this machine.
-            ConfigError: the token cannot be written.
+            ConfigError: there is no token.
         """
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
         port = listener.getsockname()[1]
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
-        self.token, file = env_token() or secrets.token_urlsafe(32), None if env_token() else token_file(port)
-        if file is not None:
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.unlink(missing_ok=True)  # of a server that was killed
-                with open(file, "x", encoding="ascii", opener=partial(os.open, mode=0o600)) as new:
-                    new.write(self.token)
-            except OSError as error:
-                raise ConfigError(
-                    f"The server's token cannot be written to {file}: {error.strerror}\n"
-                    f"Set {TOKEN_VARIABLE} to a long random text, here and where the training runs."
-                ) from None
+        self.token = env_token()
         server = http_server(self._answer)
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
@@ -118,8 +103,6 @@ class EnvService:
                     await asyncio.wait_for(self.stop.wait(), END_SECONDS)
                 await self.end_idle()
         finally:
-            if file is not None:
-                file.unlink(missing_ok=True)
             episodes, self._episodes = list(self._episodes.values()), {}
             for episode in episodes:
                 if episode.call is not None:

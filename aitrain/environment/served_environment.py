@@ -6,7 +6,6 @@ import inspect
 import json
 import math
 import os
-import socket
 import threading
 import time
 import uuid
@@ -14,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import TypeAdapter
@@ -26,7 +24,7 @@ from aitrain.environment.contract import ENV_KINDS, Bounds, Case, ScoreResult
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tools import ToolOffer, Tools
-from aitrain.environment.urls import check_url, is_local
+from aitrain.environment.urls import check_url
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import current_task, is_abandoned, paused
@@ -108,23 +106,18 @@ class EnvAnswer:
     """Whether it still waits or runs: the client sends it again."""
 
 
-def token_file(port: int) -> Path:
-    """The file with the token that a server of this user and this machine has made."""
-    return Path.home() / ".cache" / "aitrain" / f"env-token-{socket.gethostname()}-{port}"
-
-
-def env_token(url: str = "") -> str:
-    """The token of AITRAIN_ENV_TOKEN, else of the file of the server at an address of this machine; empty without one.
+def env_token() -> str:
+    """The token of AITRAIN_ENV_TOKEN.
 
     Raises:
-        ConfigError: it cannot be sent in a header.
+        ConfigError: there is none, or it cannot be sent in a header.
     """
     token = os.environ.get(TOKEN_VARIABLE, "")
-    if not token and is_local(url):
-        with suppress(OSError):
-            return token_file(urlsplit(url).port or 80).read_text(encoding="ascii")
-    if not all("!" <= character <= "~" for character in token):
-        raise ConfigError(f"{TOKEN_VARIABLE}: a token has only ASCII letters, digits and signs, without spaces")
+    if not token or not all("!" <= character <= "~" for character in token):
+        raise ConfigError(
+            f"Set the variable {TOKEN_VARIABLE} to a long random text without spaces, the same one for the environment's"
+            " server and for what trains on it: whoever reaches the server could run the environment's tools."
+        )
     return token
 
 
@@ -196,7 +189,7 @@ def checked_urls(given: str) -> list[str]:
     """The URLs of a list with commas.
 
     Raises:
-        ConfigError: one is not a URL, or holds credentials; or the token cannot be sent.
+        ConfigError: one is not a URL, or holds credentials; or there is no token.
     """
     env_token()
     try:
@@ -231,8 +224,7 @@ class EnvConnection:
             ConnectionError: the server cannot be reached, or does not answer.
             RefusedCallError: it refuses the request.
         """
-        token, timeout = env_token(self.url), httpx.Timeout(seconds, connect=CONNECT_SECONDS)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        timeout, headers = httpx.Timeout(seconds, connect=CONNECT_SECONDS), {"Authorization": f"Bearer {env_token()}"}
         try:
             response = _http(os.getpid()).request(
                 method, self.url + path, content=body, headers=headers, timeout=timeout

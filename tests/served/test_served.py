@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import stat
 import time
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,6 +29,7 @@ from tests.runner_calls import end, open_sessions, respond
 from tests.served.environments import Counts, Fails, Generator, Loop, Objects, Single, WithTools
 from tests.served.running import Running, served
 
+TOKEN = "a-token"
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>$'
 
 
@@ -48,6 +47,11 @@ def shown(episode: Episode) -> object:
 
 
 KINDS = (Single, WithTools, Generator, Loop)
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AITRAIN_ENV_TOKEN", TOKEN)
 
 
 @pytest.mark.parametrize(
@@ -210,23 +214,18 @@ def status(url: str, authorization: str) -> int:
     return httpx.get(url, headers={"Authorization": authorization}, trust_env=False).status_code
 
 
-def test_a_server_without_a_token_makes_one_for_clients_of_its_user(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_only_clients_with_the_token_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Running(Single())) as server:
-        [file] = (path for path in tmp_path.rglob("*") if path.is_file())
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
         for path in ("environment", "source", "rows", "nothing"):
             for given in ("", "Bearer", "Bearer another"):
                 assert status(f"{server.url}/v1/{path}", given) == 401
-        assert status(f"{server.url}/v1/source", f"Bearer {file.read_text()}") == 200
-        connect(server.url).close()
-        monkeypatch.setenv("HOME", str(tmp_path / "of another user"))
+        assert status(f"{server.url}/v1/source", f"Bearer {TOKEN}") == 200
+        monkeypatch.setenv("AITRAIN_ENV_TOKEN", "another")
         with pytest.raises(EnvironmentFailed, match=r"token is wrong or missing.*\nSet AITRAIN_ENV_TOKEN"):
             connect(server.url)
-        monkeypatch.setenv("HOME", str(tmp_path))
-    assert not file.exists()
+        monkeypatch.delenv("AITRAIN_ENV_TOKEN")
+        with pytest.raises(ConfigError, match="Set the variable AITRAIN_ENV_TOKEN"):
+            connect(server.url)
 
 
 def test_servers_of_another_protocol_or_of_different_environments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
