@@ -115,7 +115,7 @@ def env_token() -> str:
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token or not all("!" <= character <= "~" for character in token):
         raise ConfigError(
-            f"Set the variable {TOKEN_VARIABLE} to a long random text without spaces, the same one for the environment's"
+            f"Set the variable {TOKEN_VARIABLE} to a random text without spaces, the same one for the environment's"
             " server and for what trains on it: whoever reaches the server could run the environment's tools."
         )
     return token
