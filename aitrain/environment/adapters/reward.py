@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aitrain.environment.adapters.rows import Row, ScoredRows, ratios_of
+from aitrain.environment.adapters.rows import Row, ScoredRows, files_of
 from aitrain.environment.adapters.settings import requires
 from aitrain.environment.contract import Score, arguments_for
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
@@ -131,4 +131,4 @@ def check_id(id: str, settings: Mapping[str, object]) -> None:
         judge.check()
     for name in ("data", "eval_data"):
         if settings.get(name) is not None:
-            ratios_of(settings[name])
+            files_of(settings[name])

@@ -28,29 +28,23 @@ from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.missing_file import no_file
 
 Row = dict[str, Any]
-Data = str | Sequence[str] | Mapping[str, float]
-"""A file, a data set of the Hub (`org/name` or `org/name:config`), several, or each with its ratio: 0.5 takes every
-other row, 2 takes each row twice."""
+Data = str | Sequence[str]
+"""A file, a data set of the Hub (`org/name` or `org/name:config`), or several."""
 
 
-def ratios_of(data: object) -> dict[str, float]:
-    """Each file or data set of a setting, and its ratio.
+def files_of(data: object) -> list[str]:
+    """The files and data sets of a setting.
 
     Raises:
-        ConfigError: it is of the wrong type, a file does not exist, or a ratio is not positive.
+        ConfigError: it is of the wrong type, or a file does not exist.
     """
-    if isinstance(data, Mapping):
-        ratios = {str(name): float(ratio) for name, ratio in data.items()}
-    elif isinstance(data, (str, list)):
-        ratios = dict.fromkeys([data] if isinstance(data, str) else data, 1.0)
-    else:
-        raise ConfigError(f"rl_env_config: data must name a file, a list of files, or files with ratios; not {data!r}")
-    for name, ratio in ratios.items():
-        if not ratio > 0:
-            raise ConfigError(f"rl_env_config: the ratio of {name} must be a positive number, not {ratio:g}")
+    names = [data] if isinstance(data, str) else data
+    if not isinstance(names, list):
+        raise ConfigError(f"rl_env_config: data must name a file, or a list of files; not {data!r}")
+    for name in names:
         if is_file(name) and not Path(name).expanduser().is_file():
             raise ConfigError(f"rl_env_config: data: {no_file(name)}")
-    return ratios
+    return names
 
 
 @dataclass(kw_only=True, eq=False)
@@ -70,17 +64,13 @@ class RowSource:
         """The rows as cases.
 
         Raises:
-            ConfigError: see ratios_of.
+            ConfigError: see files_of.
             EnvironmentFailed: a file cannot be read, or a row is in none of the forms.
         """
-        rows: list[Row] = []
-        for name, ratio in ratios_of(self.data).items():
-            found = [self._case(row, place) for place, row in read_rows(name, self.split)]
-            count = round(len(found) * ratio)
-            rows += [found[number * len(found) // count] for number in range(count)]
+        rows = [self._case(row, place) for name in files_of(self.data) for place, row in read_rows(name, self.split)]
         rows = choose(rows, self.size, self.seed)
         if not rows:
-            raise EnvironmentFailed(f"There are no rows in {', '.join(ratios_of(self.data))}")
+            raise EnvironmentFailed(f"There are no rows in {', '.join(files_of(self.data))}")
         if self.system is None:
             return rows
         return [{**row, "prompt": prompted(as_messages(row["prompt"]), self.system)} for row in rows]
@@ -264,6 +254,6 @@ def check_id(id: str, settings: Mapping[str, Any]) -> None:
     """
     for data in (id.split(","), settings.get("eval_data")):
         if data is not None:
-            ratios_of(data)
+            files_of(data)
     for judge in Judges.described(settings.get("judges")):
         judge.check()
