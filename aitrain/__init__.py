@@ -10,16 +10,14 @@ from typing import Any
 
 __version__ = "0.1.0"
 _NAMES = {
-    "environment.contract": (
-        "Environment", "EpisodeGenerator", "EpisodeObject", "Score", "ScoreValue", "SpeakingFirst", "ToolResult",
-    ),
+    "environment.contract": ("Score", "ToolResult"),
     "environment.requirements": ("EnvRequirements",),
     "environment.tool_call_parser": ("ToolCall",),
     "errors": ("AitrainError", "ConfigError", "EnvironmentFailed", "EpisodeTruncated", "Interrupted", "RunFailed"),
     "notebook": ("chat", "compare", "train"),
     "options.train": ("TrainConfig",),
     "runs.result": ("Result",),
-}  # fmt: skip
+}
 """By the module that has them."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = ["judges", *_MODULES]

@@ -1,12 +1,7 @@
 """The public names, for type checkers; see __init__.py."""
 
 from aitrain import judges as judges
-from aitrain.environment.contract import Environment as Environment
-from aitrain.environment.contract import EpisodeGenerator as EpisodeGenerator
-from aitrain.environment.contract import EpisodeObject as EpisodeObject
 from aitrain.environment.contract import Score as Score
-from aitrain.environment.contract import ScoreValue as ScoreValue
-from aitrain.environment.contract import SpeakingFirst as SpeakingFirst
 from aitrain.environment.contract import ToolResult as ToolResult
 from aitrain.environment.requirements import EnvRequirements as EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall as ToolCall

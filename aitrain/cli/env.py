@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -236,22 +235,17 @@ def serve(
     env_arg: EnvKeywords = None,
     *,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = PORT,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than 127.0.0.1 need the variable AITRAIN_ENV_TOKEN.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     tokenizer: Tokenizer = "tiny",
     **flags: Flag,
 ) -> int:
     """Serve an environment to trainings, evals and checks on other machines: --rl-env http://HOST:PORT.
 
-    Clients need a token: AITRAIN_ENV_TOKEN of the environment, which they must have as well; else a random one, which
-    those of this user and this machine find in a file.
+    Clients need the token of the variable AITRAIN_ENV_TOKEN, which has to be set here and there.
     """
-    if host not in ("127.0.0.1", "localhost", "::1") and not os.environ.get("AITRAIN_ENV_TOKEN"):
-        raise ConfigError(
-            f"--host {host}: whoever reaches the port could run the environment's tools\n"
-            "Set AITRAIN_ENV_TOKEN to a long random text, here and where the training runs."
-        )
+    from aitrain.environment.served_environment import env_token
+
+    env_token()
     if env.startswith(("http://", "https://")):
         raise ConfigError(f"{env} is served already")
     return _on_terminal("serve", checked({**flags, "rl_env": env, "model": tokenizer}, env_arg), host=host, port=port)

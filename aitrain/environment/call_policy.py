@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.state_watch import CallTracer, CopyPlan, StateWatch, UnknownStateError, set_trace
-from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.task import is_abandoned, paused
+from aitrain.execution.failure import Failure
 
 Notify = Callable[[str], None]
 T = TypeVar("T")
@@ -21,10 +18,6 @@ WATCHED_CALLS = 3
 """Calls of `score_episode` that run alone and are watched, before calls run at the same time."""
 WATCHED_EPISODES = 2
 """The same for episodes of several calls."""
-
-_changed = threading.Condition()  # of the two below: calls run at the same time, or one alone, over all environments
-_running = set["PolicyCall"]()
-_alone: PolicyCall | None = None
 
 
 @dataclass(eq=False)
@@ -35,58 +28,13 @@ class PolicyCall:
     tracer: CallTracer | None = None
 
     def run(self, job: Callable[[], T]) -> T:
-        """Call `job` when its turn comes, and watch it."""
-        if self.policy.is_free:
-            return job()
-        is_alone = self._enter()
-        try:
-            if is_abandoned():
-                raise CallFailed(Failure("raised", "cancelled: the result is no longer needed"))
-            return self.policy.watched(self, job, is_alone)
-        finally:
-            self._leave()
+        """Call `job`, and watch it if the policy does."""
+        return job() if self.policy.is_free else self.policy.watched(self, job)
 
-    def end(self) -> None:
-        """Let other calls run, although this one, which was abandoned, has not ended."""
+    def abandon(self) -> None:
+        """Watch no longer what this call does, which has not ended."""
         if self.tracer is not None:
             self.tracer.end(is_abandoned=True)
-        self._leave()
-
-    def _enter(self) -> bool:
-        """Wait until the call may begin; returns whether it runs alone."""
-        global _alone
-        is_alone = False
-
-        def may_begin() -> bool:
-            nonlocal is_alone
-            is_alone = self.policy.is_serial  # which the end of another call may change
-            return not _running if is_alone else _alone is None
-
-        with _changed:
-            if not may_begin():
-                with self._waiting():
-                    _changed.wait_for(may_begin)
-            _running.add(self)
-            _alone = self if is_alone else None
-        return is_alone
-
-    def _leave(self) -> None:
-        global _alone
-        with _changed:
-            _running.discard(self)
-            _alone = None if _alone is self else _alone
-            _changed.notify_all()
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Context in which the call waits: its clock is stopped, and it does not count as running."""
-        self.policy.waiting_calls += 1
-        self.policy.on_wait()
-        try:
-            with paused():
-                yield
-        finally:
-            self.policy.waiting_calls -= 1
 
 
 @dataclass(eq=False)
@@ -94,17 +42,13 @@ class CallPolicy:
     """How the calls of one environment run.
 
     `by_episode`: an episode has several calls, interleaved with those of others; otherwise an episode is one call.
-    `in_processes`: each call runs in a process with exclusive use of its environment.
+    `is_watched`: calls share an environment in this process, and nobody says that they may run at the same time.
     """
 
     environment: Any
     by_episode: bool
-    in_processes: bool
+    is_watched: bool
     notify: Notify
-    on_wait: Callable[[], object] = lambda: None
-    """Called when a call begins to wait for others."""
-    waiting_calls: int = 0
-    """Calls that have a thread, and wait for others."""
     plan: CopyPlan | None = None
     """How to copy the environment for each episode; None to share it."""
     _mode: Literal["watched", "together", "serial"] = "watched"
@@ -112,34 +56,20 @@ class CallPolicy:
     def __post_init__(self) -> None:
         self._left = WATCHED_EPISODES if self.by_episode else WATCHED_CALLS  # to watch alone
         self._watch = StateWatch(self.environment, self.by_episode)
-        self.refresh()
 
     @property
     def is_free(self) -> bool:
-        """Whether calls run at the same time without being watched: the class says that they may, or they have an
-        environment of their own."""
-        return self.in_processes or getattr(self.environment, "concurrent", False) is True
+        """Whether calls run at the same time without being watched."""
+        return not self.is_watched or getattr(self.environment, "concurrent", False) is True
 
     @property
     def is_serial(self) -> bool:
         """Whether calls, or whole episodes, run one after another, in the order of their cases."""
-        if self.is_free:
-            return self.in_processes and self._mode == "serial"
-        return self._mode != "together"
-
-    @property
-    def keeps_order(self) -> bool:
-        """Whether calls run one after another for the rest of the run."""
-        return self._mode == "serial" and not self.is_free
-
-    def refresh(self) -> None:
-        """Ask the servers of an environment how calls run there."""
-        if isinstance(self.environment, ServedEnvironment):
-            self._mode = "serial" if self.environment.is_serial() else "together"
+        return not self.is_free and self._mode != "together"
 
     def object_for(self) -> object:
         """The object on which one call or one episode runs."""
-        return self.environment if self.plan is None or self.in_processes else self.plan.copy_of(self.environment)
+        return self.environment if self.plan is None else self.plan.copy_of(self.environment)
 
     def state(self) -> dict[str, object]:
         """How calls run, for a checkpoint; empty while that is not known."""
@@ -153,8 +83,8 @@ class CallPolicy:
             self._mode = state["mode"]
             self.plan = None if state.get("copied") is None else CopyPlan(frozenset(state["copied"]))
 
-    def watched(self, call: PolicyCall, job: Callable[[], T], is_alone: bool) -> T:
-        """Call `job`, and note what it changes."""
+    def watched(self, call: PolicyCall, job: Callable[[], T]) -> T:
+        """Call `job`, and note what it changes. As long as calls are watched one by one, no other may run."""
         if self._mode == "serial":
             return job()
         before = sys.gettrace()
@@ -162,6 +92,7 @@ class CallPolicy:
             self._watch.unknown = "a debugger or a coverage tool traces its calls"
             self._decide()
             return job()
+        is_alone = self._mode == "watched"
         tracer = call.tracer = CallTracer(self._watch, is_alone)
         threads = threading.gettrace()
         if is_alone:
@@ -188,7 +119,6 @@ class CallPolicy:
 
     def begin_batch(self) -> None:
         """Note what is, before calls that run at the same time."""
-        self.refresh()
         if self.is_free or self.is_serial:
             return
         before = self._watch.before
@@ -211,7 +141,6 @@ class CallPolicy:
 
     def end_episodes(self) -> None:
         """Decide how episodes run, after one that was played alone."""
-        self.refresh()
         if not self.is_free and self.by_episode and self._mode == "watched":
             self._after_watched()
 

@@ -17,7 +17,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -231,11 +231,6 @@ def _comparable(message: Message) -> tuple[object, ...]:
     return message["role"], message["content"].strip(), calls, message.get("name")
 
 
-MAX_REFUSALS = 100
-"""Requests after the end of an episode that are refused; later ones wait for ever, so that a loop that catches
-everything does not spin."""
-
-
 @dataclass(frozen=True)
 class PendingRequest:
     """A request, and the future that gets its answer."""
@@ -245,29 +240,22 @@ class PendingRequest:
 
 
 class RequestQueue:
-    """The requests of one rollout in the order in which they came, from any thread; its session takes them one by one.
-
-    `blocks_loop` tells whether the rollout keeps the event loop busy for some seconds.
-    """
+    """The requests of one rollout in the order in which they came, from any thread; its session takes them one by
+    one."""
 
     def __init__(self) -> None:
-        self.blocks_loop: Callable[[float], bool] = lambda _: False
         self._requests: queue.SimpleQueue[PendingRequest | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._refusals = 0
         self._is_closed = False
 
     def ask(self, request: ChatRequest) -> Future[ChatAnswer]:
         """Put a request into the queue; the future gets the policy's answer, or the reason why there is none."""
         pending = PendingRequest(request)
         with self._lock:
-            if not self._is_closed:
+            if self._is_closed:
+                pending.answer.set_exception(_over())
+            else:
                 self._requests.put(pending)
-                return pending.answer
-            self._refusals += 1
-            is_refused = self._refusals <= MAX_REFUSALS
-        if is_refused:
-            pending.answer.set_exception(_over())
         return pending.answer
 
     def take(self) -> PendingRequest | None:
@@ -300,15 +288,9 @@ def _over() -> RefusedRequestError:
 MODELS = ("policy", "policy-untrained")
 MAX_BODY = 32 << 20
 """Maximum bytes of a request."""
-BLOCKED = 2.0
-"""Seconds without progress after which a rollout is taken to block the event loop."""
 
 _USED = {"model", "messages", "tools", "stream", "stream_options", "n"}
 _USED |= {"user", "metadata", "store", "parallel_tool_calls", "service_tier"}  # which change no answer
-_BLOCKS_LOOP = (
-    "the rollout is `async def` and waits for the policy with a client that is not async, which blocks every other"
-    " episode: use AsyncOpenAI or httpx.AsyncClient, or write `def rollout`"
-)
 
 
 class EndpointServer:
@@ -366,13 +348,7 @@ class EndpointServer:
         rest = {name: body[name] for name in sorted(body.keys() - _USED)}
         ignored = [name for name, value in rest.items() if value not in (None, "auto") and value is not False]
         asked = read_request(body.get("messages"), body.get("tools"), model == MODELS[0])
-        future = asyncio.wrap_future(episode.ask(replace(asked, ignored=tuple(ignored))))
-        # other episodes may have to wait for the event loop, which must be free
-        if not (await asyncio.wait([future], timeout=BLOCKED))[0]:
-            blocks = await asyncio.to_thread(episode.blocks_loop, BLOCKED)
-            if blocks and not future.done():
-                raise RefusedRequestError(400, _BLOCKS_LOOP, "blocks_event_loop")
-        answer = await future
+        answer = await asyncio.wrap_future(episode.ask(replace(asked, ignored=tuple(ignored))))
         message, end, used = answer.message, answer.finish_reason, answer.usage
         usage: Message | None = None
         if used is not None:

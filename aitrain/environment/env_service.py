@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +16,7 @@ from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, has_token, http_server, json_body
 from aitrain.environment.runner import EnvRunner, group_job
 from aitrain.environment.served_environment import (
-    CLIENT_HEADER,
-    CLIENT_SECONDS,
+    PATIENCE,
     TOKEN_VARIABLE,
     EnvAnswer,
     EnvCall,
@@ -28,10 +25,8 @@ from aitrain.environment.served_environment import (
     encode,
     env_token,
     to_wire,
-    token_file,
 )
 from aitrain.environment.session import Group, SessionLike
-from aitrain.errors import ConfigError
 from aitrain.execution.failure import Failure
 from aitrain.execution.task import Outcome
 from aitrain.execution.user_code import describe_error
@@ -42,13 +37,13 @@ if TYPE_CHECKING:
 
 PAGE_ROWS = 200
 """Rows of one page of the dataset."""
-IDLE_SECONDS = 3600.0
-"""Seconds without a call after which a session is ended, also if its client lives."""
+IDLE_SECONDS = 1800.0
+"""Seconds without a call after which a session is ended: its client is gone."""
 ANSWER_SECONDS = 5.0
 """Seconds after which a call that waits or runs is answered as running, so that its client sees that this server lives
 and asks again."""
 END_SECONDS = 5.0
-"""Seconds between two looks for clients that are gone."""
+"""Seconds between two looks for sessions without a call."""
 MAX_BODY = 64 << 20
 """Maximum bytes of a request."""
 
@@ -57,7 +52,6 @@ MAX_BODY = 64 << 20
 class ClientEpisode:
     """One episode of a client, and its last call."""
 
-    client: str
     case: Case
     session: SessionLike | None = None
     number: int = -1
@@ -65,10 +59,6 @@ class ClientEpisode:
     hangs: bool = False
     """Whether its last call was abandoned and is still running."""
     last_call: float = field(default_factory=time.monotonic)
-    is_alone: bool = False
-    """Whether no other episode may begin before it ends."""
-    spoiled: Failure | None = None
-    """Why its score would be wrong: another episode changed what it uses."""
 
 
 @dataclass(eq=False)
@@ -90,34 +80,20 @@ class EnvService:
     """Ends the server."""
     token: str = ""
     _episodes: dict[str, ClientEpisode] = field(default_factory=dict)
-    _heard: dict[str, float] = field(default_factory=dict)
     _failures: FailureCount = field(default_factory=FailureCount)
-    _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def serve(self, on_ready: Callable[[str], object]) -> None:
         """Serve until `stop` is set; `on_ready` is called with the URL.
 
         Raises:
             OSError: the port is taken, or the address is none of this machine.
-            ConfigError: the token cannot be written.
+            ConfigError: there is no token.
         """
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
         port = listener.getsockname()[1]
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
-        self.token, file = env_token() or secrets.token_urlsafe(32), None if env_token() else token_file(port)
-        if file is not None:
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.unlink(missing_ok=True)  # of a server that was killed
-                with open(file, "x", encoding="ascii", opener=partial(os.open, mode=0o600)) as new:
-                    new.write(self.token)
-            except OSError as error:
-                raise ConfigError(
-                    f"The server's token cannot be written to {file}: {error.strerror}\n"
-                    f"Set {TOKEN_VARIABLE} to a long random text, here and where the training runs."
-                ) from None
+        self.token = env_token()
         server = http_server(self._answer)
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
@@ -125,10 +101,8 @@ class EnvService:
             while not self.stop.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.stop.wait(), END_SECONDS)
-                await self.end_lost()
+                await self.end_idle()
         finally:
-            if file is not None:
-                file.unlink(missing_ok=True)
             episodes, self._episodes = list(self._episodes.values()), {}
             for episode in episodes:
                 if episode.call is not None:
@@ -147,9 +121,7 @@ class EnvService:
             if request.method == "GET":
                 answer = encode(self.read(path, request.query_params))
             else:
-                body, client = await json_body(request, MAX_BODY), request.headers.get(CLIENT_HEADER, "")
-                self.hear(client)
-                answer = await self.answer(client, path, body)
+                answer = await self.answer(path, await json_body(request, MAX_BODY))
         except RefusedRequestError as error:
             status, answer = error.status, encode({"error": str(error)})
         except Exception as error:
@@ -165,7 +137,7 @@ class EnvService:
             RefusedRequestError: there is no such path, or no such rows.
         """
         if path == "/v1/environment":
-            return asdict(replace(self.description, is_serial=self.runner.policy.is_serial))
+            return asdict(self.description)
         if path == "/v1/source":
             return {"files": list(self.source)}
         if path != "/v1/rows":
@@ -180,19 +152,13 @@ class EnvService:
 
     # -- calls
 
-    def hear(self, client: str) -> None:
-        """Note that a client lives."""
-        self._heard[client] = time.monotonic()
-
-    async def answer(self, client: str, path: str, body: JsonObject) -> bytes:
+    async def answer(self, path: str, body: JsonObject) -> bytes:
         """The answer to a POST request, as JSON. A call of an episode is made once: one that is sent again gets the
         same answer.
 
         Raises:
             RefusedRequestError: the request is wrong.
         """
-        if path == "/v1/alive":
-            return b"{}"
         if path == "/v1/close":
             episode = self._episodes.pop(str(body.get("session")), None)
             await self._end([episode] if episode else [])
@@ -223,7 +189,7 @@ class EnvService:
             if self.runner.pool.abandoned >= ABANDONED_LIMIT:
                 what = f"{self.runner.pool.abandoned} calls hang at {self.runner.pool.last_hang}"
                 raise RefusedRequestError(503, f"{what}: restart with --rl-env-isolation process, which ends them")
-            episode = self._episodes[call.session] = ClientEpisode(client, self.cases[call.case])
+            episode = self._episodes[call.session] = ClientEpisode(self.cases[call.case])
         if call.number > episode.number:
             episode.number, episode.last_call = call.number, time.monotonic()
             episode.call = asyncio.ensure_future(self._made(path, episode, call))
@@ -238,17 +204,8 @@ class EnvService:
 
     async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         runner, case = self.runner, episode.case
-        order: AbstractAsyncContextManager[object] = nullcontext()
         job: Callable[[], Any]
         if path == "/v1/open":
-            if runner.plays_alone:
-                try:
-                    await asyncio.wait_for(self._alone.acquire(), call.timeout or runner.pool.timeout)
-                except TimeoutError:
-                    return EnvAnswer(failure=Failure("raised", "meets that of another client: train with one process"))
-                episode.is_alone = True
-                if not runner.plays_alone:  # any more
-                    self._leave(episode)
             job = partial(runner.open_session, case, call.seed, call.score_bounds)
         elif path == "/v1/respond":
             if episode.session is None or call.turn is None:
@@ -257,21 +214,11 @@ class EnvService:
         elif path == "/v1/score":
             transcript = Transcript(case, call.completion, call.thought)
             job = partial(runner.score_session, episode.session, transcript, call.score_bounds)
-            order = self._in_order if runner.policy.is_serial and episode.session is None else order
         elif path == "/v1/score_group":
             job = group_job(runner, Group(case, call.members), call.score_bounds)
-            order = self._in_order  # groups may be compared with what earlier ones left on the environment
         else:
             raise RefusedRequestError(404, f"there is no {path}")
-        async with order:  # within its deadline
-            outcome: Outcome[Any] = await runner.call(job, call.timeout)
-        if runner.may_play_alone:
-            failure = runner.policy.end_batch()  # of an episode that has changed something that others see
-            runner.policy.begin_batch()
-            for other in self._episodes.values():
-                other.spoiled = failure or other.spoiled
-        if episode.spoiled is not None:
-            outcome = replace(outcome, value=None, failure=episode.spoiled)
+        outcome: Outcome[Any] = await runner.call(job, call.timeout)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
         value, failure = outcome.value, outcome.failure or getattr(outcome.value, "failure", None)
         if failure is not None:  # the first of each kind is shown
@@ -283,33 +230,20 @@ class EnvService:
 
     # -- ends
 
-    async def end_lost(self) -> None:
-        """End the sessions of clients that were not heard of, and those without a call for long."""
-        now, lost = time.monotonic(), list[ClientEpisode]()
+    async def end_idle(self) -> None:
+        """End the sessions that had no call for long."""
+        now, idle = time.monotonic(), list[ClientEpisode]()
         for name, episode in list(self._episodes.items()):
-            is_running = episode.call is not None and not episode.call.done()
-            is_silent = now - self._heard.get(episode.client, 0.0) > CLIENT_SECONDS
             # an episode of one call is kept for a while, as the call may be sent again
-            allowed = IDLE_SECONDS if episode.session is not None else CLIENT_SECONDS
-            if not is_running and (is_silent or now - episode.last_call > allowed):
+            allowed = IDLE_SECONDS if episode.session is not None else PATIENCE
+            if (episode.call is None or episode.call.done()) and now - episode.last_call > allowed:
                 del self._episodes[name]
-                lost += [episode] if episode.session is not None else []
-        self._heard = {client: heard for client, heard in self._heard.items() if now - heard <= IDLE_SECONDS}
-        if lost:
-            self.notify(f"Ended {len(lost)} episodes of clients that are gone.")
-        await self._end(lost)
+                idle += [episode] if episode.session is not None else []
+        if idle:
+            self.notify(f"Ended {len(idle)} episodes of clients that are gone.")
+        await self._end(idle)
 
     async def _end(self, episodes: Sequence[ClientEpisode]) -> None:
         """Close sessions, except those that hang (a process that hung was ended)."""
         left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
         await asyncio.gather(*(self.runner.pool.call(session.close) for session in left))
-        for episode in episodes:
-            self._leave(episode)
-        if any(episode.session is not None for episode in episodes):
-            self.runner.policy.end_episodes()
-
-    def _leave(self, episode: ClientEpisode) -> None:
-        """Let the next episode begin, if this one was alone."""
-        if episode.is_alone:
-            episode.is_alone = False
-            self._alone.release()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from traceback import StackSummary
@@ -43,7 +42,7 @@ from aitrain.environment.session import (
     within,
 )
 from aitrain.errors import EpisodeTruncated
-from aitrain.execution.async_calls import run_async
+from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.deadline_pool import CANCELLED
 from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.task import Task, current_task, on_cancel
@@ -75,7 +74,6 @@ class BackgroundRun:
         """What it raised."""
         self.ended = threading.Event()
         self._task = Task(math.inf)
-        self._on_loop: asyncio.Task[Any] | None = None
         self._thread = threading.Thread(target=self._run, args=(call, on_end), name="environment-rollout", daemon=True)
         self._thread.start()
 
@@ -83,16 +81,12 @@ class BackgroundRun:
         current_task.set(self._task)
         try:
             value = call()
-            self.value = run_async(self._noted(value)) if inspect.isawaitable(value) else value
+            self.value = run_if_async(value)
         except BaseException as error:
             self.error = error
         finally:
             self.ended.set()
             on_end()
-
-    async def _noted(self, awaitable: Awaitable[Any]) -> Any:
-        self._on_loop = asyncio.current_task()
-        return await awaitable
 
     def cancel(self) -> None:
         """Cancel a coroutine. Python cannot end a thread: what it waits for has to wake it."""
@@ -104,14 +98,6 @@ class BackgroundRun:
         """Its present stack, outermost frame first."""
         wait = self._task.wait
         return stack_of_thread(self._thread) if wait is None else wait.stack()
-
-    def blocks_loop(self, seconds: float) -> bool:
-        """Whether it is a coroutine that keeps the shared event loop busy for so long."""
-        if self._on_loop is None:
-            return False
-        gets_on, loop = threading.Event(), self._on_loop.get_loop()
-        loop.call_soon_threadsafe(gets_on.set)
-        return not gets_on.wait(seconds) and asyncio.current_task(loop) is self._on_loop
 
 
 class RolloutSession:
@@ -143,7 +129,6 @@ class RolloutSession:
             named = arguments_for(method, {**arguments, "endpoint": self._endpoint})
             call = partial(method, **copy_arguments(named, shared=("endpoint",)))
             self._run = BackgroundRun(call, self._requests.end)
-        self._requests.blocks_loop = self._run.blocks_loop
         return self._begun(self._next())
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:

@@ -166,6 +166,8 @@ class EnvRunner:
     environment: Any
     config: TrainConfig
     processes: ProcessPool | None = None
+    is_watched: bool = True
+    """Whether calls in threads run one after another if they change something; False: the user takes care."""
     given: dict[str, Any] = field(default_factory=dict)
     """The arguments `model` and `tokenizer` of `score_episode`, see `offer`."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -179,6 +181,7 @@ class EnvRunner:
 
     _shown: set[str] = field(default_factory=set)
     _calls: int = 0
+    _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
     _phase: ExitStack = field(default_factory=ExitStack)  # the process's activity while there are calls
 
     # -- what is known before it is played
@@ -241,8 +244,8 @@ class EnvRunner:
                 by_episode = len(Tools.of(self.environment)) > 0
             except EnvironmentFailed:
                 by_episode = True  # each episode fails with it
-        is_elsewhere = self.processes is not None or self.is_served
-        return CallPolicy(self.environment, by_episode, is_elsewhere, self.notify)
+        is_watched = self.is_watched and self.processes is None and not self.is_served
+        return CallPolicy(self.environment, by_episode, is_watched, self.notify)
 
     @cached_property
     def max_calls(self) -> int:
@@ -258,13 +261,13 @@ class EnvRunner:
 
     @property
     def running_calls(self) -> int:
-        """Number of running calls, without those that wait for a thread, or for others to end."""
-        return min(self._calls, self.pool.max_calls) - self.policy.waiting_calls
+        """Number of running calls, without those that wait for a thread."""
+        return min(self._calls, self.pool.max_calls)
 
     @property
     def may_play_alone(self) -> bool:
         """Whether there may be episodes that cannot run beside others."""
-        return self.policy.by_episode and (self.is_served or not self.policy.is_free)
+        return self.policy.by_episode and not self.policy.is_free
 
     @property
     def plays_alone(self) -> bool:
@@ -374,27 +377,23 @@ class EnvRunner:
     async def _make(
         self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
     ) -> list[T | None]:
-        """The values of calls, at the same time, or in their order while it is not known that they may run together."""
-        in_order = asyncio.Lock()
+        """The values of calls, at the same time, or one after another while it is not known that they may run
+        together."""
+        pending, values = list(zip(sessions, jobs, strict=True)), list[T | None]()
+        async with self._in_order:  # an eval may score beside a rollout that is played ahead
+            while pending and self.policy.is_serial:
+                values.append(await self._tried(*pending.pop(0), place))
+        return [*values, *await asyncio.gather(*(self._tried(*each, place) for each in pending))]
 
-        async def make(one: EnvSession, job: Callable[[], T]) -> T | None:
-            for tries in itertools.count():
-                async with in_order:
-                    is_serial = self.policy.is_serial
-                    if self.policy.keeps_order:  # its one thread makes the calls in the order in which they are given
-                        self.pool.max_calls, is_serial = 1, False
-                    if is_serial:
-                        value = await self._call(one, job, place)
-                        self.policy.refresh()
-                if not is_serial:
-                    value = await self._call(one, job, place)
-                if one.failure is None or tries >= self._most_tries(one.failure):
-                    break
-                if one.failure.kind == "server":
-                    await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
-            return value
-
-        return await asyncio.gather(*map(make, sessions, jobs))
+    async def _tried(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
+        """The value of a call, which is made again after a failure as often as it should be."""
+        for tries in itertools.count():
+            value = await self._call(one, job, place)
+            if one.failure is None or tries >= self._most_tries(one.failure):
+                break
+            if one.failure.kind == "server":
+                await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+        return value
 
     def _most_tries(self, failure: Failure) -> int:
         """How often a call that failed is tried again: as asked; else twice if the own code of a `score_episode` (which
@@ -431,17 +430,15 @@ class EnvRunner:
         return outcome.value
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
-        """The outcome of one call, which waits for its turn."""
-        loop = asyncio.get_running_loop()
-        self.policy.on_wait = partial(loop.call_soon_threadsafe, self.on_call_end)
+        """The outcome of one call."""
         turn = PolicyCall(self.policy)
         is_running = True
         try:
             outcome = await self.pool.call(partial(turn.run, job), timeout)
             is_running = outcome.is_running
         finally:
-            if is_running:  # it was abandoned
-                turn.end()
+            if is_running:
+                turn.abandon()
         return outcome
 
     def close(self) -> None:
@@ -467,10 +464,12 @@ def _itself(environment: object) -> object:
     return environment
 
 
-def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:
+def start_runner(
+    environment: Any, config: TrainConfig, close: Sequence[int] = (), is_watched: bool = True
+) -> EnvRunner:
     """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
-    return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None)
+    return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None, is_watched)
 
 
 # -- several environments
@@ -537,11 +536,14 @@ class MixedRunner:
             await part.end([one for one in sessions if one.case.env == name])
 
     async def _each(self, cases: Sequence[Case], call: Callable[[EnvRunner, list[int]], Awaitable[list[T]]]) -> list[T]:
-        """What a call returns for each case, made at the same time by the environments that have any of them."""
+        """What a call returns for each case, made at the same time by the environments that have any of them, unless
+        the calls of one run alone."""
         places: dict[str, list[int]] = {}
         for place, case in enumerate(cases):
             places.setdefault(case.env, []).append(place)
-        returned = await asyncio.gather(*(call(self.parts[name], own) for name, own in places.items()))
+        waiting = [call(self.parts[name], own) for name, own in places.items()]
+        is_serial = any(self.parts[name].policy.is_serial for name in places)
+        returned = [await one for one in waiting] if is_serial else await asyncio.gather(*waiting)
         found = dict[int, T]()
         for own, values in zip(places.values(), returned, strict=True):
             found |= zip(own, values, strict=True)

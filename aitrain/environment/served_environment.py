@@ -6,7 +6,6 @@ import inspect
 import json
 import math
 import os
-import socket
 import threading
 import time
 import uuid
@@ -14,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import TypeAdapter
@@ -26,18 +24,14 @@ from aitrain.environment.contract import ENV_KINDS, Bounds, Case, ScoreResult
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tools import ToolOffer, Tools
-from aitrain.environment.urls import check_url, is_local
+from aitrain.environment.urls import check_url
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import current_task, is_abandoned, paused
 
-PROTOCOL = 2
+PROTOCOL = 3
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
-CLIENT_HEADER = "X-Aitrain-Client"
-"""Header with the name of the client, whose sessions are ended when the server has not heard of it for a while."""
-CLIENT_SECONDS = 60.0
-"""Seconds after which the sessions of a silent client are ended."""
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -66,8 +60,6 @@ class EnvDescription:
     tools: ToolOffer | None = None
     """The tools of get_tools; None without that method."""
     requires: EnvRequirements = field(default_factory=EnvRequirements)
-    is_serial: bool = False
-    """Whether scores depend on the order of the calls, so that clients make one at a time."""
     tokenizer: str | None = None
     """Model whose tokenizer the rows were built with; None if they did not need one."""
     facts: JsonObject = field(default_factory=dict)
@@ -117,23 +109,18 @@ class EnvAnswer:
     """Whether it still waits or runs: the client sends it again."""
 
 
-def token_file(port: int) -> Path:
-    """The file with the token that a server of this user and this machine has made."""
-    return Path.home() / ".cache" / "aitrain" / f"env-token-{socket.gethostname()}-{port}"
-
-
-def env_token(url: str = "") -> str:
-    """The token of AITRAIN_ENV_TOKEN, else of the file of the server at an address of this machine; empty without one.
+def env_token() -> str:
+    """The token of AITRAIN_ENV_TOKEN.
 
     Raises:
-        ConfigError: it cannot be sent in a header.
+        ConfigError: there is none, or it cannot be sent in a header.
     """
     token = os.environ.get(TOKEN_VARIABLE, "")
-    if not token and is_local(url):
-        with suppress(OSError):
-            return token_file(urlsplit(url).port or 80).read_text(encoding="ascii")
-    if not all("!" <= character <= "~" for character in token):
-        raise ConfigError(f"{TOKEN_VARIABLE}: a token has only ASCII letters, digits and signs, without spaces")
+    if not token or not all("!" <= character <= "~" for character in token):
+        raise ConfigError(
+            f"Set the variable {TOKEN_VARIABLE} to a random text without spaces, the same one for the environment's"
+            " server and for what trains on it: whoever reaches the server could run the environment's tools."
+        )
     return token
 
 
@@ -185,6 +172,8 @@ SILENCE_SECONDS = 15.0
 """Seconds without an answer after which a server is lost: it answers a call that runs for longer as running."""
 RETRY_SECONDS = 0.5
 """Seconds between attempts to reach a server."""
+PATIENCE = 60.0
+"""Seconds of attempts for a call without a deadline."""
 BEHIND_PROXY = (502, 503, 504)
 """Statuses with which a proxy says that it does not reach the server."""
 UNAUTHORIZED, GONE = 401, 410
@@ -203,7 +192,7 @@ def checked_urls(given: str) -> list[str]:
     """The URLs of a list with commas.
 
     Raises:
-        ConfigError: one is not a URL, or holds credentials; or the token cannot be sent.
+        ConfigError: one is not a URL, or holds credentials; or there is no token.
     """
     env_token()
     try:
@@ -214,13 +203,9 @@ def checked_urls(given: str) -> list[str]:
 
 @cache
 def _http(process: int) -> httpx.Client:
-    """The connections of a process; a forked one has its own, and another name, which its sessions belong to."""
+    """The connections of a process; a forked one has its own."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    headers = {"Content-Type": "application/json", CLIENT_HEADER: f"{_NAME}-{process}"}
-    return httpx.Client(trust_env=False, limits=limits, headers=headers)
-
-
-_NAME = uuid.uuid4().hex
+    return httpx.Client(trust_env=False, limits=limits, headers={"Content-Type": "application/json"})
 
 
 @dataclass(eq=False)
@@ -242,8 +227,7 @@ class EnvConnection:
             ConnectionError: the server cannot be reached, or does not answer.
             RefusedCallError: it refuses the request.
         """
-        token, timeout = env_token(self.url), httpx.Timeout(seconds, connect=CONNECT_SECONDS)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        timeout, headers = httpx.Timeout(seconds, connect=CONNECT_SECONDS), {"Authorization": f"Bearer {env_token()}"}
         try:
             response = _http(os.getpid()).request(
                 method, self.url + path, content=body, headers=headers, timeout=timeout
@@ -274,8 +258,6 @@ class ServedSession:
     environment: ServedEnvironment
     first: EnvCall
     """What is sent with each call."""
-    only: EnvConnection | None = None
-    """The only server that can answer; None: any of them."""
     _server: EnvConnection | None = None
     _number: int = 0
 
@@ -295,12 +277,12 @@ class ServedSession:
             return self.call("/v1/score", ScoreResult, **said)
         finally:
             if is_only_call:
-                self._leave()
+                self.leave()
 
     def close(self) -> None:
         """End the session."""
-        if (server := self._leave()) is not None:
-            with suppress(ConnectionError, RefusedCallError):  # the server ends sessions of clients that it lost
+        if (server := self.leave()) is not None:
+            with suppress(ConnectionError, RefusedCallError):  # the server ends sessions that have no more calls
                 server.request("POST", "/v1/close", encode({"session": self.first.session}))
 
     def call(self, path: str, kind: type[T], **arguments: Any) -> T:
@@ -329,13 +311,10 @@ class ServedSession:
     def _send(self, path: str, call: EnvCall) -> JsonObject:
         """Send a call until it has ended, or a server was out of reach for as long as the call's deadline. An episode
         that a server refuses begins on another one."""
-        patience, lost_at, refusals = call.timeout or CLIENT_SECONDS, 0.0, 0
-        is_free = call.number == 0 and self.only is None
+        patience, lost_at, refusals = call.timeout or PATIENCE, 0.0, 0
+        is_free = call.number == 0
         while True:
-            if self.only is None and self._server is None:
-                self._server = self.environment.take_server()
-            server = self.only or self._server
-            assert server is not None
+            server = self._server = self._server or self.environment.take_server()
             try:
                 received = server.request("POST", path, encode(call))
                 if not received.get("is_running"):
@@ -348,16 +327,17 @@ class ServedSession:
                 if not is_free or refusals >= len(self.environment.connections):
                     why = f"{server.url} does not have it any more" if error.status == GONE else str(error)
                     raise CallFailed(Failure("server", f"was refused by its server: {why}")) from error
-                self._leave(is_lost=True)
+                self.leave(is_lost=True)
             except ConnectionError as error:
                 lost_at = lost_at or time.monotonic()
                 if time.monotonic() > lost_at + patience or is_abandoned():
                     raise CallFailed(Failure("server", f"was not answered: {error}")) from error
                 if is_free:
-                    self._leave(is_lost=True)
+                    self.leave(is_lost=True)
                 time.sleep(RETRY_SECONDS)
 
-    def _leave(self, is_lost: bool = False) -> EnvConnection | None:
+    def leave(self, is_lost: bool = False) -> EnvConnection | None:
+        """Have no server; returns the one that it had."""
         server, self._server = self._server, None
         if server is not None:
             with self.environment.lock:
@@ -385,8 +365,7 @@ class ServedEnvironment:
             "class": description.name,
             "served_by": [connection.url for connection in connections],
         }
-        self.lock, self._closed = threading.Lock(), threading.Event()
-        self._pulse: threading.Thread | None = None
+        self.lock = threading.Lock()
 
     def take_server(self) -> EnvConnection:
         """A server for an episode; those that were lost only if there is no other."""
@@ -394,18 +373,7 @@ class ServedEnvironment:
             now = time.monotonic()
             chosen = min(self.connections, key=lambda one: (one.lost_until > now, one.playing))
             chosen.playing += 1
-            if self._pulse is None or not self._pulse.is_alive():  # also in a forked process
-                self._pulse = threading.Thread(target=self._keep_alive, name="served-environment", daemon=True)
-                self._pulse.start()
         return chosen
-
-    def _keep_alive(self) -> None:
-        """Tell the servers that this process lives, while their sessions wait for the model."""
-        while not self._closed.wait(CLIENT_SECONDS / 6):
-            for server in self.connections:
-                with suppress(ConnectionError, RefusedCallError):  # the next call says what is wrong
-                    if server.playing:
-                        server.request("POST", "/v1/alive", b"{}")
 
     def build_dataset(self, tokenizer: object) -> list[JsonObject]:
         """The rows, in the form in which rollout records have them."""
@@ -422,13 +390,6 @@ class ServedEnvironment:
         """The rows of build_eval_dataset."""
         return self._rows("held_out")
 
-    def is_serial(self) -> bool:
-        """Whether a server says now that calls, or episodes, are to be made one after another."""
-        try:
-            return any(server.request("GET", "/v1/environment")["is_serial"] for server in self.connections)
-        except (ConnectionError, RefusedCallError):
-            return self.description.is_serial
-
     def session(self, case: Case | None, bounds: Bounds, **more: Any) -> ServedSession:
         """The session of a new episode."""
         assert case is not None
@@ -437,10 +398,12 @@ class ServedEnvironment:
         return ServedSession(self, call)
 
     def score(self, group: Group, bounds: Bounds) -> list[ScoreResult]:
-        """The results of `score_group`, always on the first server, as they may depend on earlier groups."""
+        """The results of `score_group`."""
         session = self.session(group.case, bounds, members=tuple(group.members))
-        session.only = self.connections[0]
-        return session.call("/v1/score_group", list[ScoreResult])
+        try:
+            return session.call("/v1/score_group", list[ScoreResult])
+        finally:
+            session.leave()
 
     def reference_of(self, case_idx: object, case: JsonObject) -> Any:
         """What the environment's `reference` returns, if it has one."""
@@ -457,8 +420,7 @@ class ServedEnvironment:
         return [(str(path), text) for path, text in paths if not path.is_absolute() and ".." not in path.parts]
 
     def close(self) -> None:
-        """Leave the servers, which keep their environment."""
-        self._closed.set()
+        """No-op: the servers keep their environment."""
 
     def _rows(self, dataset: str) -> list[JsonObject]:
         rows, start = list[JsonObject](), 0

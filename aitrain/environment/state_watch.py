@@ -16,7 +16,6 @@ import fractions
 import functools
 import gc
 import inspect
-import io
 import linecache
 import operator
 import os
@@ -236,16 +235,10 @@ class StateSnapshot:
     """
 
     def __init__(self, environment: Any, called: Called | None = None) -> None:
-        _replace_openers()  # before the first comparison
+        _add_hook()
         kinds = [kind for kind in type(environment).__mro__ if _is_users_class(kind)]
         modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
-        self.environment = environment
         self.walk = Walk([environment, *kinds, *modules], called=called)
-        self._named_roots: list[tuple[Mapping[str, Any], str]] = [
-            (getattr(environment, "__dict__", {}), "self."),
-            *((vars(kind), f"{kind.__name__}.") for kind in kinds),
-            *((vars(module), "") for module in modules),
-        ]
         tracked = self.walk.tracked
         self._dicts: list[dict[Any, Any]] = [item for item in tracked if isinstance(item, dict)]
         self._copies = {id(item): (item, _shallow_copy(item)) for item in tracked if isinstance(item, _COPIED)}
@@ -254,10 +247,7 @@ class StateSnapshot:
         self._values: list[tuple[Any, object]] = []
         for item in tracked:
             if not isinstance(item, type) and _c_type(type(item)) not in _CONTAINERS:  # type: ignore[arg-type]
-                try:
-                    self._values.append((item, _value(item)))
-                except UnknownStateError:
-                    raise UnknownStateError(f"{self._name_of(item)} does not show its state") from None
+                self._values.append((item, _value(item)))
         self._facts = _process_state()
 
     def _references(self) -> list[object]:
@@ -274,7 +264,7 @@ class StateSnapshot:
             return True
         if any(_value(item) != value for item, value in self._values if not (is_mid_call and _is_large(item))):
             return True
-        return is_mid_call and _process_state() != self._facts
+        return is_mid_call and self.is_process_changed()
 
     def changed_objects(self) -> list[object]:
         """The objects that differ now, except in ways that have no effect on scores."""
@@ -302,46 +292,27 @@ class StateSnapshot:
         return found
 
     def describe(self, item: Any) -> str:
-        """A changed object, by the name that the user's code has for it: `self.case`, `Board.cells`, `COUNT`."""
-        owner = self.walk.owners.get(id(item))
-        if isinstance(item, dict) and owner is not None and (keys := self._changed_keys(item)):
-            return f"{self._prefix(owner)}{keys[0]}"
-        return f"{item.__name__}, a class" if isinstance(item, type) else self._name_of(item)
+        """A changed object for the user, if no line of code is known."""
+        keys = self._changed_keys(item) if isinstance(item, dict) else []
+        owner = self.walk.owners.get(id(item), item)
+        name = str(getattr(owner, "__name__", type(owner).__name__))
+        return f"{name}.{keys[0]}" if keys and owner is not item else f"an object of type {type(item).__name__}"
 
-    def _prefix(self, owner: object) -> str:
-        """What the name of an attribute of an object begins with."""
-        if isinstance(owner, ModuleType):
-            return ""
-        return "self." if owner is self.environment else f"{type(owner).__name__}."
+    def is_process_changed(self) -> bool:
+        """Whether the state differs now that all code of the process shares."""
+        return _process_state() != self._facts
 
-    def _name_of(self, item: object) -> str:
-        """The attribute, the class attribute or the global variable from which an object is reached."""
-        for roots, prefix in self._named_roots:
-            for name, value in list(roots.items()):
-                if item in Walk([value], without=[self.environment], through_code=False):
-                    return f"{prefix}{name}" + ("" if value is item else f" ({type(item).__name__})")
-        return f"an object of type {type(item).__name__}"
-
-    def changed_process_state(self) -> list[str]:
-        """What differs now in the state that all code of the process shares."""
-        return [name for name, value in _process_state().items() if value != self._facts.get(name)]
-
-    def stored_on(self, frame: FrameType, line: int) -> list[tuple[str, object]]:
-        """The names and the objects that a line of a function assigns to or deletes from, if other calls see them;
-        without clients."""
-        found = list[tuple[str, object]]()
+    def stored_on(self, frame: FrameType, line: int) -> list[object]:
+        """The objects that a line assigns to or deletes from, if other calls see them; without clients."""
+        found = []
         for node in _stores(frame.f_code.co_filename).get(line, ()):
             if not isinstance(node, ast.Name):
                 name, target = getattr(node, "attr", ""), _object_of(node.value, frame)
             else:
                 name, target = node.id, frame.f_globals if node.id in frame.f_code.co_names else None
-            if target is None or target not in self.walk:
-                continue
             values = target if isinstance(target, dict) else getattr(target, "__dict__", {})
-            if not name:
-                found.append((f"an item of a {type(target).__name__}", target))
-            elif not _is_not_watched(values.get(name)):
-                found.append((f"{'' if isinstance(target, dict) else self._prefix(target)}{name}", target))
+            if target is not None and target in self.walk and not (name and _is_not_watched(values.get(name))):
+                found.append(target)
         return found
 
     def restore(self, items: Iterable[object]) -> None:
@@ -418,17 +389,17 @@ def _c_type(kind: type) -> type:
     return object
 
 
-def _process_state() -> dict[str, object]:
-    """State that all code of the process shares, by its name in sentences."""
-    state: dict[str, object] = {"os.environ": dict(os.environ), "sys.stdout": (id(sys.stdout), id(sys.stderr))}
+def _process_state() -> list[object]:
+    """State that all code of the process shares."""
+    state: list[object] = [dict(os.environ), sys.stdout, sys.stderr]
     with suppress(FileNotFoundError):  # the folder was deleted
-        state["the working directory"] = os.getcwd()
-    generators = {"the seed of random": random.getstate()[1]}
-    if numpy := sys.modules.get("numpy"):
-        _, key, position, *_ = numpy.random.get_state()
-        generators["the seed of numpy.random"] = (key.tobytes(), position)
+        state.append(os.getcwd())
+    generators = [random.getstate()[1]]
+    if get_state := getattr(sys.modules.get("numpy.random"), "get_state", None):  # it may be half imported
+        _, key, position, *_ = get_state()
+        generators.append((key.tobytes(), position))
     # a generator that was seeded has used none of its numbers; one that only draws never has that state and other keys
-    return state | {name: value[:-1] for name, value in generators.items() if value[-1] == 624}
+    return [*state, *(value[:-1] for value in generators if value[-1] == 624)]
 
 
 # -- assignments
@@ -472,28 +443,18 @@ _written: set[str] | None = None  # the files that the call that runs alone has 
 
 
 @functools.cache
-def _replace_openers() -> None:
-    """Let `open` and `os.open` note what is written, from now on: an audit hook disturbs tracing, and functions that
-    are put back in another order than they were replaced remain."""
-    for module, name in ((builtins, "open"), (io, "open"), (os, "open")):
-        setattr(module, name, _noting(getattr(module, name)))
+def _add_hook() -> None:
+    """Note which files are opened to write, from now on: an audit hook cannot be removed."""
+    sys.addaudithook(_note_file)
 
 
-def _noting(opener: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(opener)
-    def noting(*given: Any, **named: Any) -> Any:
-        if _written is not None:
-            path = given[0] if given else named.get("file", named.get("path"))
-            mode = given[1] if len(given) > 1 else named.get("flags", named.get("mode", "r"))
-            if isinstance(mode, int):  # of os.open
-                writes = mode & (os.O_WRONLY | os.O_RDWR) != 0 and not mode & os.O_APPEND
-            else:
-                writes = "a" not in mode and not set("wx+").isdisjoint(mode)
-            if writes and isinstance(path, (str, bytes, os.PathLike)) and not os.fsdecode(path).startswith("/dev/"):
-                _written.add(os.path.abspath(os.fsdecode(path)))
-        return opener(*given, **named)
-
-    return noting
+def _note_file(event: str, given: tuple[Any, ...]) -> None:
+    if _written is None or event != "open":
+        return
+    path, _, flags = given
+    is_named = isinstance(path, (str, bytes)) and not os.fsdecode(path).startswith("/dev/")
+    if is_named and flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND:
+        _written.add(os.path.abspath(os.fsdecode(path)))
 
 
 # -- the watch
@@ -515,8 +476,8 @@ class StateWatch:
         """Forget the changes, and not which lines were reached."""
         self.before: StateSnapshot | None = None
         """What was before the call that runs alone, or the calls that run at the same time."""
-        self.changes, self.changed = list[str](), list[Any]()
-        """Names of what was changed, and the objects, as far as it is objects."""
+        self.change, self.changed = "", list[Any]()
+        """The first change in words, and all objects that were changed."""
         self.unknown = ""
         """Why it cannot be known what calls change; empty if it can."""
         self.first: StateSnapshot | None = None
@@ -525,15 +486,15 @@ class StateWatch:
     @property
     def is_changed(self) -> bool:
         """Whether calls change something, or that cannot be known."""
-        return bool(self.changes or self.unknown)
+        return bool(self.change or self.unknown)
 
     @property
     def reason(self) -> str:
         """The beginning of a sentence that says what changes, or why that cannot be known."""
         name = type(self.environment).__name__
-        if not self.changes:
+        if not self.change:
             return f"What calls of {name} change cannot be known: {self.unknown}"
-        return f"A call of {name} changes {self.changes[0]}"
+        return f"A call of {name} changes what other calls see: {self.change}"
 
     def look_before(self) -> bool:
         """Note what is now; returns whether it can be compared."""
@@ -550,20 +511,19 @@ class StateWatch:
         """Note what differs from what was before, in a call that runs alone also in the state of the process, which
         libraries may change for others; returns whether anything does that matters."""
         assert self.before is not None
-        objects = self.before.changed_objects()
-        names = [self.before.describe(item) for item in objects]
-        names += self.before.changed_process_state() if is_alone else []
-        self.add(names, objects, place)
+        objects, before = self.before.changed_objects(), self.before
+        is_changed = bool(objects) or (is_alone and before.is_process_changed())
+        if is_changed:
+            self.add(place or ", ".join(map(before.describe, objects[:1])), objects)
         if is_alone:  # the next change is another one
             self.look_before()
-        return bool(names)
+        return is_changed
 
-    def add(self, names: list[str], objects: list[object], place: str) -> None:
-        """Note changes that a line made."""
-        if names:
-            self.first = self.first or self.before
-            self.changes += [f"{name} ({place})" if place else name for name in names]
-            self.changed += objects
+    def add(self, change: str, objects: list[object]) -> None:
+        """Note a change in words, and the objects that it is of."""
+        self.first = self.first or self.before
+        self.change = self.change or change
+        self.changed += objects
 
     def unseen_lines(self, code: CodeType) -> set[int]:
         """Lines of a function that no watched call has reached."""
@@ -627,8 +587,8 @@ class CallTracer:
         self.is_over, written, _written = True, _written or set(), None
         if not is_abandoned:
             self.look(self._place, at_end=True)
-            again = sorted(written & self.watch.files)
-            self.watch.add([f"the file {Path(name).name}" for name in again], [], self._place)
+            for name in written & self.watch.files:
+                self.watch.add(f"the file {Path(name).name}", [])
             self.watch.files |= written
 
     def __call__(self, frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
@@ -651,7 +611,8 @@ class CallTracer:
                 return None
             looks = self._looks[code, line] = self._looks.get((code, line), 0) + 1
             if line and event != "exception" and (looks <= LOOKS if self.is_alone else is_new):
-                self._place = f"{Path(code.co_filename).name}, line {line}"
+                file = code.co_filename
+                self._place = f"{linecache.getline(file, line).strip()[:80]} ({Path(file).name}, line {line})"
                 self.look(self._place, frame, line)
             if event == "line":
                 line, is_new = frame.f_lineno, frame.f_lineno in unseen
@@ -680,7 +641,8 @@ class CallTracer:
             if frame is not None and watch.before is not None and not is_noted:
                 # also of an equal value, as it may be another value in other calls
                 stored = watch.before.stored_on(frame, line)
-                watch.add([name for name, _ in stored], [target for _, target in stored], place)
+                if stored:
+                    watch.add(place, stored)
         except Exception as error:  # it must not get into the user's code
             watch.unknown = watch.unknown or str(error) or type(error).__name__
         self._seconds += time.perf_counter() - start

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 from pydantic import ConfigDict, ValidationError
 from pydantic.experimental.arguments_schema import generate_arguments_schema
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import CoreSchema, SchemaValidator, core_schema, to_jsonable_python
+from pydantic_core import SchemaValidator, to_jsonable_python
 
 from aitrain.environment.contract import ToolResult
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson, clean, short
@@ -171,36 +171,6 @@ def _listed(owner: object, place: str) -> list[object]:
     return found
 
 
-@dataclass(frozen=True)
-class _Arguments:
-    """What checks the arguments of a tool's calls."""
-
-    validator: SchemaValidator
-    names: Collection[str]
-    converts: bool = True
-    """Whether the tool gets the values that pydantic makes of the model's."""
-    nullable: Collection[str] = ()
-    """Parameters whose default is None: null is the default, for every hint."""
-
-    def read(self, given: ToolJson) -> tuple[ToolJson, list[str]]:
-        """Keyword arguments for the function, and the problems of the arguments that the model gave."""
-        known = {name: value for name, value in given.items() if value is not None or name not in self.nullable}
-        try:
-            _, values = self.validator.validate_python(known)
-        except ValidationError as error:
-            return {}, [self._problem(one["type"], one["loc"], one["msg"]) for one in error.errors(include_url=False)]
-        return values if self.converts else given, []
-
-    def _problem(self, kind: str, place: tuple[int | str, ...], what: str) -> str:
-        name = str(place[0])
-        if kind == "unexpected_keyword_argument":
-            near = did_you_mean(name, self.names)
-            return f"unknown argument: {short(name)}{near and '.'}{near}"
-        if len(place) == 1 and kind.startswith("missing"):
-            return f"missing argument: {name}"
-        return f"{'.'.join(map(str, place))}: {what}"
-
-
 def _is_json(value: object) -> bool:
     try:
         json.dumps(to_jsonable_python(value), allow_nan=False)
@@ -225,10 +195,12 @@ def _tool_of_function(function: Any) -> Tool:
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
         raise InvalidToolError("it has no name to call it by\nWrite it as a method or a function, with def.")
-    function_itself = inspect.unwrap(getattr(function, "__func__", function))
-    description, parameters, arguments = _described(function_itself, inspect.ismethod(function))
-    schema = {"name": name, "description": description, "parameters": copy.deepcopy(parameters)}
-    return Tool(name, {"type": "function", "function": schema}, function, arguments.read)
+    described = _described(getattr(function, "__func__", function), inspect.ismethod(function))
+    if described.star:
+        raise InvalidToolError(f"it takes {described.star}\nGive each argument a name, or make it one list or dict.")
+    parameters = copy.deepcopy(described.parameters)
+    schema = {"name": name, "description": described.description, "parameters": parameters}
+    return Tool(name, {"type": "function", "function": schema}, function, described.read)
 
 
 class _ToolSchema(GenerateJsonSchema):
@@ -241,24 +213,55 @@ class _ToolSchema(GenerateJsonSchema):
         return False
 
 
-_NOT_NAMED = {
-    inspect.Parameter.POSITIONAL_ONLY: "it takes {} by position only\nRemove the `/`: a model gives arguments by name.",
-    inspect.Parameter.VAR_POSITIONAL: "it takes *{}\nGive each argument a name, or make it one list.",
-    inspect.Parameter.VAR_KEYWORD: "it takes **{}\nGive each argument a name, or make it one dict.",
-}
+@dataclass(frozen=True)
+class _Described:
+    """What the signature and the docstring of a function say."""
+
+    description: str
+    parameters: ToolJson
+    """The JSON schema of its parameters."""
+    validator: SchemaValidator
+    """Checks and converts the arguments of a call by the hints."""
+    nullable: Collection[str]
+    """Parameters whose default is None: null is the default, for every hint."""
+    star: str
+    """Its `*names` or `**names`, which no schema describes; empty if it has none."""
+
+    def read(self, given: ToolJson) -> tuple[ToolJson, list[str]]:
+        """Keyword arguments for the function, and the problems of the arguments that the model gave."""
+        known = {name: value for name, value in given.items() if value is not None or name not in self.nullable}
+        try:
+            _, values = self.validator.validate_python(known)
+        except ValidationError as error:
+            return {}, [self._problem(one["type"], one["loc"], one["msg"]) for one in error.errors(include_url=False)]
+        return values, []
+
+    def _problem(self, kind: str, place: tuple[int | str, ...], what: str) -> str:
+        name = str(place[0])
+        if kind == "unexpected_keyword_argument":
+            near = did_you_mean(name, self.parameters["properties"])
+            return f"unknown argument: {short(name)}{near and '.'}{near}"
+        if len(place) == 1 and kind.startswith("missing"):
+            return f"missing argument: {name}"
+        return f"{'.'.join(map(str, place))}: {what}"
 
 
 @functools.lru_cache(maxsize=256)  # the objects of different episodes have the same methods
-def _described(function: Any, is_bound: bool) -> tuple[str, ToolJson, _Arguments]:
-    """The description of a function, the JSON schema of its parameters, and what checks the arguments of a call;
-    `is_bound`: its first parameter is `self`."""
+def _described(function: Any, is_bound: bool) -> _Described:
+    """The description of a function; `is_bound`: its first parameter is `self`.
+
+    Raises:
+        InvalidToolError: a model could not call it by name, or JSON cannot describe its arguments.
+    """
+    function = inspect.unwrap(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())[is_bound:]
     except (TypeError, ValueError):
         raise InvalidToolError("Python knows no signature of it\nCall it from a function of your own.") from None
     for parameter in parameters:
-        if parameter.kind in _NOT_NAMED:
-            raise InvalidToolError(_NOT_NAMED[parameter.kind].format(parameter.name))
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            name = parameter.name
+            raise InvalidToolError(f"it takes {name} by position only\nRemove the `/`: a model gives names.")
     strict = ConfigDict(allow_inf_nan=False)
     try:
         core = generate_arguments_schema(
@@ -280,7 +283,8 @@ def _described(function: Any, is_bound: bool) -> tuple[str, ToolJson, _Arguments
             each["description"] = text
     shown = {"type": "object", "properties": flat["properties"], "required": flat.get("required", [])}
     nullable = [parameter.name for parameter in parameters if parameter.default is None]
-    return description, shown, _Arguments(validator, list(flat["properties"]), True, nullable)
+    star = next((str(one) for one in parameters if one.kind.name.startswith("VAR")), "")
+    return _Described(description, shown, validator, nullable, star)
 
 
 def _text_of_hint(hint: object) -> str | None:
@@ -358,10 +362,10 @@ def shown_tool(item: ToolJson) -> Tool:
 
 
 def _tool_of_schema(item: ToolJson, owner: object) -> Tool:
-    """The tool that calls the method named by a schema.
+    """The tool that calls the method named by a schema; the method's hints check the arguments.
 
     Raises:
-        InvalidToolError: there is no such method, or a call that fits the schema does not fit the method.
+        InvalidToolError: there is no such method, or the schema does not fit it.
     """
     method = _method(item, owner)
     if method is None:
@@ -371,47 +375,9 @@ def _tool_of_schema(item: ToolJson, owner: object) -> Tool:
             " the environment parses the calls itself."
         )
     shown, parameters = shown_tool(item), function_part(item).get("parameters") or {}
-    required, properties = dict.fromkeys(parameters.get("required", [])), parameters.get("properties", {})
     try:
-        signature = inspect.signature(method)
-        signature.bind(**required)
-        signature.bind(**required, **dict.fromkeys(properties.keys() - required))
+        inspect.signature(method).bind(**parameters.get("properties", {}))
     except TypeError as error:
         raise InvalidToolError(f"the schema does not fit the method: {error}\nMake their arguments the same.") from None
-    core = [
-        core_schema.arguments_parameter(
-            name,
-            kind if name in required else core_schema.with_default_schema(kind, default=None),
-            mode="keyword_only",
-        )
-        for name, kind in ((name, _core_schema(schema)) for name, schema in properties.items())
-    ]
-    rest = core_schema.any_schema() if parameters.get("additionalProperties") else None
-    validator = SchemaValidator(core_schema.arguments_schema(core, var_kwargs_schema=rest))
-    return Tool(shown.name, shown.schema, method, _Arguments(validator, properties, converts=False).read)
-
-
-_TYPES: dict[str, CoreSchema] = {
-    "string": core_schema.str_schema(strict=True),
-    "integer": core_schema.int_schema(strict=True),
-    "number": core_schema.float_schema(strict=True),
-    "boolean": core_schema.bool_schema(strict=True),
-    "array": core_schema.list_schema(strict=True),
-    "object": core_schema.dict_schema(strict=True),
-    "null": core_schema.none_schema(),
-}
-
-
-def _core_schema(schema: ToolJson) -> CoreSchema:
-    """What checks a value by the types or the options of its schema; an unknown type is any."""
-    names = schema.get("type", [])
-    kinds = [
-        _TYPES.get(str(name), core_schema.any_schema()) for name in (names if isinstance(names, list) else [names])
-    ]
-    if isinstance(schema.get("enum"), list):
-        kinds = [core_schema.literal_schema(schema["enum"])]
-    if kinds and schema.get("nullable"):
-        kinds.append(core_schema.none_schema())
-    if len(kinds) > 1:
-        return core_schema.union_schema(kinds)
-    return kinds[0] if kinds else core_schema.any_schema()
+    described = _described(getattr(method, "__func__", method), inspect.ismethod(method))
+    return Tool(shown.name, shown.schema, method, described.read)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import re
 import sys
 import threading
@@ -116,6 +117,8 @@ def _is_library(filename: str) -> bool:
     return "site-packages" in filename and not Path(filename).is_relative_to(BUNDLED)
 
 
+LOOP_THREAD = "environment-loop"
+"""Name of the threads of event loops, see `async_calls`."""
 _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -125,7 +128,11 @@ def stack_of_thread(thread: threading.Thread | None) -> StackSummary:
 
 
 def stack_of_awaitable(awaitable: Awaitable[object]) -> StackSummary:
-    """The frames that a coroutine awaits; if it blocks its thread, those of the thread."""
+    """The frames that a coroutine awaits; if it blocks its thread, or another one does so that it cannot begin, those
+    of the thread."""
+    if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+        loops = [thread for thread in threading.enumerate() if thread.name == LOOP_THREAD]
+        return next((stack for stack in map(stack_of_thread, loops) if users_line(stack)), StackSummary())
     frames: list[tuple[FrameType, int]] = []
     inner: object = awaitable
     while (frame := getattr(inner, "cr_frame", None)) is not None:

@@ -52,11 +52,13 @@ def serve_environment(config: TrainConfig, tokenizer: object, is_loaded: IsLoade
             torch.manual_seed(config.seed)
 
     seed()
-    environment = construct(config)
+    environment, is_given = construct(config), "rl_env_isolation" in config.model_fields_set
     seed()
     opened, config = open_environment(config, tokenizer, environment)
+    if not is_given and requirements_of(environment).isolation is None:
+        config = config.model_copy(update={"rl_env_isolation": "process"})
     description = describe(opened, config, config.model if is_loaded() else None)
-    runner = start_runner(environment, config)
+    runner = start_runner(environment, config, is_watched=False)
     runner.notify = say
     runner.offer(NO_MODEL, tokenizer)
     if "model" in (description.parameters or ()):

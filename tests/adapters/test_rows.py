@@ -68,12 +68,6 @@ def test_a_json_file_may_hold_a_list_and_files_of_windows_are_read() -> None:
         assert [case["prompt"] for case in RowSource(data=name).cases()] == ["é", "b"]
 
 
-def test_files_are_mixed_by_their_ratios_and_always_in_the_same_way() -> None:
-    write(Path.cwd(), {name: lines(*({"prompt": f"{name}{i}"} for i in range(10))) for name in ("a.jsonl", "b.jsonl")})
-    found = [case["prompt"] for case in RowSource(data={"a.jsonl": 0.5, "b.jsonl": 2}).cases()]
-    assert found == [f"a.jsonl{i}" for i in (0, 2, 4, 6, 8)] + [f"b.jsonl{i // 2}" for i in range(20)]
-
-
 def test_size_takes_the_first_rows_and_a_seed_shuffles_them_before() -> None:
     rows = [{"prompt": str(number)} for number in range(20)]
     first, *seeded = ([case["prompt"] for case in cases(*rows, size=3, seed=seed)] for seed in (None, 1, 1, 2))
@@ -82,12 +76,9 @@ def test_size_takes_the_first_rows_and_a_seed_shuffles_them_before() -> None:
     assert first != seeded[0] != seeded[2]
 
 
-def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
-    talk = [OWN_SYSTEM, *MESSAGES, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 1?"}]
-    (case,) = cases({"question": "0 + 1?", "answer": "1"}, {"prompt": talk}, {"question": "5?"}, few_shot=1, size=1)
-    assert [message["content"] for message in case["prompt"]] == ["Own.", "0 + 1?", "1", "1 + 1?", "2", "And 1?"]
-    with pytest.raises(EnvironmentFailed, match="few_shot needs a column `answer`"):
-        cases({"prompt": "a"}, {"prompt": "b"}, few_shot=1)
+def test_a_system_prompt_takes_the_place_of_the_rows_own() -> None:
+    (case,) = cases({"prompt": [OWN_SYSTEM, *MESSAGES]}, system="Mine.")
+    assert [message["content"] for message in case["prompt"]] == ["Mine.", "1 + 1?"]
 
 
 @pytest.mark.parametrize(

@@ -60,16 +60,12 @@ class Generator:
 
     requirements = EnvRequirements(max_turns=3, isolation="thread")
 
-    def __init__(self) -> None:
-        self.hints = 0
-
     def build_dataset(self) -> list[Any]:
         return [{"prompt": f"{number}?"} for number in range(4)]
 
     def episode(self, seed: int, case_idx: int) -> Any:
-        self.hints += 1
         said = yield None
-        said += yield f"hint {random.Random(seed).random()} {self.hints}"
+        said += yield f"hint {random.Random(seed).random()}"
         return len(said) % 5 / 5
 
 
@@ -87,8 +83,8 @@ class Loop:
         return 0.25
 
 
-class InOrder:
-    """Its scores depend on the order of the calls."""
+class Counts:
+    """Its scores are the numbers of the calls."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -21,7 +21,7 @@ class Running:
 
     def __init__(self, environment: Any, port: int = 0, **options: Any) -> None:
         opened, config = open_environment(TrainConfig(**options), None, environment)
-        self.runner, self.notes = start_runner(environment, config), list[str]()
+        self.runner, self.notes = start_runner(environment, config, is_watched=False), list[str]()
         self.runner.offer(NO_MODEL, None)
         self.service = EnvService(self.runner, opened.all_cases, describe(opened, config, None), [])
         self.service.notify, self.service.port = self.notes.append, port

@@ -18,7 +18,7 @@ from aitrain.environment.adapters.env_server import (
     starting,
     tool_schemas,
 )
-from aitrain.environment.adapters.rows import as_messages, ratios_of, read_rows
+from aitrain.environment.adapters.rows import as_messages, files_of, read_rows
 from aitrain.environment.adapters.settings import JsonObject, choose, prompted, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
@@ -42,7 +42,7 @@ class NeMoGym:
     def __post_init__(self) -> None:
         self.url = server_url(self.url, "nemo-gym")
         self.requirements = requires(self.score_range, "nemo-gym", None)
-        ratios_of(self.data)
+        files_of(self.data)
 
     async def build_dataset(self) -> list[JsonObject]:
         """The file's rows, which hold prompt, tools, and what the server needs for the score."""

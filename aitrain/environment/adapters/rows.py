@@ -1,7 +1,7 @@
 """Rows of JSON lines, parquet files or a data set of the Hub with judges: `--rl-env rows:train.jsonl`, the environment
 for data that needs no class.
 
-Settings: `judges`; `split`, `columns` and `eval_data`; `size`, `seed`, `system`, `few_shot` of `settings.py`.
+Settings: `judges`; `split`, `columns` and `eval_data`; `size`, `seed`, `system` of `settings.py`.
 
 Understood are rows with `prompt` (TRL; verl and XTuner, whose `reward_model.ground_truth` also becomes the column
 `ground_truth`), with `messages` (OpenAI: the last answer becomes the column `answer`), with `question` or `problem`.
@@ -28,29 +28,23 @@ from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.missing_file import no_file
 
 Row = dict[str, Any]
-Data = str | Sequence[str] | Mapping[str, float]
-"""A file, a data set of the Hub (`org/name` or `org/name:config`), several, or each with its ratio: 0.5 takes every
-other row, 2 takes each row twice."""
+Data = str | Sequence[str]
+"""A file, a data set of the Hub (`org/name` or `org/name:config`), or several."""
 
 
-def ratios_of(data: object) -> dict[str, float]:
-    """Each file or data set of a setting, and its ratio.
+def files_of(data: object) -> list[str]:
+    """The files and data sets of a setting.
 
     Raises:
-        ConfigError: it is of the wrong type, a file does not exist, or a ratio is not positive.
+        ConfigError: it is of the wrong type, or a file does not exist.
     """
-    if isinstance(data, Mapping):
-        ratios = {str(name): float(ratio) for name, ratio in data.items()}
-    elif isinstance(data, (str, list)):
-        ratios = dict.fromkeys([data] if isinstance(data, str) else data, 1.0)
-    else:
-        raise ConfigError(f"rl_env_config: data must name a file, a list of files, or files with ratios; not {data!r}")
-    for name, ratio in ratios.items():
-        if not ratio > 0:
-            raise ConfigError(f"rl_env_config: the ratio of {name} must be a positive number, not {ratio:g}")
+    names = [data] if isinstance(data, str) else data
+    if not isinstance(names, list):
+        raise ConfigError(f"rl_env_config: data must name a file, or a list of files; not {data!r}")
+    for name in names:
         if is_file(name) and not Path(name).expanduser().is_file():
             raise ConfigError(f"rl_env_config: data: {no_file(name)}")
-    return ratios
+    return names
 
 
 @dataclass(kw_only=True, eq=False)
@@ -65,24 +59,21 @@ class RowSource:
     size: int | None = None
     seed: int | None = None
     system: str | None = None
-    few_shot: int = 0
 
     def cases(self) -> list[Row]:
-        """The rows as cases; of these, the first `few_shot` are shown as solved ones in the prompts of the others.
+        """The rows as cases.
 
         Raises:
-            ConfigError: see ratios_of.
+            ConfigError: see files_of.
             EnvironmentFailed: a file cannot be read, or a row is in none of the forms.
         """
-        rows: list[Row] = []
-        for name, ratio in ratios_of(self.data).items():
-            found = [self._case(row, place) for place, row in read_rows(name, self.split)]
-            count = round(len(found) * ratio)
-            rows += [found[number * len(found) // count] for number in range(count)]
-        rows = choose(rows, None if self.size is None else self.size + self.few_shot, self.seed)
+        rows = [self._case(row, place) for name in files_of(self.data) for place, row in read_rows(name, self.split)]
+        rows = choose(rows, self.size, self.seed)
         if not rows:
-            raise EnvironmentFailed(f"There are no rows in {', '.join(ratios_of(self.data))}")
-        return with_solved(rows, self.few_shot, self.system)
+            raise EnvironmentFailed(f"There are no rows in {', '.join(files_of(self.data))}")
+        if self.system is None:
+            return rows
+        return [{**row, "prompt": prompted(as_messages(row["prompt"]), self.system)} for row in rows]
 
     def _case(self, row: Any, place: str) -> Row:
         """A row with `prompt` and the new columns, in whichever of the forms it is.
@@ -178,23 +169,6 @@ def as_messages(prompt: str | list[Any]) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def with_solved(rows: list[Row], few_shot: int, system: str | None) -> list[Row]:
-    """The rows after the first few, which are solved cases in their prompts, with this system prompt.
-
-    Raises:
-        EnvironmentFailed: one of the first few has no answer.
-    """
-    solved = []
-    for row in rows[:few_shot]:
-        asked = [message["content"] for message in as_messages(row["prompt"]) if message["role"] == "user"]
-        if not asked or not isinstance(row.get("answer"), (str, int, float)):
-            raise EnvironmentFailed("few_shot needs a column `answer` with right answers: name one with `columns`")
-        solved.append((str(asked[-1]), str(row["answer"])))
-    if not solved and system is None:
-        return rows
-    return [{**row, "prompt": prompted(as_messages(row["prompt"]), system, solved)} for row in rows[few_shot:]]
-
-
 @dataclass(kw_only=True, eq=False)
 class ScoredRows(RowSource):
     """Asks the rows' prompts; the judges of a row's `data_source` score the answers."""
@@ -220,9 +194,7 @@ class ScoredRows(RowSource):
     def build_eval_dataset(self) -> list[Row]:
         """The rows of `eval_data`."""
         assert self.eval_data is not None
-        held_out = RowSource(
-            data=self.eval_data, split=self.split, columns=self.columns, system=self.system, few_shot=self.few_shot
-        )
+        held_out = RowSource(data=self.eval_data, split=self.split, columns=self.columns, system=self.system)
         return self._checked(held_out.cases())
 
     def score_episode(self, **episode: Any) -> Score:
@@ -282,6 +254,6 @@ def check_id(id: str, settings: Mapping[str, Any]) -> None:
     """
     for data in (id.split(","), settings.get("eval_data")):
         if data is not None:
-            ratios_of(data)
+            files_of(data)
     for judge in Judges.described(settings.get("judges")):
         judge.check()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.adapters.reward import RewardFunction, reward_judges
-from aitrain.environment.adapters.rows import Data, Row, RowSource, ratios_of
+from aitrain.environment.adapters.rows import Data, Row, RowSource, files_of
 from aitrain.environment.adapters.settings import RandomStream, prompted, requires
 from aitrain.environment.contract import Prompt, Score
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
@@ -132,4 +132,4 @@ def check_id(id: str, settings: Mapping[str, object]) -> None:
     for judge in reward_judges(str(settings["rewards"])) if settings.get("rewards") else ():
         judge.check()
     if settings.get("data") is not None:
-        ratios_of(settings["data"])
+        files_of(settings["data"])

@@ -23,7 +23,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import model_judge
 from aitrain.errors import Interrupted, to_aitrain_error
 from aitrain.execution.process_tree import ProcessTree
@@ -55,45 +54,34 @@ Send = Callable[[Message], None]
 
 def messages_of(module: str, request: Message, patience: float = PATIENCE) -> Iterator[Message]:
     """What the process `python -m MODULE` sends. If it dies or hangs in a check, this is what the check found, and
-    those after it run in a new one, with the environment's calls in processes."""
-    left: dict[str, str] | None = None  # checks without a result, with their descriptions; None until there are cases
-    end = time.monotonic() + patience + SECONDS
-    while left is None or left:
-        lost: Message = {}
-        request = {**request, "seconds": SECONDS if left is None else end - time.monotonic()}
-        try:
-            for message in _of_process(module, request, patience if left is None else SECONDS):
-                if "lost" in message:
-                    lost = message
-                elif "planned" in message:
-                    end, left = (end, left) if left else (time.monotonic() + SECONDS, message["planned"])
-                elif "opened" not in message or left is None:
-                    yield message
-                if "result" in message and left:
-                    del left[message["result"]["name"]]
-        except KeyboardInterrupt:
-            yield {"error": "Stopped.", "exit_code": Interrupted.exit_code}
-            return
-        if lost and left is None:
-            yield {"error": f"{lost['lost']}\n{lost['said']}", "exit_code": 3}
-        if not lost or not left:
-            return
-        name = next(iter(left))
-        result = {"name": name, "description": left.pop(name), "findings": [], "skipped": "", "seconds": 0.0}
-        if lost["is_late"]:
-            result["skipped"] = lost["lost"]
-        else:
-            finding = EnvFinding(
-                "fail",
-                f"{lost['lost']}\nThe checks after it ran with --rl-env-isolation process.",
-                "Nothing ends such a call in a thread: a training hangs or ends with it.",
-                "Bound what it does for a long or odd reply, or train with --rl-env-isolation process.",
-                check=name,
-            )
-            result["findings"] = [finding.to_json()]
-            request = {**request, "options": {**request["options"], "rl_env_isolation": "process"}}
-        yield {"result": result}
-        request = {**request, "only": list(left)}
+    those after it are skipped."""
+    left: dict[str, str] | None = None  # checks without a result, with their descriptions
+    try:
+        for message in _of_process(module, request, patience):
+            left = message.get("planned", left)
+            if "result" in message and left:
+                del left[message["result"]["name"]]
+            if "lost" not in message:
+                yield message
+                continue
+            if left is None:
+                yield {"error": f"{message['lost']}\n{message['said']}", "exit_code": 3}
+            skipped = message["lost"] if message["is_late"] else ""
+            for name, description in (left or {}).items():
+                found = EnvFinding(
+                    "fail",
+                    message["lost"],
+                    "Nothing ends such a call in a thread: a training hangs or ends with it.",
+                    "Bound what it does for a long or odd reply. With --rl-env-isolation process all checks run, as"
+                    " training does then.",
+                    check=name,
+                )
+                findings = [] if skipped else [found.to_json()]
+                result = {"name": name, "description": description, "findings": findings, "seconds": 0.0}
+                yield {"result": {**result, "skipped": skipped}}
+                skipped = f"the process ended in the check {name}" if findings else skipped
+    except KeyboardInterrupt:
+        yield {"error": "Stopped.", "exit_code": Interrupted.exit_code}
 
 
 def _of_process(module: str, request: Message, patience: float) -> Iterator[Message]:
@@ -163,11 +151,11 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
     counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
     name = type(opened.environment).__name__
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
-    note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
+    note = "\n".join(filter(None, (opened.note, *quiet)))
     send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
     send({"planned": {one.name: one.description for one in checks}})
     silence = config.rl_env_timeout + MARGIN
-    subject = Subject(opened, config, tokenizer, seconds=request["seconds"], check_seconds=CHECK_SECONDS)
+    subject = Subject(opened, config, tokenizer, seconds=SECONDS, check_seconds=CHECK_SECONDS)
     with closing(subject):
         for one in checks:
             subject.begin_check()
