@@ -7,10 +7,12 @@ counted, and ends when its call ends.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from aitrain import activity
@@ -29,7 +31,7 @@ CANCELLED = Failure("raised", "cancelled: the result is no longer needed")
 
 
 class DeadlinePool:
-    """Makes at most `max_calls` calls at the same time, each in a thread; each has `timeout` seconds from its start."""
+    """Makes at most `max_calls` calls at the same time; each has `timeout` seconds from its start."""
 
     def __init__(self, max_calls: int, timeout: float) -> None:
         self.max_calls, self.timeout = max_calls, timeout
@@ -37,16 +39,15 @@ class DeadlinePool:
         """Threads of abandoned calls that are still running."""
         self.last_hang = ""
         """The line of the user's code at which the last abandoned call hangs."""
-        self._lock = threading.Lock()  # protects the number, and which of its end and its deadline a call has first
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._slots = asyncio.Semaphore(max_calls)
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()  # protects what follows, and which of its end and its deadline a call has first
+        self._waiting: dict[Task, Callable[[], None]] = {}
+        self._threads = 0  # without those that were abandoned
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
         """The outcome of `job`, called in a thread; an awaitable that it returns is awaited on the shared loop. A call
         whose awaiting task is cancelled is abandoned. `timeout` takes the place of the pool's."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # a semaphore belongs to one
-            self._loop, self._slots = loop, asyncio.Semaphore(self.max_calls)
         ended: asyncio.Future[Outcome[T]] = loop.create_future()
         task = Task(self.timeout if timeout is None else timeout)
 
@@ -64,20 +65,16 @@ class DeadlinePool:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(outcome))
 
-        async with self._slots:
-            while True:
-                try:
-                    threading.Thread(target=run, name="environment", daemon=True).start()
-                    break
-                except RuntimeError:  # the system's limit is reached: another call has to end first
-                    await asyncio.sleep(POLL)
-            try:
-                return await self._outcome(task, ended)
-            except BaseException:
-                self._abandon(task, CANCELLED)
-                if (wait := task.wait) is not None:
-                    wait.cancel(CANCELLED)
-                raise
+        with self._lock:
+            self._waiting[task] = run
+        loop.call_soon(self._start_threads)  # after all calls of this iteration, which a few threads may make
+        try:
+            return await self._outcome(task, ended)
+        except BaseException:
+            self._abandon(task, CANCELLED)
+            if (wait := task.wait) is not None:
+                wait.cancel(CANCELLED)
+            raise
 
     async def _outcome(self, task: Task, ended: asyncio.Future[Outcome[T]]) -> Outcome[T]:
         """Wait for the end of a call. At its deadline, cancel what it waits for; abandon a call that waits for nothing,
@@ -86,6 +83,7 @@ class DeadlinePool:
         while not ended.done():
             left = task.left()
             await asyncio.wait([ended], timeout=min(POLL, task.timeout) if left == math.inf else left)
+            self._start_threads()  # if none could be started before
             if task.left() > 0 or ended.done():
                 continue
             wait = task.wait if late is None else None
@@ -104,11 +102,41 @@ class DeadlinePool:
     def _abandon(self, task: Task, failure: Failure) -> bool:
         """Drop the result of a call; returns whether it still runs."""
         with self._lock:
-            if task.is_done:
+            if self._waiting.pop(task, None) or task.is_done:
                 return False
             task.abandoned = failure
             self.abandoned += 1
+            self._threads -= 1
+        self._start_threads()
         return True
+
+    def _start_threads(self) -> None:
+        """Start the threads that the waiting calls need."""
+        while True:
+            with self._lock:
+                if not self._waiting or self._threads >= self.max_calls:
+                    return
+                self._threads += 1
+            try:
+                threading.Thread(target=self._work, name=f"environment-{next(self._numbers)}", daemon=True).start()
+            except RuntimeError:  # the system's limit is reached: fewer threads do
+                with self._lock:
+                    self._threads -= 1
+                return
+
+    def _work(self) -> None:
+        """Make calls until none waits, or the one that was made was abandoned."""
+        while True:
+            with self._lock:
+                if not self._waiting or self._threads > self.max_calls:
+                    self._threads -= 1
+                    return
+                task = next(iter(self._waiting))
+                run = self._waiting.pop(task)
+            copy_context().run(run)
+            if task.abandoned is not None:
+                return
+            del task, run
 
     def call_all(self, jobs: Sequence[Callable[[], Any]]) -> list[Outcome[Any]]:
         """The outcomes of calls, for which the calling thread waits."""
