@@ -76,9 +76,12 @@ def test_size_takes_the_first_rows_and_a_seed_shuffles_them_before() -> None:
     assert first != seeded[0] != seeded[2]
 
 
-def test_a_system_prompt_takes_the_place_of_the_rows_own() -> None:
-    (case,) = cases({"prompt": [OWN_SYSTEM, *MESSAGES]}, system="Mine.")
-    assert [message["content"] for message in case["prompt"]] == ["Mine.", "1 + 1?"]
+def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
+    talk = [OWN_SYSTEM, *MESSAGES, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 1?"}]
+    (case,) = cases({"question": "0 + 1?", "answer": "1"}, {"prompt": talk}, {"question": "5?"}, few_shot=1, size=1)
+    assert [message["content"] for message in case["prompt"]] == ["Own.", "0 + 1?", "1", "1 + 1?", "2", "And 1?"]
+    with pytest.raises(EnvironmentFailed, match="few_shot needs a column `answer`"):
+        cases({"prompt": "a"}, {"prompt": "b"}, few_shot=1)
 
 
 @pytest.mark.parametrize(

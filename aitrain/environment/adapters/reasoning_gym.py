@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from aitrain.environment.adapters.settings import prompted, requires
+from aitrain.environment.adapters.rows import with_solved
+from aitrain.environment.adapters.settings import requires
 from aitrain.errors import ConfigError, did_you_mean
 
 
@@ -28,6 +29,7 @@ class ReasoningGym:
         seed: int = 42,
         system: str | None = None,
         answer_tag: str | None = None,
+        few_shot: int = 0,
         score_range: object = "0,1",
         **config: Any,
     ) -> None:
@@ -45,7 +47,7 @@ class ReasoningGym:
                     f"It takes: {', '.join(known)}"
                 )
 
-        self.size, self.system, self.answer_tag = size, system, answer_tag
+        self.size, self.few_shot, self.system, self.answer_tag = size, few_shot, system, answer_tag
         self.requirements = requires(score_range, "reasoning-gym")
         if id == "composite":
             if not config.get("datasets"):
@@ -56,24 +58,26 @@ class ReasoningGym:
                 check(spec["name"], spec["config"])
             config["datasets"] = [DatasetSpec(**spec) for spec in specs]
         check(id, config)
-        dataset = reasoning_gym.create_dataset(id, size=size, seed=seed, **config)
+        dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
     def build_dataset(self) -> list[dict[str, Any]]:
-        """One row for each question, with its entry in it."""
+        """One row for each question, with its entry in it; the last questions are the solved ones of the prompts."""
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
         system = SYSTEM_PROMPTS.get(self.system, self.system)
-        drawn = map(self.entry_at, range(self.size))
-        entries = {(entry["question"], str(entry["answer"])): entry for entry in drawn}.values()
-        return [
+        drawn = map(self.entry_at, range(self.size + self.few_shot))
+        entries = list({(entry["question"], str(entry["answer"])): entry for entry in drawn}.values())
+        asked = len(entries) - self.few_shot
+        rows = [
             {
-                "prompt": prompted([{"role": "user", "content": entry["question"]}], system),
+                "prompt": [{"role": "user", "content": entry["question"]}],
                 "answer": self.reference(entry),
                 "entry": entry,
             }
-            for entry in entries
+            for entry in (*entries[asked:], *entries[:asked])
         ]
+        return with_solved(rows, self.few_shot, system)
 
     def score_episode(self, text: str, entry: dict[str, Any]) -> float:
         """The task's own score for the answer."""

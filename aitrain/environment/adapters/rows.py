@@ -1,7 +1,7 @@
 """Rows of JSON lines, parquet files or a data set of the Hub with judges: `--rl-env rows:train.jsonl`, the environment
 for data that needs no class.
 
-Settings: `judges`; `split`, `columns` and `eval_data`; `size`, `seed`, `system` of `settings.py`.
+Settings: `judges`; `split`, `columns` and `eval_data`; `size`, `seed`, `system`, `few_shot` of `settings.py`.
 
 Understood are rows with `prompt` (TRL; verl and XTuner, whose `reward_model.ground_truth` also becomes the column
 `ground_truth`), with `messages` (OpenAI: the last answer becomes the column `answer`), with `question` or `problem`.
@@ -59,21 +59,20 @@ class RowSource:
     size: int | None = None
     seed: int | None = None
     system: str | None = None
+    few_shot: int = 0
 
     def cases(self) -> list[Row]:
-        """The rows as cases.
+        """The rows as cases; of these, the first `few_shot` are shown as solved ones in the prompts of the others.
 
         Raises:
             ConfigError: see files_of.
             EnvironmentFailed: a file cannot be read, or a row is in none of the forms.
         """
         rows = [self._case(row, place) for name in files_of(self.data) for place, row in read_rows(name, self.split)]
-        rows = choose(rows, self.size, self.seed)
+        rows = choose(rows, None if self.size is None else self.size + self.few_shot, self.seed)
         if not rows:
             raise EnvironmentFailed(f"There are no rows in {', '.join(files_of(self.data))}")
-        if self.system is None:
-            return rows
-        return [{**row, "prompt": prompted(as_messages(row["prompt"]), self.system)} for row in rows]
+        return with_solved(rows, self.few_shot, self.system)
 
     def _case(self, row: Any, place: str) -> Row:
         """A row with `prompt` and the new columns, in whichever of the forms it is.
@@ -169,6 +168,23 @@ def as_messages(prompt: str | list[Any]) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
+def with_solved(rows: list[Row], few_shot: int, system: str | None) -> list[Row]:
+    """The rows after the first few, which are solved cases in their prompts, with this system prompt.
+
+    Raises:
+        EnvironmentFailed: one of the first few has no answer.
+    """
+    solved = []
+    for row in rows[:few_shot]:
+        asked = [message["content"] for message in as_messages(row["prompt"]) if message["role"] == "user"]
+        if not asked or not isinstance(row.get("answer"), (str, int, float)):
+            raise EnvironmentFailed("few_shot needs a column `answer` with right answers: name one with `columns`")
+        solved.append((str(asked[-1]), str(row["answer"])))
+    if not solved and system is None:
+        return rows
+    return [{**row, "prompt": prompted(as_messages(row["prompt"]), system, solved)} for row in rows[few_shot:]]
+
+
 @dataclass(kw_only=True, eq=False)
 class ScoredRows(RowSource):
     """Asks the rows' prompts; the judges of a row's `data_source` score the answers."""
@@ -194,7 +210,9 @@ class ScoredRows(RowSource):
     def build_eval_dataset(self) -> list[Row]:
         """The rows of `eval_data`."""
         assert self.eval_data is not None
-        held_out = RowSource(data=self.eval_data, split=self.split, columns=self.columns, system=self.system)
+        held_out = RowSource(
+            data=self.eval_data, split=self.split, columns=self.columns, system=self.system, few_shot=self.few_shot
+        )
         return self._checked(held_out.cases())
 
     def score_episode(self, **episode: Any) -> Score:

@@ -26,7 +26,8 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any, TypeAlias
 
-from aitrain.environment.adapters.settings import choose, prompted, requires
+from aitrain.environment.adapters.rows import with_solved
+from aitrain.environment.adapters.settings import choose, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
@@ -45,6 +46,7 @@ class VerifiersEnvironment:
     size: int | None
     seed: int | None
     system: str | None
+    few_shot: int
     score_range: object
     arguments: Mapping[str, object]
 
@@ -65,6 +67,11 @@ class VerifiersEnvironment:
         module = module_of(self.id)
         own = package_files(module) if module_specs(module) else []
         self.source_files = list(dict.fromkeys([*own, *source_files((), parts, "verifiers")]))
+
+    @property
+    def count(self) -> int | None:
+        """Number of rows that are asked or shown; None: all."""
+        return None if self.size is None else self.size + self.few_shot
 
 
 def module_of(id: str) -> str:
@@ -222,11 +229,10 @@ class LegacyVerifiers(VerifiersEnvironment):
             return list(map(as_openai, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt))
 
         rows = []
-        for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.size, self.seed)):
+        for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.count, self.seed)):
             vf_input = {key: row[key] for key in row if key != "prompt"}
-            prompt = prompted(prompt_of(row), self.system)
-            rows.append({"prompt": prompt, "answer": row.get("answer"), "vf_input": vf_input})
-        return rows
+            rows.append({"prompt": prompt_of(row), "answer": row.get("answer"), "vf_input": vf_input})
+        return with_solved(rows, self.few_shot, self.system)
 
     async def rollout(self, prompt: list[Message], vf_input: Message, endpoint: Endpoint) -> Score:
         """The environment's rollout; then the score of its rubric, each function of which is a metric."""
@@ -259,9 +265,9 @@ class VerifiersV1(VerifiersEnvironment):
 
     def __post_init__(self) -> None:
         self.env = _load_v1(self.id, self.arguments)
-        if self.size is None and self.env.taskset.INFINITE:
+        if self.count is None and self.env.taskset.INFINITE:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
-        self.tasks = list(islice(iter(self.env.taskset), self.size if self.seed is None else None))
+        self.tasks = list(islice(iter(self.env.taskset), self.count if self.seed is None else None))
         self.template = self.tasks[0]
         rewards = self.template.hooks("reward")
         weights = [getattr(function, "_vf_weight", 1.0) for function in rewards]
@@ -275,14 +281,21 @@ class VerifiersV1(VerifiersEnvironment):
         from verifiers.v1.dialects.chat import message_to_wire
 
         rows: list[Message] = []
-        for data in (task.data for task in choose(self.tasks, self.size, self.seed)):
+        for data in (task.data for task in choose(self.tasks, self.count, self.seed)):
             own = data.prompt or []
             asks: list[Message] = [{"role": "user", "content": own}]
             asks = asks if isinstance(own, str) else list(map(message_to_wire, own))
             head: Message = {"role": "system", "content": data.system_prompt}
-            prompt = prompted([head, *asks] if data.system_prompt else asks, self.system)
-            own_data = data.model_dump(mode="json") | ({} if self.system is None else {"system_prompt": self.system})
-            rows.append({"prompt": prompt, "answer": getattr(data, "answer", None), "vf_data": own_data})
+            prompt = [head, *asks] if data.system_prompt else asks
+            rows.append({"prompt": prompt, "answer": getattr(data, "answer", None), "vf_data": data})
+        rows = with_solved(rows, self.few_shot, self.system)
+        for row in rows:
+            changed: Message = {} if self.system is None else {"system_prompt": self.system}
+            if self.few_shot:
+                changed["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
+            data = row["vf_data"]
+            data = type(data).model_validate({**data.model_dump(), **changed}) if changed else data
+            row["vf_data"] = data.model_dump(mode="json")
         return rows
 
     async def rollout(self, vf_data: Message, endpoint: Endpoint) -> Score:
@@ -343,13 +356,14 @@ def Verifiers(
     size: int | None = None,
     seed: int | None = None,
     system: str | None = None,
+    few_shot: int = 0,
     score_range: object = None,
     arguments: Mapping[str, object] | None = None,
     **others: object,
 ) -> object:
     """The environment, by the adapter of the installed version."""
     kind = LegacyVerifiers if _is_legacy() else VerifiersV1
-    return kind(id, size, seed, system, score_range, {**others, **(arguments or {})})
+    return kind(id, size, seed, system, few_shot, score_range, {**others, **(arguments or {})})
 
 
 def check_id(id: str, settings: Mapping[str, object]) -> None:
