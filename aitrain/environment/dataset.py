@@ -89,6 +89,11 @@ class MixedCases(CaseSequence):
         return self.parts[part][place - (self._ends[part - 1] if part else 0)]
 
 
+def dataset_note(environment: object) -> str:
+    """What an adapter has found out while it built the dataset, on one line; may be empty."""
+    return str(getattr(environment, "dataset_note", ""))
+
+
 def number_apart(built: Mapping[str, Datasets]) -> dict[str, Datasets]:
     """The datasets of each environment with its name, and with row numbers that no other environment has."""
     numbered, first = dict[str, Datasets](), 0

@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list, set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.environment.contract import check_contract
-from aitrain.environment.dataset import Datasets, build_cases, columns, number_apart
+from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note, number_apart
 from aitrain.environment.loader import errors_of
 from aitrain.environment.runner import EnvRunner
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
@@ -38,6 +38,8 @@ def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, proc
         with errors_of(name):
             built[name] = build(runner, tokenizer, processes)
             check_contract(runner.environment, columns(built[name]))
+        if note := dataset_note(runner.environment):
+            context.note(note, "info")
     if len({train.is_chat for train, _ in built.values()}) > 1:
         kinds = ", ".join(f"{name} has {'messages' if one.is_chat else 'strings'}" for name, (one, _) in built.items())
         raise EnvironmentFailed(f"rl_env: the prompts of all environments must be of one kind: {kinds}")

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from aitrain.environment.dataset import dataset_note
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
 
 REWARDS = """
+from statistics import mean, stdev
 def exact(completions, answer, **kwargs):
     return [float(one.strip() == truth) for one, truth in zip(completions, answer)]
 
@@ -29,6 +31,25 @@ def longest(prompts, completions, log_metric=None, **kwargs):
     if log_metric: log_metric("mean_length", sum(lengths) / len(lengths))
     return [float(length == max(lengths) and length > min(lengths)) for length in lengths]
 
+
+def standard(completions, **kwargs):
+    lengths = [len(one) for one in completions]
+    return [(length - mean(lengths)) / (stdev(lengths) or 1) for length in lengths]
+
+def boxed(completions, **kwargs):
+    found = [one.rpartition("boxed{")[2].partition("}")[0] if "boxed{" in one else None for one in completions]
+    return [0.0 if one is None else 1 / found.count(one) for one in found]
+
+def letter(completions, **kwargs):
+    found = [one if one in ("A", "B", "C", "D") else None for one in completions]
+    return [0.0 if one is None else 1 / found.count(one) for one in found]
+
+def shortest_right(completions, solution, **kwargs):
+    lengths = [len(one) for one, truth in zip(completions, solution) if truth in one]
+    return [float(truth in one and len(one) == min(lengths)) for one, truth in zip(completions, solution)]
+
+def number(completions):
+    return [int(one) for one in completions]
 """
 ROWS = [{"prompt": f"Say {word}: ", "answer": word} for word in ("yes", "no", "maybe")]
 
@@ -36,8 +57,11 @@ ROWS = [{"prompt": f"Say {word}: ", "answer": word} for word in ("yes", "no", "m
 @pytest.fixture(autouse=True)
 def files(here: Path) -> None:
     rows = "".join(json.dumps(row) + "\n" for row in ROWS)
+    solutions = json.dumps({"prompt": "Which ocean is the largest? ", "solution": "Pacific"})
     other = "def exact(completions): return [10] * len(completions)"
-    write(here, {"my_rewards.py": REWARDS, "rows.jsonl": rows, "other/my_rewards.py": other})
+    write(
+        here, {"my_rewards.py": REWARDS, "rows.jsonl": rows, "solutions.jsonl": solutions, "other/my_rewards.py": other}
+    )
 
 
 def environment(id: str, **settings: Any) -> Any:
@@ -77,7 +101,7 @@ def test_a_function_of_trl_gets_messages_for_a_chat_prompt_and_one_reward_for_ea
 
 
 def test_a_function_that_compares_answers_gets_the_whole_group() -> None:
-    env = environment("my_rewards.py:exact,longest", group=["longest"])
+    env = environment("my_rewards.py:exact,longest")
     case = cases_of(env)[0]
     replies = ["yes", "yes, of course"]
     alone = [play(env, case, [reply])[1] for reply in replies]
@@ -88,6 +112,27 @@ def test_a_function_that_compares_answers_gets_the_whole_group() -> None:
     assert [score.score for score in together] == [1.0, 1.0]
     assert [score.metrics["longest"] for score in together] == [0.0, 1.0]
     assert together[0].metrics["longest/mean_length"] == (3 + 14) / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "comparing"),
+    [
+        ("exact,short", {}, []),
+        ("exact,standard", {}, ["standard"]),  # which fails with one answer
+        ("exact,boxed,letter", {}, ["boxed", "letter"]),  # which compare only what is in a form
+        ("shortest_right", {"data": "solutions.jsonl"}, ["shortest_right"]),  # which compares only right answers
+        ("longest,number", {}, ["longest"]),  # number fails with any answer of the trial
+        ("exact,longest", {"group": ["exact"]}, ["exact"]),
+    ],
+)
+def test_functions_that_compare_are_named_or_found_by_a_trial(
+    name: str, settings: dict[str, Any], comparing: list[str]
+) -> None:
+    env = environment(f"my_rewards.py:{name}", **settings)
+    cases_of(env)
+    assert env.comparing == comparing
+    assert (env.score_group is None) == (not comparing)
+    assert "number" not in name or "not known, as the trial failed: number" in dataset_note(env)
 
 
 def test_what_is_wrong_is_refused_without_running_the_file() -> None:

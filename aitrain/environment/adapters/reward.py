@@ -2,7 +2,7 @@
 `reward:gsm8k`.
 
 Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `eval_data`; `weights` of the functions;
-`group`, names of those that compare the answers of a group.
+`group`, names of those that compare the answers of a group (found by a trial if it is not set).
 """
 
 from __future__ import annotations
@@ -84,34 +84,57 @@ class RewardFunction:
         return [{**logged, "score": reward} for reward in rewards]
 
 
+TRIED_ANSWERS = (
+    "No.",
+    "<think>One and one are two.</think>\n<answer>2</answer>",
+    "So it is \\boxed{12}.\n#### 12",
+    "The answer is B.",
+    "C",
+    '{"answer": 12}',
+)
+"""Answers of the trial that finds the functions that compare answers, in the forms that answers are asked for in."""
+LONGEST_VALUE = 200
+"""Characters of a row's value up to which it may be an answer."""
+
+
 @dataclass(eq=False)
 class RewardFunctions(ScoredRows):
     """Asks the rows' prompts; the score of an answer is the weighted sum of the functions' rewards."""
 
     id: str
     weights: Sequence[float] | None = field(default=None, kw_only=True)
-    group: Sequence[str] = field(default=(), kw_only=True)
+    group: Sequence[str] | None = field(default=None, kw_only=True)
     score_range: object = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        functions = [RewardFunction(judge) for judge in reward_judges(self.id, self.weights)]
-        self.sees_thoughts = not all(function.is_rule for function in functions)  # as in TRL
+        self.functions = [RewardFunction(judge) for judge in reward_judges(self.id, self.weights)]
+        self.sees_thoughts = not all(function.is_rule for function in self.functions)  # as in TRL
         # a rule gives 0 or 1
-        is_rule = self.weights is None and len(functions) == 1 and functions[0].is_rule
+        is_rule = self.weights is None and len(self.functions) == 1 and self.functions[0].is_rule
         known = "0,1" if is_rule and self.score_range is None else self.score_range
         self.requirements = requires(known, "reward")
-        self.source_files = Judges({ANY_SOURCE: [function.loaded for function in functions]}).source_files
-        names = [function.name for function in functions]
-        for name in self.group:
-            if name not in names:
-                raise ConfigError(f"rl_env_config: group: there is no function {name}.{did_you_mean(name, names)}")
-        self.use(Judges({ANY_SOURCE: [function.judge(function.name in self.group) for function in functions]}))
+        self.source_files = Judges({ANY_SOURCE: [function.loaded for function in self.functions]}).source_files
 
     def build_dataset(self, tokenizer: Any) -> list[Row]:  # type: ignore[override]
         """The rows of `data`."""
         self.tokenizer = tokenizer
-        return super().build_dataset()
+        rows = self.cases()
+        names = {function.name for function in self.functions}
+        for name in self.group or ():
+            if name not in names:
+                raise ConfigError(f"rl_env_config: group: there is no function {name}.{did_you_mean(name, names)}")
+        self.comparing = list(self.group or ())
+        if self.group is None and not all(function.is_rule for function in self.functions):
+            self.comparing, failed = self._trial(rows[0])
+            others = f"; not known, as the trial failed: {', '.join(failed)}" if failed else ""
+            self.dataset_note = (
+                f"reward: functions that compare the answers of a group: {', '.join(self.comparing) or 'none'}{others}"
+                ' ("group" in --rl-env-config names them).'
+            )
+        judges = [function.judge(function.name in self.comparing) for function in self.functions]
+        self.use(Judges({ANY_SOURCE: judges}))
+        return self._checked(rows)
 
     def score_episode(self, **episode: Any) -> Score:
         """The weighted sum of the functions that reward one answer."""
@@ -120,6 +143,39 @@ class RewardFunctions(ScoredRows):
     def score_group(self, **group: Any) -> list[Score]:
         """The scores of a group, with the functions that compare its answers."""
         return self.judge_set.compare(**group, tokenizer=self.tokenizer)
+
+    def _trial(self, row: Row) -> tuple[list[str], list[str]]:
+        """Names of the functions that reward answers otherwise together than one by one, or only together; and of
+        those that reward them in neither way.
+
+        A function may compare only what it finds in an answer, or only right ones: so the trial also has the values of
+        the row's columns, plain and in a form, and each answer twice.
+        """
+        columns = [value for name, value in row.items() if name != "prompt" and isinstance(value, (str, int, float))]
+        values = [value for value in map(str, columns) if value and len(value) <= LONGEST_VALUE]
+        right = [text for value in values for text in (value, f"<answer>\\boxed{{{value}}}</answer>\n#### {value}")]
+        texts = list(dict.fromkeys([*TRIED_ANSWERS, *right])) * 2
+        is_chat = not isinstance(row["prompt"], str)
+        answers: list[Completion] = [[{"role": "assistant", "content": text}] if is_chat else text for text in texts]
+        found, failed = list[str](), list[str]()
+        for function in self.functions:
+            if function.is_rule:  # it looks at one answer
+                continue
+            rest = row, self.tokenizer
+            try:
+                together = [reward["score"] for reward in function.together(answers, texts, *rest)]
+            except Exception:
+                failed.append(function.name)  # the first episode shows it, with its place
+                continue
+            try:
+                alone = [
+                    function.together([one], [text], *rest)[0]["score"]
+                    for one, text in zip(answers, texts, strict=True)
+                ]
+            except Exception:
+                alone = []
+            found += [function.name] if together != alone else []
+        return found, failed
 
 
 def check_id(id: str, settings: Mapping[str, object]) -> None:

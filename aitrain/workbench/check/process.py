@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import model_judge
 from aitrain.errors import Interrupted, to_aitrain_error
 from aitrain.execution.process_tree import ProcessTree
@@ -151,7 +152,7 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
     counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
     name = type(opened.environment).__name__
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
-    note = "\n".join(filter(None, (opened.note, *quiet)))
+    note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
     send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
     send({"planned": {one.name: one.description for one in checks}})
     silence = config.rl_env_timeout + MARGIN
