@@ -93,9 +93,7 @@ def serve(
         raise ConfigError('vLLM is not installed here: pip install "aitrain[vllm]", or run the command where it is.')
     check_port(port)
     if not as_json:
-        typer.echo(
-            f"\nserving at {url} as soon as vLLM says so  (stop with Ctrl-C)\n  model {name}"
-        )
+        typer.echo(f"\nserving at {url} as soon as vLLM says so  (stop with Ctrl-C)\n  model {name}")
         if shown_base is not None:
             typer.echo(f"  model {shown_base}, the base without the adapter")
         for variable, value in key.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aitrain.options.docstrings import field_docstrings
+from aitrain.options.section import field_docstrings
 from aitrain.runs.metrics_line import LINE, MetricsLine
 from aitrain.runs.rollout_record import RECORD, RolloutRecord
 

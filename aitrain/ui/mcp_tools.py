@@ -13,14 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aitrain.errors import ConfigError
-from aitrain.runs.run_list import look
-from aitrain.ui.run_registry import places
+from aitrain.ui.run_registry import RunRegistry, places
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -72,7 +70,7 @@ async def start(options: dict[str, Any]) -> Answer:
 async def status(run: str) -> Answer:
     """How far a run is, by its folder or name: status, step, scores so far, and what it does now."""
     try:
-        return {"exit_code": 0, "output": [asdict(look(places([run])[0]))]}
+        return {"exit_code": 0, "output": RunRegistry(places([run])).rows()}
     except ConfigError as error:
         return {"exit_code": error.exit_code, "output": str(error)}
 

@@ -246,7 +246,7 @@ class VLLMServer:
                 base_url=self.url, headers=key, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
             ) as client:
                 models = client.get("/v1/models").json()["data"]
-                return client.get("/health").is_success and name in [model["id"] for model in models]
+                return client.get("/health").is_success and self._mark in [model["id"] for model in models]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
 
