@@ -114,7 +114,7 @@ def test_a_run_in_which_nothing_was_scored_is_no_success_and_its_first_failure_i
 @pytest.mark.parametrize(
     ("template", "kind", "told"),
     [
-        (None, ConfigError, "chat_template chatml"),
+        (None, ConfigError, "--chat-template chatml"),
         ("{{ raise_exception('Roles must alternate') }}", EnvironmentFailed, "The prompt: [{'role'"),
     ],
     ids=case_name,

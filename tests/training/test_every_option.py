@@ -93,7 +93,8 @@ def failures(config: TrainConfig) -> object:
         is_sharded=False, args=SimpleNamespace(seed=0), run=SimpleNamespace(note=print),
     )  # fmt: skip
     runner = EnvRunner(None, config)
-    inputs: Any = SimpleNamespace(runner=runner, tokenizer=None, chat=None, limits=limits_of(runner, None), server=None)
+    chat = SimpleNamespace(tokenizer=None)
+    inputs: Any = SimpleNamespace(runner=runner, tokenizer=None, chat=chat, limits=limits_of(runner, None), server=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_setup, "_hf_model", lambda trainer, shares: None)
         patch.setattr(engine_setup, "offer_model", lambda *_: None)
@@ -211,7 +212,8 @@ RUNS = {
     "test_evaluation.py": ["eval_samples", "patience", "save_best"], "test_export.py": ["push_to_hub"],
     "test_failures.py": ["eval_steps"], "test_grpo.py": ["eval_cases", "eval_strategy"],
     "test_resume.py": ["resume_anyway", "resume_from_checkpoint"], "test_rl_check.py": ["rl_check"],
-    "test_rollout.py": ["chat_template"], "test_tracking.py": ["log"], "test_warm_up.py": ["warm_up"],
+    "test_rollout.py": ["chat_template"], "test_thinking.py": ["thinking"], "test_tracking.py": ["log"],
+    "test_warm_up.py": ["warm_up"],
     "../rollout/test_opening.py": ["rl_env_episodes"], "../test_scoring.py": ["rl_env_retries"],
     "../test_call_policy.py": ["rl_env_isolation", "rl_env_timeout", "rl_env_workers"],
     "../test_loader.py": ["rl_env", "rl_env_class", "rl_env_config", "rl_env_module"],

@@ -60,7 +60,7 @@ def test_too_little_memory_shows_before_anything_is_sampled(
     with pytest.raises(RunFailed) as failure:
         train(Words())
     assert "Out of memory in the warm-up" in str(failure.value)
-    assert "Use peft" in str(failure.value)
+    assert "Use --peft" in str(failure.value)
 
 
 def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_the_context() -> None:
