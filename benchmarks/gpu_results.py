@@ -1,9 +1,10 @@
 """`make gpu`: all that needs a GPU, run on this machine, and docs/gpu-results.md written with what was found.
 
 `python -m benchmarks.gpu_results [--parts PART ...] [--only WORDS] [--rehearse]`; exits 1 when something fails, and 2
-without a CUDA GPU. Parts: `checks` are the trainings of tests/gpu, `overhead` is that of overhead.py in the shape of a
-real model. Results are kept in gpu-results.json by GPU, so that parts may be run one after the other; the page is made
-of that file. `--rehearse` runs the smallest form of everything on the CPU, where it needs no CUDA, and prints the page.
+without a CUDA GPU. Parts: `overhead` is that of overhead.py in the shapes of real models, with transformers and with
+vLLM on both sides; `checks` are the trainings of tests/gpu. Each row is kept in gpu-results.json when it is done, by
+GPU; what has passed at the same commit is not run again. The page is made of that file. `--rehearse` runs the smallest
+form of everything on the CPU, where it needs no CUDA, and prints the page.
 """
 
 from __future__ import annotations
@@ -35,6 +36,17 @@ PAGE = ROOT / "docs" / "gpu-results.md"
 KEPT = PAGE.with_suffix(".json")
 WEIGHTS: dict[str, dict[str, Any]] = {"lora": {"peft": True, "merge_adapter": False}, "full": {}}
 BATCH = {"rl_prompts_per_step": 8, "rl_num_generations": 8, "batch_size": 16}
+ENGINES: dict[str, dict[str, Any]] = {"transformers": {}, "vLLM": {"use_vllm": True}}
+TRAININGS = [
+    ("1.5B", "full", "vLLM"),
+    ("0.5B", "full", "transformers"),
+    ("1.5B", "lora", "vLLM"),
+    ("0.5B", "lora", "transformers"),
+    ("3B", "lora", "vLLM"),
+    ("4B", "lora", "vLLM"),
+    ("4B", "full", "vLLM"),
+]
+"""What is compared with plain TRL: shape, what is trained, and what generates on both sides, in the same process."""
 
 Rows = Iterator[tuple[str, str, float, str]]
 """What was done, `passed`, `skipped` or `failed`, seconds, and figures or the reason."""
@@ -56,14 +68,18 @@ def main() -> int:
     if asked.rehearse:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     results = {} if asked.rehearse or not KEPT.exists() else json.loads(KEPT.read_text(encoding="utf-8"))
-    found = results.setdefault(gpu, {})
-    found["machine"] = machine()
+    found, here = results.setdefault(gpu, {}), machine()
+    if found.get("machine", {}).get("commit") != here["commit"]:
+        found.clear()
+    found["machine"] = here
     for part in asked.parts:
         print(f"{part} ...", flush=True)
-        found.setdefault(part, {}).update({name: rest for name, *rest in PARTS[part](asked)})
-        if not asked.rehearse:
-            KEPT.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            PAGE.write_text(page(results), encoding="utf-8")
+        rows = found.setdefault(part, {})
+        for name, *rest in PARTS[part](asked, rows):
+            rows[name] = rest
+            if not asked.rehearse:
+                KEPT.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+                PAGE.write_text(page(results), encoding="utf-8")
     print(page(results) if asked.rehearse else f"written: {PAGE}")
     return 1 if any(state == "failed" for part in asked.parts for state, *_ in found[part].values()) else 0
 
@@ -93,8 +109,10 @@ def machine() -> dict[str, Any]:
 # -- parts
 
 
-def run_checks(asked: argparse.Namespace) -> Rows:
-    """The tests of tests/gpu, with the figures that they record."""
+def run_checks(asked: argparse.Namespace, kept: Mapping[str, Any]) -> Rows:
+    """The tests of tests/gpu, with the figures that they record; none if all have passed."""
+    if kept and not asked.only and all(state != "failed" for state, *_ in kept.values()):
+        return
     with tempfile.TemporaryDirectory(prefix="aitrain-gpu-") as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "tests/gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
@@ -124,18 +142,25 @@ def _first_line(message: str) -> str:
     return re.sub(r"(?<![\w.])/[\w./-]+/", "", line)[:200]
 
 
-def run_overhead(asked: argparse.Namespace) -> Rows:
-    """Plain TRL and aitrain on one GPU, where all answers have the same length."""
-    shape, pairs, steps, answer, *bounds = ("0.5B", 5, 4, 128, SECONDS, MEMORY, 0.0)
+def run_overhead(asked: argparse.Namespace, kept: Mapping[str, Any]) -> Rows:
+    """Plain TRL and aitrain on one GPU, where all answers have the same length; what is kept is not measured again."""
+    trainings, pairs, steps, answer, *bounds = TRAININGS, 3, 4, 128, SECONDS, MEMORY, 0.0
     if asked.rehearse:
-        shape, pairs, steps, answer, *bounds = ("tiny", 1, 1, 8, math.inf, math.inf, 1.0)
+        trainings, pairs, steps, answer = [("tiny", "lora", "transformers"), ("tiny", "full", "vLLM")], 1, 1, 8
+        bounds = [math.inf, math.inf, 1.0]
     os.environ["CUDA_VISIBLE_DEVICES"] = "".join(visible_gpus()[:1])  # TRL alone refuses several
-    with tempfile.TemporaryDirectory(prefix="aitrain-gpu-") as folder:
-        in_new_process(make_model, shape, Path(folder) / "model")
-        for weights in ["lora"] if asked.rehearse else WEIGHTS:
-            settings = BATCH | WEIGHTS[weights] | {"rl_max_new_tokens": answer}
-            training = Training(Path(folder) / weights, str(Path(folder) / "model"), steps, settings)
-            for figure in compare(f"{shape} {weights}", training, pairs, *bounds):
+    for shape, weights, engine in trainings:
+        name = f"{shape} {weights} {engine}"
+        if any(row.startswith(f"{name}:") for row in kept):
+            continue
+        if engine == "vLLM" and package_version("vllm") is None:
+            yield name, "skipped", 0.0, 'vLLM is not installed: pip install "aitrain[vllm]"'
+            continue
+        with tempfile.TemporaryDirectory(prefix="aitrain-gpu-") as folder:
+            in_new_process(make_model, shape, Path(folder) / "model")
+            settings = BATCH | WEIGHTS[weights] | ENGINES[engine] | {"rl_max_new_tokens": answer}
+            training = Training(Path(folder) / "training", str(Path(folder) / "model"), steps, settings)
+            for figure in compare(name, training, pairs, *bounds):
                 yield figure.name, "passed" if figure.is_met else "failed", 0.0, _of_pairs(figure)
 
 
@@ -143,7 +168,7 @@ def _of_pairs(figure: Figure) -> str:
     return "; ".join(filter(None, (spread(figure.values), figure.sides, figure.bound)))
 
 
-PARTS = {"checks": run_checks, "overhead": run_overhead}
+PARTS = {"overhead": run_overhead, "checks": run_checks}
 
 
 # -- the page
@@ -158,7 +183,8 @@ HEAD = """\
   or 8 bits: seconds, tokens per second, and the memory that `aitrain plan` says against the real peak;
 * vLLM inside the training process, asleep while the model trains, and as a server that gets the weights as an adapter
   and as files;
-* a step [against plain TRL](benchmarks.md).
+* steps [against plain TRL](benchmarks.md) of 0.5B to 4B, all weights and LoRA, where transformers or vLLM generates on
+  both sides: seconds and memory.
 
 ```
 make gpu                                              # all of it
@@ -167,8 +193,8 @@ python -m benchmarks.gpu_results --parts overhead     # checks or overhead
 python -m benchmarks.gpu_results --rehearse           # on the CPU, without what needs CUDA
 ```
 
-What is not installed (vLLM, bitsandbytes), needs a second GPU or needs more memory than is free is skipped, with the
-reason. Memory is what tensors took at most, and a plan may be off by a quarter.
+Each row is kept when it is done, and not run again at the same commit. What is not installed, needs a second GPU or
+more memory is skipped, with the reason. Memory is what tensors took at most; a plan may be off by a quarter.
 """
 NOBODY = """
 **Nobody has run it yet**: we had no GPU. The tests run the rehearsal on the CPU.

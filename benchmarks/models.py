@@ -35,9 +35,10 @@ SHAPES = {
         Shape("0.5B", layers=24, hidden=896, heads=14, key_heads=2, intermediate=4864, **REAL),
         Shape("1.5B", layers=28, hidden=1536, heads=12, key_heads=2, intermediate=8960, **REAL),
         Shape("3B", layers=36, hidden=2048, heads=16, key_heads=2, intermediate=11_008, **REAL),
+        Shape("4B", layers=36, hidden=2560, heads=32, key_heads=8, intermediate=9728, **REAL),
     )
 }
-"""`tiny` is the model that the package ships; the last three are Qwen2.5-0.5B, -1.5B and -3B."""
+"""`tiny` is the model that the package ships; the last four are Qwen2.5-0.5B, -1.5B and -3B, and nearly Qwen3-4B."""
 
 
 def make_model(name: str, folder: Path) -> None:

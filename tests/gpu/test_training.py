@@ -38,8 +38,9 @@ def test_the_demos_task_is_learned_in_bf16(train: Train, record_property: Record
                  rl_loss_type="dapo", lr=4e-4, **small)  # fmt: skip
 
     result = json.loads((done.folder / "result.json").read_text(encoding="utf-8"))
-    record_property("score before", result["score_before"])
-    record_property("score after", result["score_after"])
+    for when in ("before", "after"):
+        score = result["scores"]["sampled"][when]
+        record_property(f"score {when}", "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**score))
     if not IS_REHEARSAL:
         assert result["score_before"] <= 0.45
         assert result["score_after"] >= 0.85

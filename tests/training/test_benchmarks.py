@@ -39,7 +39,7 @@ def test_all_that_needs_a_gpu_is_rehearsed_on_the_cpu(preloaded_aitrain: Path) -
     rows = {line.split(" | ")[0]: line for line in written.splitlines() if line.startswith("| ")}
     trained = "| a model trains within the memory of its plan: tiny"
     for name in (f"{trained}-full", "| a resumed run samples what it would have sampled",
-                 "| tiny lora: the same completions"):  # fmt: skip
+                 "| tiny lora transformers: the same completions"):  # fmt: skip
         assert " passed " in rows[name]
     assert " skipped " in rows[f"{trained}-QLoRA 4 bits"]
-    assert "tiny lora: peak memory, MiB" in written
+    assert "tiny lora transformers: peak memory, MiB" in written
