@@ -72,16 +72,17 @@ def test_an_adapter_that_vllm_cannot_load_is_refused(
 def test_without_a_key_of_the_users_it_makes_one_and_shows_it(
     run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    server = MagicMock(url="http://127.0.0.1:8000", poll=MagicMock(side_effect=KeyboardInterrupt))
     start = MagicMock()
-    monkeypatch.setattr("os.execve", start)
+    start.return_value.__enter__.return_value = [server]
+    monkeypatch.setattr("aitrain.vllm.server_process.running", start)
+    monkeypatch.setattr("signal.signal", MagicMock())
     monkeypatch.setattr("aitrain.packages.installed", MagicMock())
     monkeypatch.setattr("aitrain.cli.serve.check_port", MagicMock())
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     run(LORA)
-    serve("mine", as_json=True, port=8000)  # type: ignore[call-arg]
-    told = json.loads(capsys.readouterr().out)
-    _, words, variables = start.call_args.args
-    assert (told["model"], told["base"], len(told["VLLM_API_KEY"]) > 20) == ("mine", "org/base", True)
-    assert told["VLLM_API_KEY"] == variables["VLLM_API_KEY"]
-    assert told["VLLM_API_KEY"] not in told["command"] + str(words)
-    assert "--middleware=aitrain.vllm.key_guard.KeyGuard" in words
+    assert serve("mine", as_json=True, port=8000) == 0  # type: ignore[arg-type]
+    given, up = map(json.loads, capsys.readouterr().out.splitlines())
+    assert len(up["VLLM_API_KEY"]) > 20
+    assert up["VLLM_API_KEY"] == start.call_args.args[0][0].environment()["VLLM_API_KEY"]
+    assert up["VLLM_API_KEY"] not in str(given)

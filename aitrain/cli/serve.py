@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
+import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +17,12 @@ import typer
 
 from aitrain import packages
 from aitrain.cli.flags import AsJson, Flag, given_flags, run_names, with_options
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.generation import VLLMOptions
 from aitrain.options.reading import resolve
 from aitrain.options.run import ModelOptions
 
+POLL_SECONDS = 0.5
 RECORDED = ("dtype", "model_max_length")
 """Options that are those of the training, unless they are given."""
 
@@ -44,15 +49,15 @@ def serve(
 ) -> int:
     """Serve a trained model with vLLM on 127.0.0.1, an adapter beside its base, each by its own name.
 
-    Prints vLLM's command, and runs it in the place of this one. Clients must send a key: VLLM_API_KEY of the
-    environment, else a random one, which is shown. Type and length are those of the training where they are not given.
+    Prints vLLM's command first. Clients must send a key: VLLM_API_KEY of the environment, else a random one, which is
+    shown. Type and length are those of the training where they are not given.
     """
     from aitrain.launch.nvidia import visible_gpus  # these here, because help needs none of them
     from aitrain.named_models import named_folder
     from aitrain.runs.model_reference import read_model, run_options
     from aitrain.vllm.addresses import KEY_VARIABLE
     from aitrain.vllm.server_arguments import common_arguments
-    from aitrain.vllm.server_process import GUARD, ServerConfig
+    from aitrain.vllm.server_process import ServerConfig, running
     from aitrain.vllm.serving import adapter_arguments, adapter_rank, shell_command
 
     reference, gpus = read_model(model), visible_gpus()
@@ -80,26 +85,41 @@ def serve(
     first = name if reference.adapter is None else base
     plan = ServerConfig(arguments, Path(os.devnull), gpus, first, takes_weights=False)
     command = shell_command(plan, port)
-    shown_base = None if first == name else first
-    key = {} if print_only or os.environ.get(KEY_VARIABLE) else {KEY_VARIABLE: plan.key}
-    url = f"http://127.0.0.1:{port}/v1"
-    if as_json:
-        typer.echo(json.dumps({"command": command, "url": url, "model": name, "base": shown_base, **key}))
-    else:
-        typer.echo(command)
+    typer.echo(json.dumps({"command": command}) if as_json else command)
     if print_only:
         return 0
     if packages.installed("vllm") is None:
         raise ConfigError('vLLM is not installed here: pip install "aitrain[vllm]", or run the command where it is.')
     check_port(port)
-    if not as_json:
-        typer.echo(f"\nserving at {url} as soon as vLLM says so  (stop with Ctrl-C)\n  model {name}")
-        if shown_base is not None:
-            typer.echo(f"  model {shown_base}, the base without the adapter")
-        for variable, value in key.items():
-            typer.echo(f"  export {variable}={value}")
-    sys.stdout.flush()
-    os.execve(sys.executable, [*plan.words(port), GUARD], plan.environment())
+    handle, log = tempfile.mkstemp(prefix="aitrain-serve-", suffix=".log")
+    os.close(handle)
+    plan = replace(plan, log=Path(log))
+    for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore Ctrl-C by default
+        signal.signal(number, signal.default_int_handler)
+    typer.echo(f"vLLM's output is in {plan.log}", err=True)
+    with running([plan], _show_progress, port) as (server,):
+        try:
+            key = {} if os.environ.get(KEY_VARIABLE) else {KEY_VARIABLE: plan.key}
+            if as_json:
+                shown_base = None if first == name else first
+                typer.echo(json.dumps({"url": f"{server.url}/v1", "model": name, "base": shown_base, **key}))
+            else:
+                typer.echo(f"\nserving at {server.url}/v1  (stop with Ctrl-C)\n  model {name}")
+                if first != name:
+                    typer.echo(f"  model {first}, the base without the adapter")
+                for variable, value in key.items():
+                    typer.echo(f"  export {variable}={value}")
+                request = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+                curl = f"curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{request}'"
+                typer.echo(f'  {curl} -H @- <<< "Authorization: Bearer $VLLM_API_KEY"')  # the key in no argument
+            while (code := server.poll()) is None:
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            typer.echo("stopping vLLM", err=True)
+            plan.log.unlink(missing_ok=True)
+            return 0
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    raise RunFailed(f"vLLM's server ended by itself ({how})\nSee {plan.log}")
 
 
 def check_port(port: int) -> None:
@@ -115,3 +135,8 @@ def check_port(port: int) -> None:
         except OSError as error:
             why = f"port: cannot listen on 127.0.0.1:{port}: {error.strerror}"
             raise ConfigError(f"{why}\nChoose another with --port.") from None
+
+
+def _show_progress(text: str) -> None:
+    if sys.stderr.isatty():
+        typer.echo(f"\r{text}", nl=False, err=True)
