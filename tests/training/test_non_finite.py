@@ -95,7 +95,7 @@ def test_three_such_steps_in_a_row_end_the_run_with_the_last_good_weights(
     train: Train, sick: Any, tmp_path: Path
 ) -> None:
     sick({2, 3, 5, 6, 7})
-    with pytest.raises(RunFailed, match=r"3 steps in a row, up to step 7.*(?s:.*)those of step 4.*(?s:.*)Lower lr"):
+    with pytest.raises(RunFailed, match=r"3 steps in a row, up to step 7.*(?s:.*)those of step 4.*(?s:.*)Lower --lr"):
         train(Vowels(), max_steps=10, project_name="bad")
     bad = tmp_path / "runs" / "bad"
     assert json.loads((bad / "result.json").read_text())["status"] == "failed"

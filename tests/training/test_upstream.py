@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import GenerationMixin, LlamaForCausalLM, MambaForCausalLM, Trainer, TrainerCallback
 from transformers import trainer as transformers_trainer
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.distributed import fsdp as transformers_fsdp
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
@@ -178,7 +178,11 @@ SOURCES: list[tuple[Any, list[str]]] = [
         trl_utils.add_fused_lm_head,
         ["log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1 = per_token", 'kwargs["use_cache"] = False'],
     ),
-    (GradientCheckpointingLayer.__call__, ["if not self._can_checkpoint_with_cache:", "super().__call__, **kwargs"]),
+    (
+        GradientCheckpointingLayer,
+        ["if not self._can_checkpoint_with_cache:", "self._gradient_checkpointing_func(partial("],
+    ),
+    (DynamicCache.__init__, ["super().__init__(layers=layers"]),
     (DynamicLayer.update, ["self.keys = torch.cat([self.keys, key_states]"]),
 ]  # fmt: skip
 
