@@ -94,7 +94,7 @@ def compare(run: Result | Path | str, other: Result | Path | str | None = None) 
     the training. Changes are those of `run` less the other one.
 
     Raises:
-        ConfigError: they have no held-out cases in common.
+        ConfigError: the two have no common held-out cases.
     """
     from aitrain.runs.comparison import compare_all  # here, as only this needs it
     from aitrain.runs.recorded_scoring import read_scorings

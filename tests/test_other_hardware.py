@@ -41,7 +41,7 @@ def test_there_is_a_plan_for_each_known_model_on_each_kind_of_gpu() -> None:
             made = check(TrainConfig(model=model, rl_env="envs.arithmetic", use_vllm=True), hardware=hardware)
             found = HardwareEstimate.of(made.config, made.batch, hardware)
             assert all(0 < least < most for least, most in found.seconds.values()), (model, kind)
-            assert (found.peak <= 0.9 * kind.memory * MIB) == (found.changes == []), (model, kind)
+            assert (found.memory.peak <= 0.9 * kind.memory * MIB) == (found.changes == []), (model, kind)
 
 
 def test_nothing_of_this_machine_is_in_a_plan_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

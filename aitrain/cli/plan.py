@@ -71,7 +71,7 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
     from aitrain.launch.step_estimate import HardwareEstimate
 
     hardware = plan.hardware
-    estimate = hardware and HardwareEstimate.of(plan.config, plan.batch, hardware)
+    estimate = None if hardware is None else HardwareEstimate.of(plan.config, plan.batch, hardware)
     lines = chain(_run(plan), _needs(plan), _on_hardware(plan, estimate) if estimate else ())
     if as_json:
         named: dict[str, list[str]] = {}
@@ -97,7 +97,9 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
         "notes": notes,
         "not_checked": left,
     }
-    print_json(document | ({"estimate": asdict(estimate)} if estimate else {}))
+    if estimate is not None:
+        document["estimate"] = {**asdict(estimate), "peak": estimate.memory.peak}
+    print_json(document)
 
 
 def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
@@ -285,7 +287,7 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     for part, (least, most) in estimate.seconds.items():
         seconds = f"{least:,.1f} to {most:,.1f} s"
         if part == "step":
-            yield part, f"{seconds}, an estimate that nobody measured"
+            yield part, f"{seconds}, estimated and not measured"
         else:
             yield "", f"{seconds} of it: {part}"
     yield "", f"assumed: {ASSUMED}"

@@ -42,7 +42,7 @@ class CallPolicy:
     """How the calls of one environment run.
 
     `by_episode`: an episode has several calls, interleaved with those of others; otherwise an episode is one call.
-    `is_watched`: calls share an environment in this process, and nobody says that they may run at the same time.
+    `is_watched`: calls share an environment in this process, and the user has not declared concurrent calls safe.
     """
 
     environment: Any

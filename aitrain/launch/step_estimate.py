@@ -1,5 +1,5 @@
 """What a run would do on hardware that need not be here: if it fits, the passes of a step, and its seconds, computed
-from operations and bytes. Nobody measured them: they are a range, from the fast to the slow assumptions below."""
+from FLOPs and memory traffic. They are an estimate, for the fast and the slow assumptions below."""
 
 from __future__ import annotations
 
@@ -69,8 +69,6 @@ class HardwareEstimate:
 
     hardware: Hardware
     memory: MemoryEstimate
-    peak: int
-    """Bytes that a training process needs at any time."""
     cached_episodes: float | None
     """Longest episodes that vLLM's cache on a GPU holds, below 0 if its weights do not fit; None without vLLM."""
     changes: list[str] | None
@@ -87,13 +85,11 @@ class HardwareEstimate:
         """The estimate for a model whose shape is known."""
         shape, device = read_model_shape(config.model), memory_of(hardware.kind)
         assert shape is not None
-        memory = estimate_memory(shape, config, batch, device)
         passes = math.ceil(batch.share / batch.largest_pass(sum(assumed_lengths(config)))[0])
         fast, slow = (_seconds(shape, config, batch, hardware, assumed) for assumed in (FAST, SLOW))
         return cls(
             hardware,
-            memory,
-            memory.peak,
+            estimate_memory(shape, config, batch, device),
             cached_episodes(shape, config, device.total or 0) if config.use_vllm else None,
             changes_that_fit(shape, config, batch, device),
             passes,

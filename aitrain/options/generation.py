@@ -41,8 +41,8 @@ class GenerationOptions(Options):
     rl_max_new_tokens: PositiveInt = 128
     """Maximum number of tokens in one completion; an episode may have several completions."""
     thinking: Thinking | None = None
-    """Thinking of the model before its answer, by its chat template: on, off, an effort that the template has, or a
-    number: on, and a thought of so many tokens is ended. Unset: the template's default."""
+    """Thinking before the answer, by the chat template: on, off, an effort that the template has, or a budget, the
+    maximum number of tokens of a thought. Unset: the template's default."""
     rl_max_turns: PositiveInt = 16
     """Maximum number of turns in one episode."""
     rl_max_episode_tokens: PositiveInt | None = None

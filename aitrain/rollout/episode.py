@@ -50,7 +50,7 @@ Row = tuple[Case, int, EpisodeSeeds | None]
 """A case, the environment's seed, and the seeds of the completions."""
 
 Sample = Callable[[ChatFormat, Trajectory, int, int | None], Coroutine[Any, Any, None]]
-"""Appends a turn of the policy to a trajectory, of at most so many tokens; the last argument seeds it."""
+"""Samples a turn of the policy: chat format, trajectory that it is appended to, maximum tokens, seed."""
 
 
 @dataclass(eq=False)

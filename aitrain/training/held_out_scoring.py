@@ -262,7 +262,7 @@ def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule
 
 
 def reason_to_stop(patience: int, before: float | None, scorings: Sequence[MetricsLine]) -> str | None:
-    """Why the training ends after the last of these evaluations; None if it goes on."""
+    """The reason to stop the training after the last evaluation; None to continue."""
     scores = [score for score in (before, *(line.eval_score for line in scorings)) if score is not None]
     since = len(scores) - 1 - scores.index(max(scores)) if scores else 0
     if since < patience:
