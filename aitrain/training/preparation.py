@@ -106,6 +106,8 @@ def prepare(context: RunContext) -> Prepared | None:
     facts = describe_run(context.runner)
     manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, facts["packages"])
     eval_state = resumed_eval_state(context, manifest)
+    if precision.note:
+        context.note(precision.note, "info")
     context.enter("preparing the trainer")
     if context.dry_run_of:
         _check_trainer(inputs)

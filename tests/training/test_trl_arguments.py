@@ -59,6 +59,14 @@ def test_without_a_gpu_weights_are_float32_and_fp16_is_refused() -> None:
         choose_precision(TrainConfig(mixed_precision="fp16"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_a_cpu_that_would_emulate_bf16_computes_in_float32(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16, raising=False)
+    precision = choose_precision(TrainConfig(mixed_precision="bf16"))
+    assert (precision.bf16, bool(precision.note)) == (has_bf16, not has_bf16)
+
+
 @pytest.mark.parametrize(
     ("completion", "options", "length", "mode"),
     [
