@@ -137,7 +137,7 @@ def test_a_machine_that_is_killed_is_named_and_the_resumed_run_equals_one_with_t
 
 def test_a_cable_that_is_cut_ends_the_run_on_both_sides(pair: Network, options: list[str], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "run"
-    commands = held(pair, run, *options, "--max-steps=500", "--ddp-timeout=8")
+    commands = held(pair, run, *options, "--max-steps=500", "--ddp-timeout=60")
     pair.cut()
     (run.parent / "go").touch()
     (first, error), (second, other) = (end_of(command) for command in commands)
