@@ -134,7 +134,7 @@ def check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.launch.processes import on_stop_signals
-    from aitrain.workbench.check.process import PATIENCE, messages_of
+    from aitrain.workbench.check.process import MODULE, messages_of
     from aitrain.workbench.check.report import as_json as report_as_json
     from aitrain.workbench.check.report import exit_code, lines
 
@@ -148,8 +148,8 @@ def check(
         "answers": model is not None,
         "ask_judges": ask_judges,
     }
-    module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.check.process"
-    received, again = tee(messages_of(module, request, PATIENCE + config.rl_env_timeout))
+    module = "aitrain.jobs.env_model" if model or tokenizer else MODULE
+    received, again = tee(messages_of(request, module))
     with on_stop_signals(signal.default_int_handler):
         if not as_json:
             for line in lines(received, verbose):

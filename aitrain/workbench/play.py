@@ -28,6 +28,7 @@ from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import Limits
+from aitrain.rollout.message_format import MessageFormat, NotBehindAPI
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import (
@@ -35,7 +36,6 @@ from aitrain.workbench.player import (
     JUNK,
     NO_END,
     Conversation,
-    MessageFormat,
     Policy,
     Script,
     WrittenReplies,
@@ -184,7 +184,7 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
         EnvironmentFailed: `reference` failed.
     """
     case = chosen_case(opened.all_cases, options.case)
-    person, chat = Person(Console(highlight=False)), MessageFormat()
+    person, chat = Person(Console(highlight=False)), MessageFormat(NotBehindAPI())
     policy = person if options.policy == "person" else _policy(opened.environment, case, options)
     runner = start_runner(opened.environment, config)
     runner.offer(NoModel(), tokenizer)

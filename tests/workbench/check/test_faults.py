@@ -15,7 +15,7 @@ from aitrain.workbench.check.subject import EnvFinding, Subject
 from aitrain.workbench.opening import open_environment
 
 FOLDER = Path(__file__).parents[2] / "environments" / "faulty"
-IN_PROCESSES = ("repeatable-dataset", "two-ranks")
+IN_PROCESSES = ("repeatable-dataset",)
 
 FAULTS: list[tuple[str, str, str]] = [
     ("datasets_of.py:LastWordOfAssistant", "dataset", ""),
@@ -23,13 +23,9 @@ FAULTS: list[tuple[str, str, str]] = [
     ("datasets_of.py:TrainedOnHeldOut", "duplicates", ""),
     ("datasets_of.py:AnswerInPrompt", "leaked-answer", "lazy-policy"),
     ("datasets_of.py:OrderOfASet", "repeatable-dataset", ""),
-    ("datasets_of.py:KeyOfTheProcess", "two-ranks", "repeatable-dataset"),
-    (
-        "scores_of.py:Noise",
-        "repeatable-score",
-        "concurrency equivalent-forms message-forms side-effects",
-    ),
-    ("scores_of.py:Percent", "score-range", "reference"),
+    ("datasets_of.py:KeyOfTheProcess", "repeatable-dataset", ""),
+    ("scores_of.py:Noise", "repeatable", "concurrency equivalent-forms side-effects"),
+    ("scores_of.py:Percent", "exceptions", "reference"),
     ("scores_of.py:RaisesOnWords", "exceptions", ""),
     ("scores_of.py:ShortIsGood", "floor", "lazy-policy"),
     ("scores_of.py:AnyNumber", "wrong-answer", "other-answer lazy-policy"),
@@ -41,13 +37,13 @@ FAULTS: list[tuple[str, str, str]] = [
     ("scores_of.py:MostlyYes", "lazy-policy", ""),
     ("scores_of.py:WrongReference", "reference", ""),
     ("scores_of.py:NoStrip", "equivalent-forms", ""),
-    ("scores_of.py:ComparesMessages", "message-forms", "reference"),
+    ("scores_of.py:ComparesMessages", "reference", ""),
     ("scores_of.py:Generates", "model-use", ""),
     ("scores_of.py:GullibleJudge", "injection", ""),
-    ("scores_of.py:FlatteredJudge", "tone", ""),
-    ("episodes_of.py:Unseeded", "repeatable-episode", "side-effects"),
+    ("scores_of.py:FlatteredJudge", "injection", ""),
+    ("episodes_of.py:Unseeded", "repeatable", "side-effects"),
     ("episodes_of.py:Endless", "episode-end", ""),
-    ("episodes_of.py:Crosstalk", "isolation", ""),
+    ("episodes_of.py:Crosstalk", "concurrency", ""),
     ("episodes_of.py:OneFileForAll", "concurrency", ""),
     ("episodes_of.py:ToolRaises", "tools", ""),
     ("processes_of.py:ChangesDirectory", "side-effects", ""),
@@ -55,8 +51,8 @@ FAULTS: list[tuple[str, str, str]] = [
     ("processes_of.py:SetsGlobalSeed", "side-effects", ""),
     ("processes_of.py:LeavesThreads", "side-effects", ""),
     ("processes_of.py:LeavesProcesses", "side-effects", ""),
-    ("processes_of.py:AsksSomebody", "network", ""),
-    ("processes_of.py:AlarmCaught", "signals", ""),
+    ("processes_of.py:AsksSomebody", "side-effects", ""),
+    ("processes_of.py:AlarmCaught", "side-effects", ""),
     ("processes_of.py:LockInTheRow", "pickling", ""),
     ("processes_of.py:LockOfTheDataset", "pickling", ""),
     ("processes_of.py:SlowScore", "latency", ""),
