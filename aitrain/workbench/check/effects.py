@@ -30,12 +30,8 @@ EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
 
 def _random_states() -> dict[str, object]:
     """The states of the global random generators of the libraries that are imported."""
-    numpy, torch = cast("Any", sys.modules.get("numpy.random")), cast("Any", sys.modules.get("torch"))
-    return {
-        " of random": random.getstate(),
-        " of numpy": numpy and str(numpy.get_state()),
-        " of torch": torch and torch.get_rng_state().tolist(),
-    }
+    numpy = cast("Any", sys.modules.get("numpy.random"))
+    return {" of random": random.getstate(), " of numpy": numpy and str(numpy.get_state())}
 
 
 def _children() -> dict[str, object]:

@@ -33,21 +33,16 @@ def _pairs(subject: Subject) -> list[tuple[Case, Policy]]:
 def episode_end(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes end by themselves."""
     cases = subject.sample[:SLOW_SAMPLE]
-    for what, limits, replies in (
-        ("the reference's", ("out_of_replies", "max_turns"), [subject.reference(case) for case in cases]),
-        ("empty", ("max_turns",), [EMPTY] * len(cases)),
-        ("meaningless", ("max_turns",), [JUNK] * len(cases)),
-    ):
-        played = subject.play((case, policy) for case, policy in zip(cases, replies, strict=True) if policy)
-        for episode in [episode for episode in played if episode.stop in limits][:1]:
-            yield EnvFinding(
-                "warning",
-                f"With {what} replies an episode does not end by itself: {episode.stop} after {len(replied(episode))}.",
-                "Such an episode costs up to --rl-max-turns generations, and its score is that of an unfinished one.",
-                "Return the score (or None from step) when the task is done, or after some turns without progress.",
-                episode.case.case_idx,
-            )
-            return
+    pairs = [(case, policy) for case in cases for policy in (subject.reference(case), EMPTY, JUNK) if policy]
+    for episode in [one for one in subject.play(pairs) if one.stop in ("out_of_replies", "max_turns")][:1]:
+        replies, stop = replied(episode), episode.stop
+        yield EnvFinding(
+            "warning",
+            f"An episode does not end by itself: {stop} after {len(replies)} replies, such as {replies[:1]}.",
+            "Such an episode costs up to --rl-max-turns generations, and its score is that of an unfinished one.",
+            "Return the score (or None from step) when the task is done, or after some turns without progress.",
+            episode.case.case_idx,
+        )
 
 
 def concurrency(subject: Subject) -> Iterator[EnvFinding]:

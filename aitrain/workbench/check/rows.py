@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Any
 
@@ -81,39 +78,25 @@ def _problem_with(prompt: Prompt) -> str:
 
 
 def repeatable(subject: Subject) -> Iterator[EnvFinding]:
-    """Fresh processes build the same rows and references."""
-    subject.check_time()
-    own_seed = os.environ.get("PYTHONHASHSEED", "random")
-    with ThreadPoolExecutor() as pool:
-        same, other = pool.map(partial(_built_again, subject), (own_seed, HASH_SEED))
-    here = digests(subject.environment, subject.cases)
-    comparisons = [("with another PYTHONHASHSEED", here, other)]
-    if own_seed != "random":
-        comparisons.insert(0, ("in a fresh process", here, same))
-    for where, before, after in comparisons:
-        count = sum(one != other for one, other in zip_longest(before, after))
-        if count:
-            yield EnvFinding(
-                "warning" if where != "in a fresh process" else "fail",
-                f"{count} of {len(before)} rows and references differ {where}.",
-                "A resumed run continues with other cases, processes of a run score other answers, and scores of two"
-                " runs cannot be compared. (Training sets PYTHONHASHSEED=0.)",
-                "Use random.Random(seed) with a fixed seed, and sorted(...) where a set or a dict of sets is listed.",
-            )
-            return
-
-
-def _built_again(subject: Subject, hash_seed: str) -> list[str]:
-    """The digests of a fresh process.
+    """A fresh process with another PYTHONHASHSEED builds the same rows and references.
 
     Raises:
-        NotCheckedError: it failed.
+        NotCheckedError: it failed, or the time is over.
     """
+    subject.check_time()
     request = {"options": subject.config.model_dump(mode="json", exclude_unset=True), "digests": True}
-    (message,) = messages_of(request, hash_seed=hash_seed)
+    (message,) = messages_of(request, hash_seed=HASH_SEED)
     if "error" in message:
         raise NotCheckedError(short(f"a fresh process failed: {message['error']}", 200))
-    return list(message["digests"])
+    here, there = digests(subject.environment, subject.cases), message["digests"]
+    if count := sum(one != other for one, other in zip_longest(here, there)):
+        yield EnvFinding(
+            "warning",
+            f"{count} of {len(here)} rows and references differ in a fresh process with another PYTHONHASHSEED.",
+            "A resumed run continues with other cases, processes of a run score other answers, and scores of two runs"
+            " cannot be compared. (Training sets PYTHONHASHSEED=0.)",
+            "Use random.Random(seed) with a fixed seed, and sorted(...) where a set or a dict of sets is listed.",
+        )
 
 
 def digests(environment: object, cases: Sequence[Case]) -> list[str]:

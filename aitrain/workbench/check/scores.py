@@ -34,23 +34,24 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding("fail", f"reference raised for row {number}: {error}", fix=fix)
     low, high = subject.config.score_bounds
     zero = 0.0 if low <= 0.0 < high else low
-    scored = [(episode, score) for episode in played if (score := episode.result.score) is not None]
-    nothing = [(episode, score) for episode, score in scored if score <= zero]
-    partly = [(episode, score) for episode, score in scored if score < high - 0.001 < math.inf]
-    for first, score in nothing[:1]:
-        early = "" if first.stop == "done" else f"; the episode ended by {first.stop}"
+    scored = [episode for episode in played if episode.result.score is not None]
+    if not scored:
+        return
+    worst = min(scored, key=lambda episode: episode.result.score or 0.0)
+    score = worst.result.score or 0.0
+    below = sum((one.result.score or 0.0) <= max(score, zero) for one in scored)
+    what = f"The reference earns {score:g} in {below} of {len(scored)} cases: {quoted(' | '.join(replied(worst)))}"
+    if score <= zero:
         yield EnvFinding(
             "fail",
-            f"The reference earns {score:g} in {len(nothing)} of {len(scored)} cases:"
-            f" {quoted(' | '.join(replied(first)))}{early}.",
+            f"{what}, stop {worst.stop}.",
             "Right answers are not rewarded, so that nothing can be learned in these cases.",
             "Compare the scorer with the reference: format, type and case must fit. Name the parameter `text` to get"
             " the reply as a string; `completion` is messages if the prompt is.",
-            first.case.case_idx,
+            worst.case.case_idx,
         )
-    for first, score in [] if nothing else partly[:1]:
-        what = f"The reference earns less than {high:g} in {len(partly)} of {len(scored)} cases: {score:g}."
-        yield EnvFinding("info", what, case_idx=first.case.case_idx)
+    elif score < high - 0.001 < math.inf:
+        yield EnvFinding("info", f"{what}.", case_idx=worst.case.case_idx)
 
 
 def equivalent_answers(subject: Subject) -> Iterator[EnvFinding]:
@@ -105,15 +106,13 @@ def _failures(subject: Subject) -> Iterator[EnvFinding]:
         failure = episode.result.failure
         if failure is None or NO_MODEL in failure.message:
             continue
-        level: Level = "fail"
         first, *more = f"{failure.place} {failure.message}".split("\n")
         place, fix = "".join(more) or failure.place, REMEDIES.get(failure.kind, CATCH)
         if is_of_service(failure):
             place, fix = "service", OF_SERVICE
             first = f"A service failed in {len(of_service)} of {len(subject.episodes)} episodes: {first}"
-            is_most = len(of_service) > subject.config.rl_max_failed * len(subject.episodes)
-            level = "fail" if is_most else "warning"
         what = "\n".join([f"{first}, for {_last_reply(episode)}.", *more])
+        level: Level = "warning" if place == "service" else "fail"
         found.setdefault(place, EnvFinding(level, what, MISSING, fix, episode.case.case_idx))
     yield from list(found.values())[:MOST_FINDINGS]
     if 2 * len(unscored) > len(subject.episodes):
@@ -157,22 +156,19 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
 
 def group_score(subject: Subject) -> Iterator[EnvFinding]:
     """score_group returns a score for each episode, and the reference's is not below that of a meaningless reply."""
-    for case in subject.sample[:2]:
-        script = subject.reference(case)
-        played = subject.play([(case, script or THE_ANSWER), (case, JUNK), (case, EMPTY)])
-        ((best, junk, other),) = subject.player.score_groups([played])
-        what = ""
-        for failure in [
-            one.failure for one in (best, junk, other) if one.failure and one.failure.place == "score_group"
-        ]:
-            what = "" if is_of_service(failure) else f"score_group {failure.message}"
-        if script and best.score is not None and junk.score is not None and best.score < junk.score:
-            what = f"score_group gives the reference {best.score:g}, and a meaningless reply {junk.score:g}"
-        if what:
-            why = "The scores of score_group are those that are trained on."
-            fix = "Return a list with one score, or None, for each episode: the highest for the best one."
-            yield EnvFinding("fail", f"{what}.", why, fix, case.case_idx)
-            return
+    case = subject.sample[0]
+    script = subject.reference(case)
+    played = subject.play([(case, script or THE_ANSWER), (case, JUNK), (case, EMPTY)])
+    ((best, junk, _),) = subject.player.score_groups([played])
+    what = ""
+    if best.failure and best.failure.place == "score_group" and not is_of_service(best.failure):
+        what = f"score_group {best.failure.message}"
+    elif script and best.score is not None and junk.score is not None and best.score < junk.score:
+        what = f"score_group gives the reference {best.score:g}, and a meaningless reply {junk.score:g}"
+    if what:
+        why = "The scores of score_group are those that are trained on."
+        fix = "Return a list with one score, or None, for each episode: the highest for the best one."
+        yield EnvFinding("fail", f"{what}.", why, fix, case.case_idx)
 
 
 def model_use(subject: Subject) -> Iterator[EnvFinding]:
