@@ -126,18 +126,16 @@ def stack_of_thread(thread: threading.Thread | None) -> StackSummary:
 def stack_of_awaitable(awaitable: Awaitable[object]) -> StackSummary:
     """The frames that a coroutine awaits; if it blocks its thread, or another one does so that it cannot begin, those
     of the thread."""
-    if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
-        loops = [thread for thread in threading.enumerate() if thread.name == LOOP_THREAD]
-        return next((stack for stack in map(stack_of_thread, loops) if users_line(stack)), StackSummary())
     frames: list[tuple[FrameType, int]] = []
     inner: object = awaitable
     while (frame := getattr(inner, "cr_frame", None)) is not None:
         frames.append((frame, frame.f_lineno))
         inner = getattr(inner, "cr_await", None)
-    for innermost in sys._current_frames().values() if frames else ():
-        thread = _thread_frames(innermost)
-        if any(frame is frames[-1][0] for frame, _ in thread):
-            return StackSummary.extract(iter(thread))
+    is_new = inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED
+    for thread in [thread for thread in threading.enumerate() if thread.name == LOOP_THREAD]:
+        stack = _thread_frames(sys._current_frames().get(thread.ident or 0))
+        if is_new or any(frame is frames[-1][0] for frame, _ in stack if frames):
+            return StackSummary.extract(iter(stack))
     return StackSummary.extract(iter(frames))
 
 

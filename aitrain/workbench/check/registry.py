@@ -32,8 +32,8 @@ SECONDS = 180.0
 """What all checks together may take; what is not checked by then is left out."""
 CALL_SECONDS = 10.0
 """Deadline of a call to the environment, unless --rl-env-timeout is given: a hostile reply may hang it."""
-PATIENCE = 15.0
-"""Seconds after which a check is ended that does not see that its time is over."""
+PATIENCE, FOREVER = 100.0, 1e6
+"""Seconds without a result or a batch of episodes from which the process is taken to hang; with a model it may."""
 Send = Callable[[Message], None]
 
 NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {
@@ -164,11 +164,10 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
     note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
     send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
-    with closing(Subject(opened, config, tokenizer, seconds=SECONDS)) as subject:
+    with closing(Subject(opened, config, tokenizer, seconds=SECONDS, on_batch=lambda: send({}))) as subject:
         for place, one in enumerate(checks):
-            patience = None if one in more else max(0.0, subject.seconds_left) + PATIENCE
             left = [other.name for other in checks[place + 1 :]]
-            send({"running": one.name, "left": left, "patience": patience})
+            send({"running": one.name, "left": left, "patience": FOREVER if one in more else PATIENCE})
             for result in run_checks(subject, [one]):
                 send({"result": asdict(result)})
     send({"episodes": len(subject.episodes)})
@@ -178,15 +177,15 @@ def main(run: Callable[[Message, Send], None] = check) -> None:
     """Run the checks of the request in the file named in argv[1], and leave."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    faulthandler.dump_traceback_later(CONSTRUCTION, exit=True)  # also while code holds the interpreter's lock
+    patience = CONSTRUCTION
 
     def send(message: Message) -> None:
-        if "running" in message:
-            faulthandler.cancel_dump_traceback_later()
-        if patience := message.get("patience"):
-            faulthandler.dump_traceback_later(patience, exit=True)
+        nonlocal patience
+        patience = message.get("patience", patience)
+        faulthandler.dump_traceback_later(patience, exit=True)  # also while code holds the interpreter's lock
         print(json.dumps(message, default=str), file=channel, flush=True)
 
+    send({})
     try:
         request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
         if not request.get("ask_judges"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -91,6 +91,8 @@ class Subject:
     """Maximum number of cases that are played."""
     seconds: float = math.inf
     """What all checks together may take, from now on."""
+    on_batch: Callable[[], object] = lambda: None
+    """Called before a batch of episodes."""
     is_serial: bool = False
     """Whether episodes are played one after another, as they disturb each other."""
     model: ModelGuard = field(default_factory=ModelGuard)
@@ -133,6 +135,7 @@ class Subject:
         """
         if self.seconds_left < 0:
             raise NotCheckedError(NO_TIME)
+        self.on_batch()
 
     # -- cases and references
 
