@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +18,7 @@ from rich.text import Text
 from aitrain.environment.contract import Case, ScoreResult, env_kind
 from aitrain.environment.runner import NoModel, start_runner
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.environment.session import AssistantTurn, Message
+from aitrain.environment.session import AssistantTurn
 from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.options.train import TrainConfig
@@ -93,14 +93,15 @@ def rescore(
 
 
 def _score_groups(player: Player, groups: Sequence[Sequence[Replay]]) -> None:
-    whole = [group for group in groups if not any(replay.problem for replay in group)]
-    scored = player.score_groups([[replay.episode for replay in group if replay.episode] for group in whole])
-    for group, results in zip(whole, scored, strict=True):
-        for replay, result in zip(group, results, strict=True):
-            replay.result = result
     for group in groups:
-        for replay in group if group not in whole else ():
+        for replay in group if any(one.problem for one in group) else ():
             replay.problem = replay.problem or INCOMPLETE
+    whole = [[(one, one.episode) for one in group if one.episode and not one.problem] for group in groups]
+    whole = [group for group in whole if group]
+    scored = player.score_groups([[episode for _, episode in group] for group in whole])
+    for group, results in zip(whole, scored, strict=True):
+        for (replay, _), result in zip(group, results, strict=True):
+            replay.result = result
 
 
 def _batches(records: Iterable[RolloutRecord]) -> Iterator[list[list[RolloutRecord]]]:
@@ -148,29 +149,20 @@ class Replay:
         self.is_from_record = self.case is saved
 
     def _turns(self) -> Iterator[ParsedTurn]:
-        """The recorded answers."""
+        """The recorded answers. A call that could not be read is recorded without arguments, and its result is the
+        problem: such a call ran no tool, and must run none now."""
         messages = self.record.messages
         for place in range(len(as_messages(self.record.prompt)), len(messages)):
-            if messages[place].get("role") == "assistant":
-                text, calls = (
-                    as_text(messages[place].get("content")),
-                    self._calls(messages[place], messages[place + 1 :]),
-                )
-                yield messages[place], AssistantTurn(text, tuple(calls))
-
-    def _calls(self, message: Message, after: Sequence[Message]) -> Iterator[ToolCall]:
-        """The recorded calls of an answer, before the messages `after` it. One that could not be read is recorded
-        without arguments, and its result is the problem: such a call ran no tool, and must run none now."""
-        tools = [as_object(tool.get("function", tool)) for tool in self.record.tools]
-        has_required = {tool.get("name"): bool(as_object(tool.get("parameters")).get("required")) for tool in tools}
-        for place, call in enumerate(as_objects(message.get("tool_calls"))):
-            function = as_object(call.get("function"))
-            name, arguments = as_text(function.get("name")), as_object(function.get("arguments"))
-            result = as_text(after[place].get("content")) if place < len(after) else ""
-            if not arguments and result.startswith("error: ") and has_required.get(name, True):
-                yield ToolCall(name, None, result.removeprefix("error: "))
-            else:
-                yield ToolCall(name, arguments)
+            if messages[place].get("role") != "assistant":
+                continue
+            calls, results = list[ToolCall](), chain(messages[place + 1 :], repeat({}))
+            for call, after in zip(as_objects(messages[place].get("tool_calls")), results, strict=False):
+                function, result = as_object(call.get("function")), as_text(after.get("content"))
+                arguments = as_object(function.get("arguments"))
+                is_wrong = not arguments and result.startswith("error: ")
+                problem = result.removeprefix("error: ") if is_wrong else ""
+                calls.append(ToolCall(as_text(function.get("name")), None if is_wrong else arguments, problem))
+            yield messages[place], AssistantTurn(as_text(messages[place].get("content")), tuple(calls))
 
     def __call__(self, said: Conversation) -> ParsedTurn | None:
         """The next recorded answer; None after the last one."""

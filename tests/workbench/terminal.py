@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import re
-import select
 import sys
 import termios
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE = 120.0
-"""Seconds until an expected text must have appeared; only a command that hangs takes so long."""
 STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -34,28 +30,19 @@ class Terminal:
         """Type the text."""
         os.write(self.master, text.encode())
 
-    def wait_for(self, text: str, count: int = 1) -> None:
-        """Read until the text has been shown so many times."""
-        deadline = time.monotonic() + PATIENCE
-        while self.shown.count(text) < count:
-            assert time.monotonic() < deadline, f"{text!r} does not come:\n{self.shown}"
-            if not self._read():
-                raise AssertionError(f"the command has ended without {text!r}:\n{self.shown}")
+    def wait_for(self, text: str | None) -> None:
+        """Read until the text has been shown; None: to the end."""
+        while text is None or text not in self.shown:
+            try:
+                self.raw += os.read(self.master, 65536).decode(errors="replace")
+            except OSError:  # the other side is closed
+                assert text is None, f"the command has ended without {text!r}:\n{self.shown}"
+                return
 
     def end(self) -> int:
         """Read to the end; returns the exit code."""
-        while self._read():
-            pass
+        self.wait_for(None)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def _read(self) -> bool:
-        ready, _, _ = select.select([self.master], [], [], PATIENCE)
-        assert ready, f"nothing more comes:\n{self.shown}"
-        try:
-            self.raw += os.read(self.master, 65536).decode(errors="replace")
-        except OSError:  # the other side is closed
-            return False
-        return True
 
 
 def start(folder: Path, arguments: Sequence[str]) -> Terminal:
