@@ -160,8 +160,9 @@ def heard(episode: Episode) -> list[object]:
 
 
 def replied(episode: Episode) -> list[str]:
-    """The texts of the policy's answers."""
-    return [str(message["content"]) for message in episode.messages if message["role"] == "assistant"]
+    """The texts of the policy's answers, or their calls."""
+    answers = [message for message in episode.messages if message["role"] == "assistant"]
+    return [str(message["content"] or message.get("tool_calls") or "") for message in answers]
 
 
 _SERVICE_ERROR = re.compile(

@@ -93,15 +93,13 @@ def rescore(
 
 
 def _score_groups(player: Player, groups: Sequence[Sequence[Replay]]) -> None:
-    for group in groups:
-        for replay in group if any(one.problem for one in group) else ():
-            replay.problem = replay.problem or INCOMPLETE
-    whole = [[(one, one.episode) for one in group if one.episode and not one.problem] for group in groups]
-    whole = [group for group in whole if group]
-    scored = player.score_groups([[episode for _, episode in group] for group in whole])
-    for group, results in zip(whole, scored, strict=True):
-        for (replay, _), result in zip(group, results, strict=True):
-            replay.result = result
+    incomplete = [group for group in groups if any(replay.problem for replay in group)]
+    whole = [group for group in groups if group not in incomplete]
+    for replay in chain(*incomplete):
+        replay.problem = replay.problem or INCOMPLETE
+    scored = player.score_groups([[one.episode for one in group if one.episode] for group in whole])
+    for replay, result in zip(chain(*whole), chain(*scored), strict=True):
+        replay.result = result
 
 
 def _batches(records: Iterable[RolloutRecord]) -> Iterator[list[list[RolloutRecord]]]:

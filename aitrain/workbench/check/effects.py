@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import signal
@@ -10,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,8 +18,6 @@ from aitrain.workbench.check.subject import EnvFinding, NotCheckedError, Subject
 from aitrain.workbench.player import EMPTY, JUNK, Play
 
 CASES = 4
-PRINTED = 2000
-"""Characters that an episode may print."""
 SETTLE = 2.0
 """Seconds that threads and files of the player itself get to end."""
 EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
@@ -98,7 +94,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     """A few episodes, played in threads, leave the process as it was, need no network, and set no signal handlers."""
     if subject.config.rl_env_isolation == "process":
         raise NotCheckedError("episodes run in processes of their own")
-    addresses, threads, set_handler, output = list[str](), list[str](), signal.signal, io.StringIO()
+    addresses, threads, set_handler = list[str](), list[str](), signal.signal
     plays = [(case, policy) for case in subject.chosen[:CASES] for policy in (subject.reference(case), JUNK, EMPTY)]
 
     def noted(number: int, handler: Any) -> Any:
@@ -111,8 +107,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     before = [effect.look() for effect in EFFECTS]
     watch_connections(addresses.append)
     signal.signal = noted  # type: ignore[assignment]
-    with redirect_stdout(output), redirect_stderr(output):
-        subject.player.play([Play(case, policy) for case, policy in plays if policy])
+    subject.player.play([Play(case, policy) for case, policy in plays if policy])
     signal.signal = set_handler
     end, changes = time.monotonic() + SETTLE, ["not looked yet"]
     while any(changes) and time.monotonic() < end:
@@ -123,14 +118,6 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     for effect, names in zip(EFFECTS, changes, strict=True):
         if names:
             yield EnvFinding("warning", f"Episodes {effect.what}{names}.", effect.why, effect.fix)
-    printed = output.tell() / len(plays)
-    if printed > PRINTED:
-        yield EnvFinding(
-            "warning",
-            f"An episode prints {printed:,.0f} characters on average.",
-            "It hides what matters in train.log, of which a run keeps the beginning and the end.",
-            "Remove the prints, or log at a level that is off.",
-        )
     if addresses:
         yield EnvFinding(
             "warning",

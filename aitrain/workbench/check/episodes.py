@@ -1,20 +1,17 @@
-"""Checks of episodes: they end, do not disturb each other, take little time, and answer tool calls."""
+"""Checks of episodes: they end, do not disturb each other, and take little time."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from itertools import cycle, islice
 
 from aitrain.batch import plan_batch
 from aitrain.environment.contract import Case
-from aitrain.environment.tool_call_parser import ToolJson
-from aitrain.environment.tools import function_part
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.scores import NOISE
 from aitrain.workbench.check.subject import AT_ONCE, SLOW_SAMPLE, EnvFinding, Subject
-from aitrain.workbench.player import EMPTY, JUNK, Policy, Script, heard, is_of_service, is_unknown, replied
+from aitrain.workbench.player import EMPTY, JUNK, Policy, heard, is_unknown, replied
 
 MANY = 32
 """Episodes that are played at the same time; AT_ONCE if one takes longer than QUICK."""
@@ -101,45 +98,3 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
         if is_slow
         else "",
     )
-
-
-# -- tools
-
-EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
-
-
-def tools(subject: Subject) -> Iterator[EnvFinding]:
-    """Tools are described, and answer calls that make no sense with a message."""
-    case = subject.sample[0]
-    reset = subject.play_one(case, JUNK).session.reset
-    functions = [function_part(schema) for schema in reset.tools]
-    silent = [str(function.get("name")) for function in functions if not function.get("description")]
-    if silent:
-        yield EnvFinding(
-            "warning",
-            f"{len(silent)} of {len(functions)} tools have no description: {', '.join(silent[:5])}.",
-            "The model sees only a name, and has to guess what the tool does.",
-            "Write a docstring for each tool.",
-        )
-    calls = [(function, arguments) for function in functions for arguments in ({}, _example(function))]
-    for function, arguments in calls if reset.runs_tools else ():
-        name = str(function.get("name"))
-        call = json.dumps({"name": name, "arguments": arguments})
-        failure = subject.play_one(case, Script((f"<tool_call>{call}</tool_call>",)), again=True).result.failure
-        if failure is not None and failure.place == f"the tool {name}" and not is_of_service(failure):
-            yield EnvFinding(
-                "fail",
-                f"The tool {name} {failure.message} for the arguments {json.dumps(arguments)}.",
-                "A policy that tries the tool loses the whole episode, and learns nothing from its mistake.",
-                "Return a message that says what is wrong with the arguments.",
-                case.case_idx,
-            )
-            return
-
-
-def _example(function: ToolJson) -> dict[str, object]:
-    """Arguments of the right types for a tool, without meaning."""
-    parameters = function.get("parameters") or {}
-    properties = parameters.get("properties") or {}
-    kinds = {name: schema.get("type", "string") for name, schema in properties.items()}
-    return {name: EXAMPLES.get(str(kinds.get(name)), "x") for name in parameters.get("required", properties)}

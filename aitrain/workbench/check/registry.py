@@ -100,7 +100,6 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("lazy-policy", "no fixed strategy is enough", probes.lazy_policy, "scale"),
     EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection, "scale"),
     EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end, "turns"),
-    EnvCheck("tools", "tools are described and take wrong calls", episodes.tools, "rows"),
     EnvCheck("exceptions", "every reply gets a score in the range", scores.exceptions, is_fast=True),
     EnvCheck("group-score", "score_group ranks the reference above nonsense", scores.group_score, "groups"),
     EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, "rows", of_process=True),

@@ -134,7 +134,6 @@ def shotguns(reply: str, others: Sequence[str]) -> Iterator[str]:
     answers = [*others[:half], core, *others[half:]] if len(others) > 1 else [*others, core, *others]
     yield "It is one of these: " + ", ".join(answers) + "."
     yield rewrapped(reply, ", ".join(answers))
-    yield "\n".join(rewrapped(reply, answer) for answer in answers)
 
 
 def denials(reply: str) -> Iterator[str]:
@@ -215,11 +214,11 @@ def _is_json(text: str) -> bool:
 def lazy_answers(prompt: str) -> dict[str, str]:
     """What a policy without understanding copies from a prompt, by the strategy."""
     numbers, words = re.findall(r"-?\d+(?:\.\d+)?", prompt), re.findall(r"[^\W\d_]+", prompt)
-    found = {"the whole prompt": prompt[:2000]}
+    found = dict[str, str]()
     if numbers:
         found |= {"the first number of the prompt": numbers[0], "the last number of the prompt": numbers[-1]}
     if words:
-        found |= {"the last word of the prompt": words[-1], "the longest word": max(words, key=len)}
+        found["the last word of the prompt"] = words[-1]
     return found
 
 

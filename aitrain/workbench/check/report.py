@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import textwrap
 from collections import Counter
@@ -16,16 +15,6 @@ from aitrain.workbench.check.process import Message
 from aitrain.workbench.check.subject import LEVELS
 
 COLOURS = {"ok": typer.colors.GREEN, "fail": typer.colors.RED, "warning": typer.colors.YELLOW}
-
-
-def exit_code(messages: Iterable[Message]) -> int:
-    """0 if nothing failed, else 3, or the code of the error that ended the checks."""
-    code = 0
-    for message in messages:
-        code = int(message.get("exit_code", code))
-        if any(finding["level"] == "fail" for finding in message.get("result", {}).get("findings", ())):
-            code = 3
-    return code
 
 
 def lines(messages: Iterable[Message], is_verbose: bool) -> Iterator[str]:
@@ -64,14 +53,16 @@ def lines(messages: Iterable[Message], is_verbose: bool) -> Iterator[str]:
         yield f"\n{checks} with {episodes} episodes in {seconds:.1f}s: {named or 'nothing found'}"
 
 
-def as_json(messages: Iterable[Message]) -> str:
-    """The report as a JSON object."""
-    everything = list(messages)
-    merged: Message = {}
-    for message in everything:
-        merged.update({name: value for name, value in message.items() if name in ("opened", "error", "episodes")})
-    merged["checks"] = [message["result"] for message in everything if "result" in message]
-    return json.dumps({**merged, "exit_code": exit_code(everything)}, indent=2)
+def document_of(messages: Iterable[Message]) -> Message:
+    """The report as a JSON object. Its exit code is 0 if nothing failed, else 3, or that of the error that ended it."""
+    document: Message = {"checks": [], "exit_code": 0}
+    for message in messages:
+        document |= {name: message[name] for name in ("opened", "error", "exit_code", "episodes") if name in message}
+        if "result" in message:
+            document["checks"].append(message["result"])
+            if any(finding["level"] == "fail" for finding in message["result"]["findings"]):
+                document["exit_code"] = 3
+    return document
 
 
 def _plain(text: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 
+from aitrain.environment.tools import function_part
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.probes import earned
 from aitrain.workbench.check.replies import (
@@ -20,6 +22,8 @@ from aitrain.workbench.check.subject import NO_MODEL, PASS, EnvFinding, Level, S
 from aitrain.workbench.player import EMPTY, JUNK, Constant, Script, heard, is_of_service, is_unknown, replied
 
 MOST_FINDINGS = 3
+EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
+"""Arguments of tools by their JSON types."""
 REPEATS = 3
 NOISE = 0.2
 """Difference of repeated scores from which training is hopeless."""
@@ -89,12 +93,24 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
     """All replies get a score in the range: nothing raises or hangs, and no service fails that the environment asks."""
     try:
         count = 2 if subject.limit > 4 else 1
-        subject.play((case, Constant(text)) for text in HOSTILE for case in subject.sample[:count])
+        texts = [*HOSTILE, *_tool_calls(subject)]
+        subject.play((case, Constant(text)) for text in texts for case in subject.sample[:count])
         for case, reply in subject.answered[:count]:
             texts = [rewrapped(reply, text) for text in HOSTILE_ANSWERS]
             subject.play((case, Script((text,))) for text in [*texts, core_of(reply), reply.split()[-1]])
     finally:  # what the first ones did is worth knowing if the time is over, perhaps because of them
         yield from _failures(subject)
+
+
+def _tool_calls(subject: Subject) -> Iterator[str]:
+    """A call of each tool without arguments, and one with arguments of the right types that mean nothing."""
+    reset = subject.play_one(subject.sample[0], JUNK).session.reset
+    for function in map(function_part, reset.tools if reset.runs_tools else ()):
+        parameters = function.get("parameters") or {}
+        kinds = {name: schema.get("type") for name, schema in (parameters.get("properties") or {}).items()}
+        example = {name: EXAMPLES.get(str(kinds.get(name)), "x") for name in parameters.get("required", kinds)}
+        for arguments in ({}, example):
+            yield f"<tool_call>{json.dumps({'name': function.get('name'), 'arguments': arguments})}</tool_call>"
 
 
 def _failures(subject: Subject) -> Iterator[EnvFinding]:

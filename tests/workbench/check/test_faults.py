@@ -45,7 +45,7 @@ FAULTS: list[tuple[str, str, str]] = [
     ("episodes_of.py:Endless", "episode-end", ""),
     ("episodes_of.py:Crosstalk", "concurrency", ""),
     ("episodes_of.py:OneFileForAll", "concurrency", ""),
-    ("episodes_of.py:ToolRaises", "tools", ""),
+    ("episodes_of.py:ToolRaises", "exceptions", ""),
     ("processes_of.py:ChangesDirectory", "side-effects", ""),
     ("processes_of.py:SetsVariables", "side-effects", ""),
     ("processes_of.py:SetsGlobalSeed", "side-effects", ""),
