@@ -25,7 +25,7 @@ from aitrain.environment.session import (
 from aitrain.environment.thoughts import thought_of, without_thought
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.rollout.chat_format import ChatFormat, Schemas
+from aitrain.rollout.chat_format import ChatFormat, Schemas, as_messages
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Leave, OutOfRepliesError
 from aitrain.rollout.limits import EndOfTurn, Limits
@@ -94,8 +94,7 @@ class Episode:
     @property
     def conversation(self) -> list[Message]:
         """All messages, beginning with the prompt; a prompt that is a string as a message of the user."""
-        asked = [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
-        return [*asked, *self.messages]
+        return [*as_messages(self.prompt), *self.messages]
 
     @property
     def transcript(self) -> Transcript:

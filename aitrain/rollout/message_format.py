@@ -14,7 +14,7 @@ from aitrain.environment.contract import Prompt
 from aitrain.environment.dataset import canonical_text
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import EnvironmentFailed
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas, as_messages
 
 FILLER = 0
 """Token id without a message; the first one of `EndOfTurn.eos_ids`."""
@@ -61,8 +61,7 @@ class MessageFormat(ChatFormat):
 
     def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
         """One id, for the whole prompt, and no text, as the server renders it; a string is a message of the user."""
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return "", [self._add(ChatPart(tuple(asked), tuple(tools)))]
+        return "", [self._add(ChatPart(tuple(as_messages(prompt)), tuple(tools)))]
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
         """One id, for all messages that follow a completion."""

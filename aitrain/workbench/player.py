@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aitrain.environment.contract import Case, Prompt, ScoreResult, call_reference
+from aitrain.environment.contract import Case, ScoreResult, call_reference
 from aitrain.environment.runner import EnvRunner, score_groups, start_runner
 from aitrain.environment.session import Group, Message
 from aitrain.execution.failure import Failure
@@ -100,11 +100,6 @@ def reference_of(environment: Any, case: Case) -> Script | None:
 
 
 # -- the engine of written replies
-
-
-def as_messages(prompt: Prompt) -> list[Message]:
-    """A prompt as messages: one that is a string is a message of the user."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from aitrain.environment.session import AssistantTurn
 from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ParsedTurn
+from aitrain.rollout.chat_format import ParsedTurn, as_messages
 from aitrain.rollout.episode import Episode
 from aitrain.runs.json_values import as_object, as_objects, as_text
 from aitrain.runs.rollout_record import RolloutRecord, row_columns
@@ -30,7 +30,7 @@ from aitrain.runs.run_folder import to_jsonable
 from aitrain.runs.statistics import weighted_mean
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.player import Conversation, Play, Player, as_messages
+from aitrain.workbench.player import Conversation, Play, Player
 from aitrain.workbench.view import show_heading, show_text
 
 BATCH = 256

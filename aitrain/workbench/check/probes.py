@@ -127,12 +127,12 @@ def everywhere(subject: Subject, texts: Iterable[str], before: str = "") -> Repl
 
 
 def _contentless(subject: Subject) -> Replies:
-    """Replies without content, and what the environment says itself."""
+    """Replies without content, what the environment says itself, and the format that it asks for without an answer."""
     yield from everywhere(subject, CONTENTLESS)
     for case in subject.sample:
-        asked = subject.asked(case)[:2000]
-        if not scaffolds(asked):  # else it is in the right format
-            yield "of the prompt itself", case, Constant(asked)
+        asked = subject.asked(case)
+        yield "of the prompt itself", case, Constant(asked[:2000])
+        yield from ((short(repr(text), 40), case, Constant(text)) for text in scaffolds(asked))
         if subject.kind != "score_episode":
             yield "of what the environment says", case, Parrot()
             yield "of an answer that the environment gives away", case, Parrot(only_answer=True)
@@ -168,12 +168,6 @@ def _several(subject: Subject, reply: str) -> Iterable[str]:
     cores = list(dict.fromkeys(core_of(script.replies[-1]) for _, script in subject.decided))
     others = [core for core in cores if not same_answer(core, core_of(reply))]
     return shotguns(reply, others[:4]) if others and max(map(len, cores)) <= 300 else ()
-
-
-def _scaffolds(subject: Subject) -> Replies:
-    """The format that the prompt asks for, without an answer in it."""
-    asked = [(case, text) for case in subject.sample for text in scaffolds(subject.asked(case))]
-    return [(quoted(text, 40), case, Constant(text)) for case, text in asked]
 
 
 def _strategies(subject: Subject) -> Replies:
@@ -220,9 +214,9 @@ floor = ReplyProbe(
     _contentless,
     "The reply {what} earns {mean} of the full score, and all of it in {count} cases.",
     "The policy is paid for saying nothing, and learns that first.",
-    "Return 0 for a reply without an answer; a partial score should need a part of the answer.",
+    f"Return 0 for a reply without an answer, and at most {FORMAT_BONUS:.0%} of the score for the format.",
     passing={"fail": 0.5, "warning": ANY},
-    paying={"fail": MOST, "warning": 0.1, "info": 0.05},
+    paying={"fail": 0.5, "warning": FORMAT_BONUS + ANY, "info": 0.05},
     is_mild=_varies,
 )
 other_answer = ReplyProbe(
@@ -257,13 +251,6 @@ denied_answer = ReplyProbe(
     passing={"warning": 0.25},
     cases=lambda subject: subject.decided,
     is_mild=_is_graded,
-)
-template = ReplyProbe(
-    _scaffolds,
-    "The empty format {what} earns {mean} of the full score.",
-    "The policy copies the format from the prompt and stops there.",
-    f"Give at most {FORMAT_BONUS:.0%} of the score for the format.",
-    paying={"fail": 0.5, "warning": FORMAT_BONUS + ANY},
 )
 lazy_policy = ReplyProbe(
     _strategies,

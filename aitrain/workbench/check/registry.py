@@ -96,7 +96,6 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", probes.wrong_answer, "last reply"),
     EnvCheck("shotgun", "a list of answers does not pass", probes.shotgun, "last reply"),
     EnvCheck("denied-answer", "a rejected answer does not pass", probes.denied_answer, "last reply"),
-    EnvCheck("template", "the empty format earns little", probes.template, "scale"),
     EnvCheck("lazy-policy", "no fixed strategy is enough", probes.lazy_policy, "scale"),
     EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection, "scale"),
     EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end, "turns"),

@@ -34,7 +34,7 @@ FAULTS = {
     "scores_of.py:Contains": "shotgun denied-answer wrong-answer",
     "scores_of.py:FirstNumberAfterMark": "denied-answer wrong-answer shotgun",
     "scores_of.py:WorstFirst": "group-score",
-    "scores_of.py:PaidFormat": "template floor",
+    "scores_of.py:PaidFormat": "floor",
     "scores_of.py:MostlyYes": "lazy-policy",
     "scores_of.py:WrongReference": "reference",
     "scores_of.py:NoStrip": "equivalent-forms",
