@@ -96,8 +96,6 @@ class Subject:
     is_serial: bool = False
     """Whether episodes are played one after another, as they disturb each other."""
     model: ModelGuard = field(default_factory=ModelGuard)
-    episodes: list[Episode] = field(default_factory=list)
-    """The episodes that were played, in their order, without those played `again`."""
     notes: list[str] = field(default_factory=list)
     """What aitrain said about how the environment's calls run."""
     reference_errors: dict[int, str] = field(default_factory=dict)
@@ -204,6 +202,11 @@ class Subject:
 
     # -- playing
 
+    @property
+    def episodes(self) -> list[Episode]:
+        """The episodes that were played, in their order, without those played `again`."""
+        return list(self._cache.values())
+
     def play(self, pairs: Iterable[tuple[Case, Policy]], again: bool = False) -> list[Episode]:
         """Play the policies on the cases, several at the same time; episodes that were played before are taken from
         there, unless `again`.
@@ -220,7 +223,6 @@ class Subject:
             part = self.player.play([play for _, play in new[start : start + at_once]])
             played += part
             if not again:
-                self.episodes += part
                 self._cache.update(zip([key for key, _ in new[start:]], part, strict=False))
         return played if again else [self._cache[key] for key, _ in wanted]
 
