@@ -18,7 +18,7 @@ COLOURS = {"ok": typer.colors.GREEN, "fail": typer.colors.RED, "warning": typer.
 
 
 def lines(messages: Iterable[Message], is_verbose: bool) -> Iterator[str]:
-    """The report, line by line, as the messages arrive. What is only worth knowing is explained if it is verbose."""
+    """The report, line by line, as the messages arrive; advice on what is no defect only if it is verbose."""
     counts, skipped, seconds, episodes = Counter[str](), dict[str, list[str]](), 0.0, 0
     width = max(30, min(100, shutil.get_terminal_size().columns) - 6)
     for message in messages:
@@ -38,7 +38,7 @@ def lines(messages: Iterable[Message], is_verbose: bool) -> Iterator[str]:
             yield (
                 typer.style(f"{levels[0]:8}", COLOURS.get(levels[0])) + f" {result['name']:18} {result['description']}"
             )
-            for one in [one for one in findings if is_verbose or one["level"] != "info"]:
+            for one in [one for one in findings if is_verbose or one["level"] != "info" or not one["why"]]:
                 case = "" if one["case_idx"] is None else f" (case {one['case_idx']})"
                 for label, text in (("", f"{one['what']}{case}"), ("why", one["why"]), ("fix", one["fix"])):
                     for paragraph in _plain(text).splitlines():
