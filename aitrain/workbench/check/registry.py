@@ -180,7 +180,7 @@ def main(run: Callable[[Message, Send], None] = check) -> None:
     def send(message: Message) -> None:
         nonlocal patience
         patience = message.get("patience", patience)
-        faulthandler.dump_traceback_later(patience, exit=True)  # also while code holds the interpreter's lock
+        faulthandler.dump_traceback_later(patience, exit=True, file=2)  # also while code holds the interpreter's lock
         print(json.dumps(message, default=str), file=channel, flush=True)
 
     send({})
