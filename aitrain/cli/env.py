@@ -118,7 +118,7 @@ def check(
     env_arg: EnvKeywords = None,
     *,
     only: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Run these checks only, such as floor,tools.")
+        str | None, typer.Option(metavar="NAMES", help="Run these checks only, such as floor,shotgun.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Model whose tokenizer renders the prompts; or `tiny`.")] = None,
     model: Annotated[str | None, typer.Option(help="Model that answers some cases: do its scores differ?")] = None,
@@ -134,9 +134,8 @@ def check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.launch.processes import on_stop_signals
-    from aitrain.workbench.check.process import PATIENCE, messages_of
-    from aitrain.workbench.check.report import as_json as report_as_json
-    from aitrain.workbench.check.report import exit_code, lines
+    from aitrain.workbench.check.process import MODULE, messages_of
+    from aitrain.workbench.check.report import document_of, lines
 
     config = checked({**flags, "rl_env": env, "model": model or tokenizer}, env_arg)
     if model is not None:
@@ -148,21 +147,20 @@ def check(
         "answers": model is not None,
         "ask_judges": ask_judges,
     }
-    module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.check.process"
-    received, again = tee(messages_of(module, request, PATIENCE + config.rl_env_timeout))
+    module = "aitrain.jobs.env_model" if model or tokenizer else MODULE
+    received, again = tee(messages_of(request, module))
     with on_stop_signals(signal.default_int_handler):
         if not as_json:
             for line in lines(received, verbose):
                 typer.echo(line)
-        messages = list(again)
+        document = document_of(again)
     if as_json:
-        typer.echo(report_as_json(messages))
-    for message in messages:
-        if "error" in message and not as_json:
-            error = AitrainError(message["error"])
-            error.exit_code = message["exit_code"]
-            raise error
-    return exit_code(messages)
+        print_json(document)
+    elif "error" in document:
+        error = AitrainError(document["error"])
+        error.exit_code = document["exit_code"]
+        raise error
+    return int(document["exit_code"])
 
 
 @env.command(cls=SectionedCommand)

@@ -18,11 +18,10 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from io import FileIO
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -37,11 +36,6 @@ from aitrain.machine import allow_open_files
 
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a worker process write its stacks, also while its code holds the GIL."""
-
-Request = tuple[Callable[[object], object] | None, str, tuple[object, ...]]
-"""Function that makes the worker's object from the environment; method of the object to call; its arguments."""
-Answer = tuple[object, Failure | None]
-"""The method's return value, or its failure."""
 
 # -- in the fork server
 
@@ -128,13 +122,14 @@ def _run_worker(environment: object, fds: Sequence[int], control: Connection, pa
 
 
 def _answered(made: list[object], environment: object, request: bytes) -> bytes:
-    """Call the method of a pickled Request, and pickle the Answer; `made` holds the object after the first call."""
+    """Call a method, and pickle its value or failure; `made` holds the object after the first call."""
     try:
         make, method, arguments = pickle.loads(request)
         if not made:
             made.append(run_if_async(make(environment)))
         value = run_if_async(getattr(made[0], method)(*arguments))
-        return _pickled((value, None), "returned")
+        with _passing("returned"):
+            return pickle.dumps((value, None))
     except BaseException as error:
         return pickle.dumps((None, as_failure(error)))
 
@@ -142,21 +137,18 @@ def _answered(made: list[object], environment: object, request: bytes) -> bytes:
 # -- on both sides
 
 
-def _pickled(message: Request | Answer, did: str) -> bytes:
-    """The message, pickled.
+@contextmanager
+def _passing(did: str) -> Iterator[None]:
+    """Context in which a message is pickled, or read; `did` begins the failure: "returned", "was given".
 
     Raises:
-        CallFailed: it cannot be pickled; `did` begins the message: "returned", "was given".
+        CallFailed: it cannot be.
     """
     try:
-        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        yield
     except Exception as error:
-        raise CallFailed(_not_passed(did, error)) from error
-
-
-def _not_passed(did: str, error: Exception) -> Failure:
-    why = f"{did} what cannot be passed between processes: {describe_error(error)}"
-    return Failure("wrong_type", why, "".join(traceback.format_exception(error)))
+        why = f"{did} what cannot be passed between processes: {describe_error(error)}"
+        raise CallFailed(Failure("wrong_type", why)) from error
 
 
 def fork(body: Callable[[], object]) -> int:
@@ -203,9 +195,8 @@ class _Worker:
 
     pid: int
     connection: Connection
-    dump: FileIO
-    """Where it writes its stacks on DUMP_SIGNAL."""
-    generation: int
+    dump: int
+    """File descriptor of a pipe to which it writes its stacks on DUMP_SIGNAL."""
     has_ended: bool = False
     """Whether it was ended; its process id may then belong to another process."""
 
@@ -219,7 +210,6 @@ class ProcessPool:
         self._server = server
         self._lock = threading.Lock()
         self._free: list[_Worker] = []
-        self._generation = 0
 
     @classmethod
     def start(cls, environment: object, close: Sequence[int] = ()) -> ProcessPool:
@@ -238,15 +228,12 @@ class ProcessPool:
         return [self._server.fileno()]
 
     def update(self, attributes: dict[str, bytes]) -> None:
-        """Set pickled attributes on the environment, for the processes that are leased from now on.
+        """Set pickled attributes on the environment, before a process is leased.
 
         Raises:
             CallFailed: an attribute cannot be unpickled in the fork server, or the fork server is gone.
         """
-        self._generation += 1
         failure = self._ask("update", attributes)
-        while self._free:
-            self._retire(self._free.pop())
         if isinstance(failure, Failure):
             raise CallFailed(failure)
 
@@ -256,14 +243,13 @@ class ProcessPool:
         Raises:
             CallFailed: no process can be started.
         """
-        while True:
-            try:
+        with suppress(IndexError):
+            while True:
                 worker = self._free.pop()
-            except IndexError:
-                return WorkerLease(self, self._spawn(), make)
-            if not worker.connection.poll():  # it has not ended
-                return WorkerLease(self, worker, make)
-            self._retire(worker)
+                if not worker.connection.poll():  # it has not ended
+                    return WorkerLease(self, worker, make)
+                self._retire(worker)
+        return WorkerLease(self, self._spawn(), make)
 
     def lease_idle(self, make: Callable[[object], object]) -> list[WorkerLease]:
         """Lease every process that runs and is not leased; none is started."""
@@ -285,7 +271,7 @@ class ProcessPool:
 
     def take_back(self, worker: _Worker, is_broken: bool) -> None:
         """Keep a worker for the next lease, or end it."""
-        if not is_broken and worker.generation == self._generation:
+        if not is_broken:
             with suppress(OSError):  # it has ended
                 worker.connection.send_bytes(b"")
                 self._free.append(worker)
@@ -308,23 +294,23 @@ class ProcessPool:
         if not worker.has_ended:
             self.end(worker)
         worker.connection.close()
-        worker.dump.close()
+        os.close(worker.dump)
 
     def _spawn(self) -> _Worker:
         ours, theirs = Pipe()
         reading, writing = os.pipe()
-        generation, pid = self._generation, None
         try:
             pid = self._ask("spawn", None, [theirs.fileno(), writing])
+            if not isinstance(pid, int):
+                raise CallFailed(Failure("crashed", f"crashed: no process can be started: {pid}"))
+        except BaseException:
+            ours.close()
+            os.close(reading)
+            raise
         finally:
             theirs.close()
             os.close(writing)
-            if not isinstance(pid, int):
-                ours.close()
-                os.close(reading)
-        if not isinstance(pid, int):
-            raise CallFailed(Failure("crashed", f"crashed: no process can be started: {pid}"))
-        return _Worker(pid, ours, FileIO(reading), generation)
+        return _Worker(pid, ours, reading)
 
     def _ask(self, command: str, value: object = None, fds: Sequence[int] = ()) -> Any:
         """The fork server's answer; the clock of the calling task is paused meanwhile.
@@ -368,7 +354,8 @@ class WorkerLease:
         """
         if self._is_released:
             raise RuntimeError("this lease was released")
-        request = _pickled((self._make, method, arguments), "was given")
+        with _passing("was given"):
+            request = pickle.dumps((self._make, method, arguments))
         with self._lock:
             if self._failure is not None:
                 raise CallFailed(self._failure)
@@ -383,10 +370,8 @@ class WorkerLease:
                 self._failure = self._failure or self._pool.end(self._worker)
             if answer is None or self._failure is not None:
                 raise CallFailed(self._failure or SERVER_GONE)
-        try:
+        with _passing("returned"):
             value, failure = pickle.loads(answer)
-        except Exception as error:
-            value, failure = None, _not_passed("returned", error)
         if failure is not None:
             raise CallFailed(failure)
         self._make = None
@@ -413,8 +398,9 @@ class WorkerLease:
                 return StackSummary()
             with suppress(ProcessLookupError):
                 os.kill(self._worker.pid, DUMP_SIGNAL)
-            poll, text, patience = select.poll(), b"", 2000
+            poll, text, part = select.poll(), b"", b"nothing yet"
             poll.register(self._worker.dump, select.POLLIN)
-            while poll.poll(patience) and (part := self._worker.dump.read(65536)):
-                text, patience = text + part, 50
+            while part and poll.poll(50 if text else 2000):
+                part = os.read(self._worker.dump, 1 << 16)
+                text += part
             return stack_of_dump(text.decode("ascii", "replace"), (__file__, _answered.__name__))

@@ -62,6 +62,17 @@ def is_users_file(filename: str) -> bool:
     return not _is_machinery(filename) and not _is_library(filename)
 
 
+NEEDS_TERMINAL = "needs a terminal, and a training has none: aitrain env play has one."
+REMEDIES = {
+    "BdbQuit": f"breakpoint() {NEEDS_TERMINAL}",  # of the debugger
+    "EOFError: EOF when reading a line": f"input() {NEEDS_TERMINAL}",
+    "ImportError: attempted relative import": "Name it as a module: --rl-env-module package.module",
+    "SystemExit: 2": "If it reads the command line, which is aitrain's: take settings as arguments of the constructor"
+    " (--rl-env-config).",  # of argparse
+}
+"""What to do, by the beginning of the description of an error."""
+
+
 def _remedy(error: BaseException) -> str:
     error = first_of_group(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -69,20 +80,9 @@ def _remedy(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)) and error.filename:
         file = Path(error.filename)
         return "" if file.is_absolute() else f"Looked for it from {Path.cwd()}.{there_is(file.name)}"
-    if isinstance(error, ImportError) and "no known parent package" in str(error):
-        return "Name it as a module, so that Python knows its package: --rl-env-module package.module"
     if isinstance(error, (NameError, AttributeError)) and isinstance(error.name, str):
         return did_you_mean(error.name, _names_beside(error)).strip()
-    if type(error).__name__ == "BdbQuit":  # of the standard library's bdb, which only a debugger imports
-        return "breakpoint() needs a terminal, and a training has none: aitrain env play has one."
-    if isinstance(error, EOFError) and "reading a line" in str(error):
-        return "input() needs a terminal, and a training has none: aitrain env play has one."
-    if isinstance(error, SystemExit) and _is_of_argparse(error):
-        return (
-            "It reads the command line, which is aitrain's: take settings as arguments of the constructor"
-            " (--rl-env-config)."
-        )
-    return ""
+    return next((text for start, text in REMEDIES.items() if describe_error(error).startswith(start)), "")
 
 
 def _names_beside(error: NameError | AttributeError) -> list[str]:
@@ -94,10 +94,6 @@ def _names_beside(error: NameError | AttributeError) -> list[str]:
     except Exception:  # of the user's __dir__ or __dict__, or there is no traceback
         return []
     return [*frame.f_locals, *frame.f_globals, *vars(builtins)]
-
-
-def _is_of_argparse(error: BaseException) -> bool:
-    return any(Path(frame.filename).name == "argparse.py" for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _is_machinery(filename: str) -> bool:
@@ -130,18 +126,16 @@ def stack_of_thread(thread: threading.Thread | None) -> StackSummary:
 def stack_of_awaitable(awaitable: Awaitable[object]) -> StackSummary:
     """The frames that a coroutine awaits; if it blocks its thread, or another one does so that it cannot begin, those
     of the thread."""
-    if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
-        loops = [thread for thread in threading.enumerate() if thread.name == LOOP_THREAD]
-        return next((stack for stack in map(stack_of_thread, loops) if users_line(stack)), StackSummary())
     frames: list[tuple[FrameType, int]] = []
     inner: object = awaitable
     while (frame := getattr(inner, "cr_frame", None)) is not None:
         frames.append((frame, frame.f_lineno))
         inner = getattr(inner, "cr_await", None)
-    for innermost in sys._current_frames().values() if frames else ():
-        thread = _thread_frames(innermost)
-        if any(frame is frames[-1][0] for frame, _ in thread):
-            return StackSummary.extract(iter(thread))
+    is_new = inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED
+    for thread in [thread for thread in threading.enumerate() if thread.name == LOOP_THREAD]:
+        stack = _thread_frames(sys._current_frames().get(thread.ident or 0))
+        if is_new or any(frame is frames[-1][0] for frame, _ in stack if frames):
+            return StackSummary.extract(iter(stack))
     return StackSummary.extract(iter(frames))
 
 

@@ -1,7 +1,7 @@
 """A model that plays environments outside of training, with the engine, limits and episodes of a run.
 
 `python -m aitrain.jobs.env_model REQUEST` is `aitrain env check` with --tokenizer or --model: the checks of
-workbench/check/process.py, and those that render prompts as the model sees them, or let the model answer.
+workbench/check/registry.py, and those that render prompts as the model sees them, or let the model answer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import check_chat_template
 from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.training.model import load_policy, load_tokenizer, model_path
-from aitrain.workbench.check import process
-from aitrain.workbench.check.registry import EnvCheck
+from aitrain.workbench.check import registry
+from aitrain.workbench.check.process import Message
+from aitrain.workbench.check.registry import EnvCheck, Send
 from aitrain.workbench.check.subject import EnvFinding, NotCheckedError, Subject
 from aitrain.workbench.opening import OpenedEnvironment, spread
 from aitrain.workbench.player import JUNK
@@ -69,7 +70,7 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRu
 # -- env check
 
 
-def check(request: process.Message, send: process.Send) -> None:
+def check(request: Message, send: Send) -> None:
     """Run all checks with the tokenizer of the request's model, and if asked for, with its answers.
 
     Raises:
@@ -80,18 +81,18 @@ def check(request: process.Message, send: process.Send) -> None:
     more = [EnvCheck("tokenizer", "prompts are rendered and fit", partial(prompts, chat), "rows")]
     if request["answers"]:
         more.append(EnvCheck("model", "the model's scores differ", answers))
-    process.check(request, send, chat.tokenizer, more)
+    registry.check(request, send, chat.tokenizer, more)
 
 
 def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
     """Prompts are rendered by the chat template, and leave room for an answer."""
     opened = subject.play((case, JUNK) for case in subject.sample)
-    tools, is_chat = opened[0].reset.tools, not isinstance(opened[0].prompt, str)
+    tools, is_chat = opened[0].session.reset.tools, not isinstance(opened[0].prompt, str)
     try:
         if is_chat:
             episode_format(subject.opened.environment, chat, is_chat)
         asked: list[Prompt] = [case.prompt for case in spread(subject.cases, PROMPTS) if case.prompt]
-        if any(episode.reset.prompt is not None for episode in opened):
+        if any(episode.session.reset.prompt is not None for episode in opened):
             asked = [episode.prompt for episode in opened if episode.prompt]
         if not asked:
             raise NotCheckedError("no episode could be opened")
@@ -156,4 +157,4 @@ def answers(subject: Subject) -> Iterator[EnvFinding]:
 
 
 if __name__ == "__main__":
-    process.main(check)
+    registry.main(check)

@@ -25,7 +25,7 @@ from aitrain.environment.session import (
 from aitrain.environment.thoughts import thought_of, without_thought
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.rollout.chat_format import ChatFormat, Schemas
+from aitrain.rollout.chat_format import ChatFormat, Schemas, as_messages
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Leave, OutOfRepliesError
 from aitrain.rollout.limits import EndOfTurn, Limits
@@ -48,9 +48,6 @@ LIMITS = {
 
 Row = tuple[Case, int, EpisodeSeeds | None]
 """A case, the environment's seed, and the seeds of the completions."""
-
-Sample = Callable[[ChatFormat, Trajectory, int, int | None], Coroutine[Any, Any, None]]
-"""Samples a turn of the policy: chat format, trajectory that it is appended to, maximum tokens, seed."""
 
 
 @dataclass(eq=False)
@@ -97,8 +94,7 @@ class Episode:
     @property
     def conversation(self) -> list[Message]:
         """All messages, beginning with the prompt; a prompt that is a string as a message of the user."""
-        asked = [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
-        return [*asked, *self.messages]
+        return [*as_messages(self.prompt), *self.messages]
 
     @property
     def transcript(self) -> Transcript:
@@ -158,13 +154,13 @@ class Rollout:
     ) -> list[Episode]:
         """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
         environment's, `sampling_seeds` the policy's (None: the engine's own random numbers)."""
-        limit = self.runner.episodes_at_once
         sampling = [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
-        count, episodes = max(1, len(cases)), list[Episode]()  # without cases too, as ranks may generate together
-        with self.clock.running("rollout"), activity.own.rollout(len(cases)) as played:
-            rows = list(zip(cases, seeds, sampling, strict=True))
-            for start in range(0, count, limit or count):
-                episodes += await self._play_part(rows[start : start + (limit or count)], decoding, played)
+        rows, episodes = list(zip(cases, seeds, sampling, strict=True)), list[Episode]()
+        count = max(1, len(rows))  # without cases too, as ranks may generate together
+        limit = self.runner.episodes_at_once or count
+        with self.clock.running("rollout"), activity.own.rollout(len(rows)) as played:
+            for start in range(0, count, limit):
+                episodes += await self._play_part(rows[start : start + limit], decoding, played)
         return episodes
 
     async def _play_part(self, rows: Sequence[Row], decoding: Decoding, played: PlayedEpisodes) -> list[Episode]:
@@ -234,8 +230,7 @@ class Rollout:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, session, limits = episode.trajectory, episode.session, self.limits.of(episode.case.env)
 
-        async def sample(chat: ChatFormat, trajectory: Trajectory, room: int, seed: int | None) -> None:
-            await sample_turn(self.engine, chat, trajectory, GenerationRequest([], room, None, decoding, index), seed)
+        request = GenerationRequest([], 0, decoding=decoding, index=index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
             """The environment's response; its untrained conversations are answered until it continues the trained
@@ -246,18 +241,19 @@ class Rollout:
                 _check(session)
                 if response.untrained is None:
                     return response
-                turn = await self._answer(session, response.untrained, sample)
+                turn = await self._answer(session, response.untrained, request)
 
         try:
             with _failures_of(episode):
                 if session.reset.untrained is not None:
-                    response = await respond(await self._answer(session, session.reset.untrained, sample))
+                    response = await respond(await self._answer(session, session.reset.untrained, request))
                     session.reset = response.reset or ResetResult()
                     self._render_prompt(episode)
                 while trajectory.stop is None:
                     room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                    own_seed = None if session.sampling is None else session.sampling.seed
-                    await sample(self._chat_of(episode), trajectory, room, own_seed)
+                    seed = None if session.sampling is None else session.sampling.seed
+                    turn = replace(request, max_tokens=room)
+                    await sample_turn(self.engine, self._chat_of(episode), trajectory, turn, seed)
                     response = await respond(self._read(episode))
                     trajectory.stop = self._apply(episode, response)
                 is_cut_off = trajectory.stop in LIMITS and not response.is_over
@@ -284,14 +280,14 @@ class Rollout:
         """The chat format; a prompt that is a string has no template, and so no thoughts."""
         return self.chat if episode.is_chat else replace(self.chat, thoughts=None)
 
-    async def _answer(self, session: EnvSession, chat: UntrainedChat, sample: Sample) -> AssistantTurn:
+    async def _answer(self, session: EnvSession, chat: UntrainedChat, request: GenerationRequest) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
         ids = self.chat.prompt_ids(list(chat.messages), chat.tools)
         room = self.limits.of(session.case.env).room(len(ids), 0)
         if room < 1:
             return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
-        said = Trajectory(ids)
-        await sample(self.chat, said, room, None if session.sampling is None else session.sampling.next_call())
+        said, seed = Trajectory(ids), None if session.sampling is None else session.sampling.next_call()
+        await sample_turn(self.engine, self.chat, said, replace(request, max_tokens=room), seed)
         _, turn = self.chat.read(said.ids, ids, chat.tools, self.end.eos_ids)
         return replace(turn, usage=TokenUsage(len(ids), len(said.ids), not said.ended_by_policy))
 
@@ -375,15 +371,12 @@ def _failures_of(episode: Episode) -> Iterator[None]:
     try:
         yield
     except CallFailed as error:
-        failure = error.failure
+        episode.session.failure, episode.trajectory.stop = error.failure, "env_error"
     except EnvironmentFailed as error:
-        failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+        episode.session.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+        episode.trajectory.stop = "env_error"
     except OutOfRepliesError:
         episode.trajectory.stop = "out_of_replies"
-        return
-    else:
-        return
-    episode.session.failure, episode.trajectory.stop = failure, "env_error"
 
 
 def _check(session: EnvSession) -> None:

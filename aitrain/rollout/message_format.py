@@ -1,4 +1,4 @@
-"""Conversations as messages instead of tokens, for models behind a chat API.
+"""Conversations as messages instead of tokens, for models behind a chat API, and for replies that are written.
 
 A token id stands for a whole message or prompt: it is an index of the format's table. A completion has as many ids as
 the API has counted tokens, so that records, limits and token counts are those of any other engine.
@@ -12,9 +12,9 @@ from typing import Any
 
 from aitrain.environment.contract import Prompt
 from aitrain.environment.dataset import canonical_text
-from aitrain.environment.session import Message
+from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import EnvironmentFailed
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas, as_messages
 
 FILLER = 0
 """Token id without a message; the first one of `EndOfTurn.eos_ids`."""
@@ -26,22 +26,23 @@ class ChatPart:
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
+    is_answer: bool = False
+    turn: AssistantTurn | None = None
+    """An answer as the environment gets it, if it is not to be parsed."""
 
 
 class NotBehindAPI:
-    """The tokenizer, or the model itself, in the place of that of a model behind an API; every use raises."""
+    """In the place of a tokenizer, or of a model, that is not there, such as behind an API; every use raises."""
 
     pad_token_id: int | None = FILLER
 
-    def __init__(self, what: str = "tokenizer") -> None:
-        self._what = what
+    def __init__(self, what: str = "tokenizer", why: str = "an address has none") -> None:
+        self._what, self._why = what, why
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise EnvironmentFailed(
-            f"The environment uses the {self._what} ({self._what}.{name}), and an address has none."
-        )
+        raise EnvironmentFailed(f"The environment uses the {self._what} ({self._what}.{name}): {self._why}.")
 
     def __call__(self, *arguments: object, **keywords: object) -> Any:
         """The tokenizer's own call."""
@@ -60,8 +61,7 @@ class MessageFormat(ChatFormat):
 
     def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
         """One id, for the whole prompt, and no text, as the server renders it; a string is a message of the user."""
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return "", [self._add(ChatPart(tuple(asked), tuple(tools)))]
+        return "", [self._add(ChatPart(tuple(as_messages(prompt)), tuple(tools)))]
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
         """One id, for all messages that follow a completion."""
@@ -71,7 +71,10 @@ class MessageFormat(ChatFormat):
 
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """The message of a completion, with its tool calls."""
-        message = self.conversation(ids)[0][0] if ids else {"role": "assistant", "content": ""}
+        answer = self.parts[ids[0]] if ids else ChatPart(({"role": "assistant", "content": ""},))
+        message = answer.messages[0]
+        if answer.turn is not None:
+            return message, answer.turn
         if not tools:
             message = {name: value for name, value in message.items() if name != "tool_calls"}
         return self._parsed(message, tools)  # a server without a parser of tool calls leaves them in the text
@@ -79,9 +82,13 @@ class MessageFormat(ChatFormat):
     def check_tools(self) -> None:
         """No-op: the API refuses tools that its model cannot use."""
 
-    def completion_ids(self, message: Message, tokens: int) -> list[int]:
-        """Ids of a message that the API has sent, as many as its tokens."""
-        return [self._add(ChatPart((message,))), *[FILLER] * (tokens - 1)]
+    def completion_ids(self, message: Message, tokens: int = 1, turn: AssistantTurn | None = None) -> list[int]:
+        """Ids of an answer, as many as its tokens."""
+        return [self._add(ChatPart((message,), is_answer=True, turn=turn)), *[FILLER] * (tokens - 1)]
+
+    def answers(self, ids: Sequence[int]) -> int:
+        """How many of the ids stand for answers."""
+        return sum(self.parts[one].is_answer for one in ids)
 
     def conversation(self, ids: Sequence[int]) -> tuple[list[Message], list[dict[str, Any]]]:
         """The messages and the tools that ids stand for."""

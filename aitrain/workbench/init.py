@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import re
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 KINDS = ("plain", "multi_turn", "tools", "tools_with_state", "service", "judges")
 """The templates: KIND.py.txt and its test, KIND_test.py.txt."""
 
-_RESERVED = {"aitrain", "conftest", "envs", "setup", "test"}
+RESERVED = {"aitrain", "conftest", "envs", "setup", "test"}
 """Names that are not installed modules, but mean something to aitrain or to pytest."""
 
 
@@ -29,14 +28,14 @@ def write_environment(name: str, kind: str, folder: Path) -> tuple[Path, Path]:
         why = f"{name} is {'a word of Python' if keyword.iskeyword(name) else 'not the name of a Python module'}"
     elif name.startswith(("_", "test_")) or name.endswith("_test"):
         why = f"pytest or Python would take {name}.py for something else"
-    elif _is_module(name):
+    elif name in RESERVED or name in sys.stdlib_module_names or installed(name) is not None:
         why = f"{name}.py would hide the module {name}"
     if why:
-        raise ConfigError(f"NAME: {why}\nTry: aitrain env init {_as_name(stem)}")
+        raise ConfigError(f"NAME: {why}\nTake another one, such as: aitrain env init my_task")
     files = folder / f"{name}.py", folder / f"test_{name}.py"
     for path in (*files, folder / name):
         if path.exists() or path.is_symlink():
-            raise ConfigError(f"{path.name} exists here, and is left as it is\nTake another name: {_other_name(name)}")
+            raise ConfigError(f"{path.name} exists here, and is left as it is\nTake another name.")
     class_name = "".join(part[0].upper() + part[1:] for part in name.split("_") if part)
     for path, template in zip(files, (f"{kind}.py.txt", f"{kind}_test.py.txt"), strict=True):
         text = (TEMPLATES / template).read_text(encoding="utf-8")
@@ -46,19 +45,3 @@ def write_environment(name: str, kind: str, folder: Path) -> tuple[Path, Path]:
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     return files
-
-
-def _is_module(name: str) -> bool:
-    """Whether Python, aitrain or pytest knows a module of this name."""
-    return name in _RESERVED or name in sys.stdlib_module_names or installed(name) is not None
-
-
-def _as_name(text: str) -> str:
-    """A name like the text: `my-task 2` becomes my_task_2."""
-    name = re.sub(r"\W+", "_", text.rsplit("/", 1)[-1]).strip("_").lower().removeprefix("test_").removesuffix("_test")
-    name = name if name.isidentifier() else f"task_{name}".rstrip("_")
-    return _other_name(name) if keyword.iskeyword(name) or _is_module(name) else name
-
-
-def _other_name(name: str) -> str:
-    return "my_task" if name == "test" else f"my_{name}"  # pytest takes my_test.py for tests

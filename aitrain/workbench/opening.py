@@ -10,8 +10,8 @@ from aitrain.environment.contract import Case, check_contract, check_methods
 from aitrain.environment.dataset import Datasets, build_cases, columns, number_apart
 from aitrain.environment.loader import errors_of, find_env, load_env, locate_environments
 from aitrain.environment.requirements import with_requirements
-from aitrain.errors import EnvironmentFailed
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.message_format import NotBehindAPI
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,8 @@ def spread(cases: Sequence[Case], count: int) -> list[Case]:
     return [cases[int(number * step)] for number in range(min(count, len(cases)))]
 
 
-class NoTokenizer:
-    """The `tokenizer` argument of an environment that is opened without one; every use raises."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise EnvironmentFailed(f"The environment uses the tokenizer (tokenizer.{name}): name one with --tokenizer")
-
-    def __call__(self, *arguments: object, **keywords: object) -> object:
-        """The tokenizer's own call."""
-        return self.call
+NO_TOKENIZER = NotBehindAPI("tokenizer", "name one with --tokenizer")
+"""The `tokenizer` argument of an environment that is opened without one."""
 
 
 def construct(config: TrainConfig) -> object:
@@ -103,6 +94,6 @@ def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple
 
 
 def _built(environment: object, tokenizer: object | None) -> Datasets:
-    built = build_cases(environment, tokenizer or NoTokenizer())
+    built = build_cases(environment, tokenizer or NO_TOKENIZER)
     check_contract(environment, columns(built))
     return built

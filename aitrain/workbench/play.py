@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import Limits
+from aitrain.rollout.message_format import MessageFormat, NotBehindAPI
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import (
@@ -35,7 +35,6 @@ from aitrain.workbench.player import (
     JUNK,
     NO_END,
     Conversation,
-    MessageFormat,
     Policy,
     Script,
     WrittenReplies,
@@ -74,14 +73,12 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
     """
     console = Console(highlight=False, quiet=options.as_json)
     case = chosen_case(opened.all_cases, options.case)
-    title = f"{type(opened.environment).__name__}, case {case.number} of {len(opened.all_cases)}"
-    title += f" (case_idx {case.case_idx})" if is_named(case) else ""
-    title += f", seed {options.seed}; template and tokens of {view.name}"
-    console.print(Text(escape_controls(title), style="dim"), soft_wrap=True)
-    own, inner, who = view.chat, rollout.chat, options.policy
+    title = f"{type(opened.environment).__name__}, {case_name(case)} of {len(opened.all_cases)}, seed {options.seed}"
+    console.print(Text(escape_controls(f"{title}; template and tokens of {view.name}"), style="dim"), soft_wrap=True)
+    model = view.chat
     shown = ShownFormat(
-        own.tokenizer, own.template, own.options, own.support, inner.thoughts, inner.thinking,
-        inner=inner, console=console, who=who,
+        model.tokenizer, model.template, model.options, model.support, inner=rollout.chat, console=console,
+        who=options.policy, thoughts=rollout.chat.thoughts, thinking=rollout.chat.thinking,
     )  # fmt: skip
     rollout = replace(rollout, chat=shown)
     rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
@@ -115,9 +112,9 @@ def chosen_case(cases: Sequence[Case], wanted: str) -> Case:
     return found[0]
 
 
-def is_named(case: Case) -> bool:
-    """Whether the environment has a name of its own for the case."""
-    return str(case.case_idx) != str(case.number)
+def case_name(case: Case) -> str:
+    """`case 3`, with the environment's own name if it has one: `case 3 (case_idx c3)`."""
+    return f"case {case.number}" + ("" if str(case.case_idx) == str(case.number) else f" (case_idx {case.case_idx})")
 
 
 # -- what passes between the policy and the environment
@@ -184,11 +181,11 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
         EnvironmentFailed: `reference` failed.
     """
     case = chosen_case(opened.all_cases, options.case)
-    person, chat = Person(Console(highlight=False)), MessageFormat()
+    person, chat = Person(Console(highlight=False)), MessageFormat(NotBehindAPI())
     policy = person if options.policy == "person" else _policy(opened.environment, case, options)
     runner = start_runner(opened.environment, config)
     runner.offer(NoModel(), tokenizer)
-    runner.on_messages = lambda session, _: person.begin(session.reset)
+    runner.on_messages = lambda session, _: setattr(person, "reset", session.reset)
     return Rollout(
         runner, WrittenReplies(chat, defaultdict(lambda: policy)), chat, Limits(config.rl_max_turns, 1), NO_END
     )
@@ -232,10 +229,8 @@ def read_script(path: Path) -> Script:
 
 # -- a person
 
-QUOTES = '"""'
-"""A line that begins and ends an answer with empty lines in it."""
-HINT = f"Type the answer; an empty line ends it. Put {QUOTES} around one with empty lines.\nCtrl-D ends the episode."
-TOOL_HINT = "Call a tool with: tool NAME key=value (values are JSON, else text). Tools:"
+HINT = "Type the answer; an empty line ends it. Ctrl-D ends the episode."
+TOOL_HINT = 'Call a tool with: {"name": ..., "arguments": {...}}. Tools:'
 
 
 @dataclass
@@ -245,81 +240,24 @@ class Person:
     console: Console
     reset: ResetResult = field(default_factory=ResetResult)
 
-    def begin(self, reset: ResetResult) -> None:
-        """Note the tools of the episode."""
-        self.reset = reset
-
     def __call__(self, said: Conversation) -> str | None:
         """The next answer."""
-        if said.answers == 0 and sys.stdin.isatty():
+        is_terminal, lines = sys.stdin.isatty(), list[str]()
+        if said.answers == 0 and is_terminal:
             import readline  # noqa: F401  # input() then edits lines and has a history
 
-            self._say(HINT)
-            if self.reset.runs_tools:
-                self._say("\n  ".join([TOOL_HINT, *map(signature, self.reset.tools)]))
-        while True:
-            typed = self._read()
-            if typed is None or not self.reset.runs_tools:
-                return typed
-            try:
-                return written(typed)
-            except ValueError as problem:
-                self._say(str(problem))
-
-    def _say(self, text: str) -> None:
-        self.console.print(Text(escape_controls(text), style="dim"), soft_wrap=True)
-
-    def _read(self) -> str | None:
-        """Lines up to an empty one, or all lines between two lines of quotes; None at the end of the input."""
-        lines: list[str] = []
-        end = ""
-        while True:
-            try:
-                line = clean(input(("> " if not lines and not end else ". ") if sys.stdin.isatty() else ""))
-            except EOFError:
-                if sys.stdin.isatty():
-                    print()  # Ctrl-D leaves the cursor behind the prompt
-                return "\n".join(lines) if lines else None
-            if not end and not lines and line.strip() == QUOTES:
-                end = QUOTES
-            elif line.strip() == end:
-                return "\n".join(lines)
-            else:
+            hints = [TOOL_HINT, *map(signature, self.reset.tools)] if self.reset.runs_tools else []
+            self.console.print(Text(escape_controls("\n  ".join([HINT, *hints])), style="dim"), soft_wrap=True)
+        try:
+            while (line := clean(input("> " if is_terminal else ""))).strip():
                 lines.append(line)
-
-
-def written(typed: str) -> str:
-    """The answer as a model writes it: `tool NAME key=value` lines and JSON calls become <tool_call> blocks.
-
-    Raises:
-        ValueError: a call cannot be read; the text says why.
-    """
-    value = _value(typed)
-    if isinstance(value, dict):
-        return _call(value) if "name" in value else typed
-    return "\n".join(_call(_command(line)) if line.split()[:1] == ["tool"] else line for line in typed.split("\n"))
-
-
-def _call(call: dict[str, object]) -> str:
-    return f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
-
-
-def _command(line: str) -> dict[str, object]:
-    try:
-        words = shlex.split(line)[1:]
-    except ValueError as error:
-        raise ValueError(f"{line}: {error}") from None
-    pairs = [word.partition("=") for word in words[1:]]
-    if not words or not all(name and equals for name, equals, _ in pairs):
-        raise ValueError(f"{line}: write tool NAME key=value key=value")
-    return {"name": words[0], "arguments": {name: _value(value) for name, _, value in pairs}}
-
-
-def _value(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        except EOFError:
+            if is_terminal:
+                print()  # Ctrl-D leaves the cursor behind the prompt
+            if not lines:
+                return None
+        text = "\n".join(lines)
+        return f"<tool_call>{text}</tool_call>" if self.reset.runs_tools and text.startswith("{") else text
 
 
 def signature(schema: ToolJson) -> str:
@@ -327,8 +265,8 @@ def signature(schema: ToolJson) -> str:
     function = schema.get("function", schema)
     parameters = function.get("parameters") or {}
     required = parameters.get("required") or ()
-    arguments = (
-        f"{name}{'' if name in required else '?'}" + (f": {kind}" if isinstance(kind := each.get("type"), str) else "")
-        for name, each in islice((parameters.get("properties") or {}).items(), 20)
-    )
+    arguments = [
+        f"{name}{'' if name in required else '?'}: {each.get('type', 'any')}"
+        for name, each in (parameters.get("properties") or {}).items()
+    ]
     return f"{function.get('name')}({', '.join(arguments)})"

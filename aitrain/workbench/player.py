@@ -7,20 +7,20 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from aitrain.environment.contract import Case, Prompt, ScoreResult, call_reference
+from aitrain.environment.contract import Case, ScoreResult, call_reference
 from aitrain.environment.runner import EnvRunner, score_groups, start_runner
-from aitrain.environment.session import AssistantTurn, Group, GroupMember, Message, ResetResult
-from aitrain.environment.tool_call_parser import read_calls
+from aitrain.environment.session import Group, Message
 from aitrain.execution.failure import Failure
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
+from aitrain.rollout.chat_format import ParsedTurn
 from aitrain.rollout.engine import Completion, GenerationRequest, Leave, OutOfRepliesError
-from aitrain.rollout.episode import Rollout
+from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
 
 JUNK_TEXT = "qwzx jjkp 0x1f ~~ lorem vv"
 """An answer without meaning: no words of a task, no number, no format."""
@@ -102,52 +102,6 @@ def reference_of(environment: Any, case: Case) -> Script | None:
 # -- the engine of written replies
 
 
-def as_messages(prompt: Prompt) -> list[Message]:
-    """A prompt as messages: one that is a string is a message of the user."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-@dataclass(frozen=True)
-class MessageFormat(ChatFormat):
-    """A chat format in which each message and each reply is one token."""
-
-    tokenizer: Any = None
-    vocabulary: list[Message | str | ParsedTurn] = field(default_factory=list)
-
-    def token(self, entry: Message | str | ParsedTurn) -> int:
-        """A new token."""
-        self.vocabulary.append(entry)
-        return len(self.vocabulary) - 1
-
-    def conversation(self, ids: Sequence[int]) -> Conversation:
-        """What the tokens stand for."""
-        said: list[Any] = [self.vocabulary[token] for token in ids]
-        messages = [one[0] if isinstance(one, tuple) else one for one in said]
-        return Conversation(messages, sum(isinstance(one, tuple) for one in said))
-
-    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
-        """The tokens of its messages."""
-        return "", list(map(self.token, as_messages(prompt)))
-
-    def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
-        """The tokens of the messages."""
-        return list(map(self.token, messages))
-
-    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
-        """The reply that the token stands for; its calls are parsed if the environment's tools are run."""
-        reply: Any = self.vocabulary[ids[0]]
-        if isinstance(reply, str):
-            content, calls = read_calls(reply) if tools else (reply, [])
-            parts = {"tool_calls": [call.as_message_part() for call in calls]} if calls else {}
-            message = {"role": "assistant", "content": content, **parts}
-            reply = self.vocabulary[ids[0]] = message, AssistantTurn(content, tuple(calls))
-        answer: ParsedTurn = reply
-        return answer
-
-    def check_tools(self) -> None:
-        """No-op: there is no template."""
-
-
 @dataclass(frozen=True)
 class WrittenReplies:
     """An engine whose completions are the replies of policies, by the sampling seeds of the episodes; untrained
@@ -163,10 +117,14 @@ class WrittenReplies:
             OutOfRepliesError: it has none left.
         """
         policy = self.policies[-1 if request.seed is None else request.seed.seed]
-        reply = policy(self.chat.conversation(request.prompt_ids))
+        messages, _ = self.chat.conversation(request.prompt_ids)
+        reply = policy(Conversation(messages, self.chat.answers(request.prompt_ids)))
         if reply is None:
             raise OutOfRepliesError
-        return Completion([self.chat.token(reply)])
+        if isinstance(reply, str):
+            return Completion(self.chat.completion_ids({"role": "assistant", "content": reply}))
+        message, turn = reply
+        return Completion(self.chat.completion_ids(message, turn=turn))
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
@@ -174,7 +132,7 @@ class WrittenReplies:
         yield lambda: None
 
 
-NO_END = EndOfTurn([0])
+NO_END = EndOfTurn([FILLER])
 """What rollouts of written replies need in place of token ids that end an answer."""
 
 
@@ -190,52 +148,16 @@ class Play:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class PlayedEpisode:
-    """An episode that was played and scored."""
+def heard(episode: Episode) -> list[object]:
+    """What the environment said in an episode, after the row's prompt."""
+    told = [message["content"] for message in episode.messages if message["role"] != "assistant"]
+    return [*(message["content"] for message in episode.session.reset.messages), *told]
 
-    play: Play
-    reset: ResetResult
-    prompt: Prompt
-    messages: list[Message]
-    """Messages of the policy and the environment, from the first answer on."""
-    member: GroupMember
-    """The episode as `score_group` gets it."""
-    stop: str
-    """One of STOPS, or out_of_replies (the policy had none left)."""
-    seconds: float
-    """Seconds of the environment's calls together."""
 
-    @property
-    def result(self) -> ScoreResult:
-        """Score, metrics and failure."""
-        return self.member.result
-
-    @property
-    def score(self) -> float | None:
-        """The score; None if there is none."""
-        return self.result.score
-
-    @property
-    def failure(self) -> Failure | None:
-        """What failed; None if nothing did."""
-        return self.result.failure
-
-    @property
-    def replies(self) -> list[str]:
-        """The texts of the policy's answers."""
-        return [str(message["content"]) for message in self.messages if message["role"] == "assistant"]
-
-    @property
-    def heard(self) -> list[object]:
-        """What the environment said, from the prompt on."""
-        told = [message["content"] for message in self.messages if message["role"] != "assistant"]
-        return [*(message["content"] for message in self.reset.messages), *told]
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether the score says nothing about the reply: a service failed, or the environment left it out."""
-        return is_of_service(self.failure) or (self.score is None and self.failure is None)
+def replied(episode: Episode) -> list[str]:
+    """The texts of the policy's answers, or their calls."""
+    answers = [message for message in episode.messages if message["role"] == "assistant"]
+    return [str(message["content"] or message.get("tool_calls") or "") for message in answers]
 
 
 _SERVICE_ERROR = re.compile(
@@ -243,6 +165,12 @@ _SERVICE_ERROR = re.compile(
     r"|(?:bad gateway|gateway time-?out)|connection (?:refused|reset|aborted)"
 )
 """What an exception of the user's own says if a service failed."""
+
+
+def is_unknown(episode: Episode) -> bool:
+    """Whether the score says nothing about the reply: a service failed, or the environment left it out."""
+    failure = episode.result.failure
+    return is_of_service(failure) if failure else episode.result.score is None
 
 
 def is_of_service(failure: Failure | None) -> bool:
@@ -260,28 +188,17 @@ class Player:
         self._limits = Limits(config.rl_max_turns, turn_tokens=1)
         self._loop = EventLoop()
 
-    def play(self, plays: Sequence[Play]) -> list[PlayedEpisode]:
+    def play(self, plays: Sequence[Play]) -> list[Episode]:
         """Play the episodes, and score them; failures of the environment are in the results."""
-        chat = MessageFormat()
+        chat = MessageFormat(NotBehindAPI())
         engine = WrittenReplies(chat, defaultdict(lambda: EMPTY, enumerate(play.policy for play in plays)))
         rollout = Rollout(self.runner, engine, chat, self._limits, NO_END)
         cases, seeds = [play.case for play in plays], [play.seed for play in plays]
-        return [
-            PlayedEpisode(
-                play,
-                one.session.reset,
-                one.prompt,
-                one.messages,
-                one.as_member,
-                one.stop,
-                one.session.seconds,
-            )
-            for play, one in zip(plays, self._loop.run(rollout.play(cases, seeds, range(len(plays)))), strict=True)
-        ]
+        return self._loop.run(rollout.play(cases, seeds, range(len(plays))))
 
-    def score_groups(self, groups: Sequence[Sequence[PlayedEpisode]]) -> list[list[ScoreResult]]:
+    def score_groups(self, groups: Sequence[Sequence[Episode]]) -> list[list[ScoreResult]]:
         """The scores of episodes that `score_group` compares, each group of one case."""
-        wanted = [Group(group[0].play.case, [episode.member for episode in group]) for group in groups]
+        wanted = [Group(group[0].case, [episode.as_member for episode in group]) for group in groups]
         return self._loop.run(score_groups(self.runner, wanted))
 
     def close(self) -> None:

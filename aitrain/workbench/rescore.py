@@ -1,34 +1,36 @@
 """`aitrain env rescore`: applies today's scorer to the saved episodes of a run. Episodes of several turns are replayed
-with the saved answers, as long as the environment says what it said then."""
+with the saved answers, and count if the environment says what it said then."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import asdict, dataclass
+from itertools import chain, groupby, repeat
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from aitrain.environment.contract import Case, ScoreResult, env_kind
 from aitrain.environment.runner import NoModel, start_runner
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.environment.session import AssistantTurn, Message
+from aitrain.environment.session import AssistantTurn
 from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ParsedTurn
-from aitrain.runs.json_values import JsonObject, as_object, as_objects, as_text
+from aitrain.rollout.chat_format import ParsedTurn, as_messages
+from aitrain.rollout.episode import Episode
+from aitrain.runs.json_values import as_object, as_objects, as_text
 from aitrain.runs.rollout_record import RolloutRecord, row_columns
 from aitrain.runs.run_folder import to_jsonable
 from aitrain.runs.statistics import weighted_mean
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.player import Conversation, Play, PlayedEpisode, Player, as_messages
+from aitrain.workbench.player import Conversation, Play, Player
 from aitrain.workbench.view import show_heading, show_text
 
 BATCH = 256
@@ -79,138 +81,126 @@ def rescore(
     runner, known = start_runner(opened.environment, config), {case.number: case for case in opened.all_cases}
     runner.offer(NoModel(), tokenizer)
     with closing(Player(opened.environment, config, runner)) as player:
-        for batch in _batches(records):
-            replays = [Replay(record) for record in batch]
-            plays = [replay.play(opened.environment, known) for replay in replays]
-            ready = {place: play for place, play in enumerate(plays) if isinstance(play, Play)}
-            played = dict(zip(ready, player.play(list(ready.values())), strict=True))
-            problems = [play if isinstance(play, str) else "" for play in plays]
-            results = [played[place].result if place in played else ScoreResult(None) for place in range(len(batch))]
-            for place, episode in played.items():
-                problems[place] = replays[place].problem(episode)
+        for groups in _batches(records):
+            replays = [[Replay(record, opened.environment, known) for record in group] for group in groups]
+            ready = [replay for group in replays for replay in group if not replay.problem]
+            played = player.play([Play(replay.case, replay, replay.record.seed or 0) for replay in ready])
+            for replay, episode in zip(ready, played, strict=True):
+                replay.end(episode)
             if runner.scores_groups:
-                groups: dict[tuple[object, ...], list[int]] = {}
-                for place, record in enumerate(batch):
-                    groups.setdefault(_group_key(record), []).append(place)
-                whole = [places for places in groups.values() if not any(problems[place] for place in places)]
-                scored = player.score_groups([[played[place] for place in places] for places in whole])
-                for places, own in zip(whole, scored, strict=True):
-                    for place, result in zip(places, own, strict=True):
-                        results[place] = result
-                for place in {place for places in groups.values() if places not in whole for place in places}:
-                    problems[place] = problems[place] or INCOMPLETE
-            for record, play, problem, result in zip(batch, plays, problems, results, strict=True):
-                failure = result.failure
-                yield RescoredEpisode(
-                    record.step,
-                    record.eval_phase,
-                    record.row_number,
-                    record.case_idx,
-                    record.score,
-                    None if problem else result.score,
-                    problem,
-                    "" if failure is None or problem else f"{failure.place} {failure.message}".strip(),
-                    not problem and isinstance(play, Play) and known.get(play.case.number) is not play.case,
-                    as_text(as_messages(record.prompt)[-1].get("content"))[:EXCERPT] if record.prompt else "",
-                    record.completion[:EXCERPT],
-                    record.environment,
-                )
+                _score_groups(player, replays)
+            yield from (replay.rescored for group in replays for replay in group)
 
 
-def _group_key(record: RolloutRecord) -> tuple[object, ...]:
-    return record.step, record.eval_phase, record.group, record.row_number if record.eval_phase else None
+def _score_groups(player: Player, groups: Sequence[Sequence[Replay]]) -> None:
+    incomplete = [group for group in groups if any(replay.problem for replay in group)]
+    whole = [group for group in groups if group not in incomplete]
+    for replay in chain(*incomplete):
+        replay.problem = replay.problem or INCOMPLETE
+    scored = player.score_groups([[one.episode for one in group if one.episode] for group in whole])
+    for replay, result in zip(chain(*whole), chain(*scored), strict=True):
+        replay.result = result
 
 
-def _batches(records: Iterable[RolloutRecord]) -> Iterator[list[RolloutRecord]]:
-    """Batches of about BATCH records, of whole groups."""
-    batch: list[RolloutRecord] = []
-    for _, group in groupby(records, _group_key):
-        batch += group
-        if len(batch) >= BATCH:
+def _batches(records: Iterable[RolloutRecord]) -> Iterator[list[list[RolloutRecord]]]:
+    """Batches of about BATCH records, in whole groups."""
+
+    def group_of(record: RolloutRecord) -> tuple[object, ...]:
+        return record.step, record.eval_phase, record.group, record.row_number if record.eval_phase else None
+
+    batch: list[list[RolloutRecord]] = []
+    for _, group in groupby(records, group_of):
+        batch.append(list(group))
+        if sum(map(len, batch)) >= BATCH:
             yield batch
             batch = []
     yield batch
 
 
-@dataclass
 class Replay:
-    """A policy that gives the answers of a record; `is_different` if the environment's side is not the recorded one."""
+    """A policy that gives the answers of a record."""
 
-    record: RolloutRecord
-    is_different: bool = False
-
-    def play(self, environment: object, known: Mapping[int, Case]) -> Play | str:
-        """How to play it again, or why it cannot be scored again; `known` are today's cases."""
-        record, kind = self.record, env_kind(environment)
-        if not self.answers:
-            return "it has no answer"
-        if kind == "rollout":
-            return "rollout plays its episodes itself, so that they cannot be replayed"
-        if kind != "score_episode" and record.seed is None:
-            return "its seed is not in the record"
-        if kind == "score_episode" and record.stop == "truncated" and record.messages[-1].get("tool_calls"):
-            return "it was cut off after a tool call"
+    def __init__(self, record: RolloutRecord, environment: object, known: Mapping[int, Case]) -> None:
+        """`known` are today's cases, by their numbers."""
+        self.record = record
+        self.episode: Episode | None = None
+        self.result = ScoreResult(None)
+        self.turns = list(self._turns())
         case = known.get(-1 if record.row_number is None else record.row_number)
-        if not case or to_jsonable(case.prompt) != record.prompt or row_columns(case.row) != record.row:
-            if isinstance(environment, ServedEnvironment):
-                return "its row is not in the dataset of the environment's server, which scores no other rows"
-            if any(isinstance(value, str) and value.startswith("(left out: ") for value in record.row.values()):
-                return "a column was too long to be saved, and the row is not in today's dataset"
-            row = {**record.row, "prompt": record.prompt}
-            case = Case(record.case_idx, record.prompt, row, record.row_number or 0)
-        return Play(case, self, record.seed or 0)
+        is_known = case and to_jsonable(case.prompt) == record.prompt and row_columns(case.row) == record.row
+        row = {**record.row, "prompt": record.prompt}
+        saved = Case(record.case_idx, record.prompt, row, record.row_number or 0)
+        self.case = case if case and is_known else saved
+        kind = env_kind(environment)
+        self.problem = ""
+        """Why the record cannot be scored again; empty if it can."""
+        if not self.turns:
+            self.problem = "it has no answer"
+        elif kind == "rollout":
+            self.problem = "rollout plays its episodes itself, so that they cannot be replayed"
+        elif kind == "score_episode" and record.stop == "truncated" and record.messages[-1].get("tool_calls"):
+            self.problem = "it was cut off after a tool call"
+        elif self.case is saved and isinstance(environment, ServedEnvironment):
+            self.problem = "its row is not in the dataset of the environment's server, which scores no other rows"
+        elif self.case is saved and any(str(value).startswith("(left out: ") for value in record.row.values()):
+            self.problem = "a column was too long to be saved, and the row is not in today's dataset"
+        self.is_from_record = self.case is saved
 
-    @property
-    def answers(self) -> int:
-        """How many answers the record holds."""
-        said = self.record.messages[len(as_messages(self.record.prompt)) :]
-        return sum(message.get("role") == "assistant" for message in said)
+    def _turns(self) -> Iterator[ParsedTurn]:
+        """The recorded answers. A call that could not be read is recorded without arguments, and its result is the
+        problem: such a call ran no tool, and must run none now."""
+        messages = self.record.messages
+        for place in range(len(as_messages(self.record.prompt)), len(messages)):
+            if messages[place].get("role") != "assistant":
+                continue
+            calls, results = list[ToolCall](), chain(messages[place + 1 :], repeat({}))
+            for call, after in zip(as_objects(messages[place].get("tool_calls")), results, strict=False):
+                function, result = as_object(call.get("function")), as_text(after.get("content"))
+                arguments = as_object(function.get("arguments"))
+                is_wrong = not arguments and result.startswith("error: ")
+                problem = result.removeprefix("error: ") if is_wrong else ""
+                calls.append(ToolCall(as_text(function.get("name")), None if is_wrong else arguments, problem))
+            yield messages[place], AssistantTurn(as_text(messages[place].get("content")), tuple(calls))
 
     def __call__(self, said: Conversation) -> ParsedTurn | None:
-        """The next recorded answer; None after the last one, and where the conversations part."""
-        if said.answers >= self.answers:
-            return None
-        message, *after = self.record.messages[len(said.messages) :] or [{}]
-        if not self.agrees(said.messages) or message.get("role") != "assistant":
-            self.is_different = True
-            return None
-        calls = as_objects(message.get("tool_calls"))
-        results = [as_text(result.get("content")) for result in after[: len(calls)] if result.get("role") == "tool"]
-        results += [""] * (len(calls) - len(results))
-        turns = [self._call(as_object(call.get("function")), text) for call, text in zip(calls, results, strict=True)]
-        return message, AssistantTurn(as_text(message.get("content")), tuple(turns))
+        """The next recorded answer; None after the last one."""
+        return self.turns[said.answers] if said.answers < len(self.turns) else None
 
-    def agrees(self, said: Sequence[Message]) -> bool:
-        """Whether a conversation is the beginning of the record."""
-        recorded = self.record.messages
-        return len(said) <= len(recorded) and all(
-            to_jsonable(one) == other for one, other in zip(said, recorded, strict=False)
+    def end(self, episode: Episode) -> None:
+        """Take the score of the replayed episode, if it is the recorded one."""
+        self.episode, self.result = episode, episode.result
+        said, recorded = [to_jsonable(one) for one in episode.as_member.messages], self.record.messages
+        stop = self.record.stop
+        if episode.result.failure is not None:
+            return  # its score is missing, which is a result
+        is_done = episode.stop == "done"
+        if said[: len(recorded)] != recorded:
+            self.problem = DIFFERENT
+        elif stop in ("env_error", "env_timeout"):
+            self.problem = "" if is_done else "a failure of the environment had cut it off"
+        elif stop in ("max_turns", "truncated"):  # the environment would have gone on
+            self.problem = DIFFERENT if is_done else ""
+        elif not is_done or len(said) > len(recorded):
+            self.problem = DIFFERENT
+
+    @property
+    def rescored(self) -> RescoredEpisode:
+        """The scores then and now."""
+        record, failure = self.record, self.result.failure
+        return RescoredEpisode(
+            record.step,
+            record.eval_phase,
+            record.row_number,
+            record.case_idx,
+            record.score,
+            None if self.problem else self.result.score,
+            self.problem,
+            "" if failure is None or self.problem else f"{failure.place} {failure.message}".strip(),
+            self.is_from_record and not self.problem,
+            as_text(as_messages(record.prompt)[-1].get("content"))[:EXCERPT] if record.prompt else "",
+            record.completion[:EXCERPT],
+            record.environment,
         )
-
-    def _call(self, function: JsonObject, result: str) -> ToolCall:
-        """A recorded call. One that could not be read is recorded without arguments, and its result is the problem:
-        such a call ran no tool, and must run none now."""
-        name, arguments = as_text(function.get("name")), as_object(function.get("arguments"))
-        tools = [as_object(tool.get("function", tool)) for tool in self.record.tools]
-        has_required = {tool.get("name"): bool(as_object(tool.get("parameters")).get("required")) for tool in tools}
-        if not arguments and result.startswith("error: ") and has_required.get(name, True):
-            return ToolCall(name, None, result.removeprefix("error: "))
-        return ToolCall(name, arguments)
-
-    def problem(self, played: PlayedEpisode) -> str:
-        """Why the replayed episode is not the recorded one; empty if it is, so that its score counts."""
-        if played.failure is not None:
-            return ""  # its score is missing, which is a result
-        said, recorded, stop = played.member.messages, self.record.messages, self.record.stop
-        is_whole = not self.is_different and len(played.replies) == self.answers and self.agrees(said[: len(recorded)])
-        is_done = played.stop == "done"
-        if is_whole and stop in ("env_error", "env_timeout"):
-            return "" if is_done else "a failure of the environment had cut it off"
-        if stop in ("max_turns", "truncated"):  # the environment would have gone on
-            is_whole &= not is_done
-        else:
-            is_whole &= is_done and len(said) == len(recorded)
-        return "" if is_whole else DIFFERENT
 
 
 # -- the report
@@ -231,39 +221,30 @@ def report(episodes: Sequence[RescoredEpisode], most: int, shares: Mapping[str, 
         if failures:
             raise EnvironmentFailed(f"{none}; {failures[0][1]} failed:\n{failures[0][0]}")
         raise RunFailed(f"{none}: {problems[0][0] if problems else 'the score is None'}")
-    phases: dict[str, list[RescoredEpisode]] = {}
+    by_phase: dict[str, list[RescoredEpisode]] = {}
     for one in episodes:
-        phases.setdefault(one.eval_phase, []).append(one)
+        by_phase.setdefault(one.eval_phase, []).append(one)
     # scores that appeared or vanished come first
     changed = sorted((one for one in episodes if one.change), key=lambda one: abs(one.change), reverse=True)[:most]
-    names = ("step", "eval_phase", "environment", "case", "case_idx", "before", "after", "prompt", "answer", "failure")
     return {
         "episodes": len(episodes),
         "not_rescored": dict(problems),
         "failed": dict(failures),
         "scored_with_saved_rows": sum(one.is_from_record for one in episodes),
-        "phases": {name or "training": _phase(own, shares if name else {}, shares) for name, own in phases.items()},
-        "most_changed": [{name: _shown(getattr(one, name)) for name in names} for one in changed],
+        "phases": {name or "training": _phase(own, shares if name else {}) for name, own in by_phase.items()},
+        "most_changed": [to_jsonable(asdict(one)) for one in changed],
     }
 
 
-def _shown(value: object) -> object:
-    """A value for JSON: null if it is empty text."""
-    return None if value == "" else to_jsonable(value)
-
-
-def _phase(
-    episodes: Sequence[RescoredEpisode], weights: Mapping[str, float], parts: Iterable[str] = ()
-) -> dict[str, Any]:
-    """Counts and mean scores, which are weighted means of the environments with these `weights`; and those of the
-    environments in `parts`."""
+def _phase(episodes: Sequence[RescoredEpisode], weights: Mapping[str, float]) -> dict[str, Any]:
+    """Counts and mean scores, which are weighted means of the environments with these `weights`."""
     rescored = [one for one in episodes if not one.problem]
     compared = [one for one in rescored if one.before is not None and one.after is not None]
     by_env = {env: [one for one in compared if one.environment == env] for env in weights}
     weighted = [(weights[env], own) for env, own in by_env.items() if own] or [(1.0, compared)] * bool(compared)
     ends = ("before", "after")
     means = [weighted_mean([(w, fmean(getattr(one, end) for one in own)) for w, own in weighted]) for end in ends]
-    counts = {
+    return {
         "episodes": len(episodes),
         "compared": len(compared),
         "mean_before": means[0],
@@ -272,45 +253,35 @@ def _phase(
         "unscored_before": sum(one.before is None for one in episodes),
         "unscored_after": sum(one.after is None for one in rescored),
     }
-    own = {env: [one for one in episodes if one.environment == env] for env in parts if env}
-    environments = {env: _phase(some, {}) for env, some in own.items() if some}
-    return {**counts, "environments": environments} if environments else counts
 
 
 def show_report(console: Console, found: dict[str, Any]) -> None:
     """Print the report."""
-    lines: list[tuple[str, ...]] = [("", "episodes", "compared", "before", "after", "changed")]
+    table = Table("", box=None, pad_edge=False, header_style="dim")
+    for column in ("episodes", "compared", "before", "after", "changed"):
+        table.add_column(column, justify="right")
     for phase, counts in found["phases"].items():
-        name = phase if phase == "training" else f"held-out, {escape_controls(phase).replace('_', ', ')}"
-        parts = {f"{name}, {escape_controls(env)}": part for env, part in counts.get("environments", {}).items()}
-        for what, numbers in {name: counts, **parts}.items():
-            means = [_number(numbers[end]).replace("none", "-") for end in ("mean_before", "mean_after")]
-            lines.append(
-                (what, f"{numbers['episodes']:,}", f"{numbers['compared']:,}", *means, f"{numbers['changed']:,}")
-            )
-    width = max(len(line[0]) for line in lines)
-    for name, *columns in lines:
-        text = f"{name:{width}}" + "".join(f"{column:>10}" for column in columns)
-        console.print(Text(text, style="" if name else "dim"), soft_wrap=True)
+        name = phase if phase == "training" else f"held-out, {phase.replace('_', ', ')}"
+        numbers = [f"{counts[key]:,}" for key in ("episodes", "compared", "changed")]
+        means = [_number(counts[key]) for key in ("mean_before", "mean_after")]
+        table.add_row(Text(escape_controls(name)), *numbers[:2], *means, numbers[2])
+    console.print(table)
     before, now = [sum(one[f"unscored_{end}"] for one in found["phases"].values()) for end in ("before", "after")]
-    notes = [f"\nunscored: {before} before, {now} now"] if before or now else []
+    notes = [f"\nunscored: {before} before, {now} now"] * bool(before or now)
     notes += [f"  {count} failed: {failure}" for failure, count in list(found["failed"].items())[:3]]
-    if problems := found["not_rescored"]:
-        notes.append(f"\nnot scored again: {sum(problems.values())}")
-        notes += [f"  {count}: {problem}" for problem, count in problems.items()]
+    notes += [f"not scored again: {count}: {problem}" for problem, count in found["not_rescored"].items()]
     if saved := found["scored_with_saved_rows"]:
-        gone = "are of cases that are not in today's dataset: they were scored with their saved rows"
-        notes.append(f"\n{saved} episodes {gone}")
+        notes.append(f"{saved} episodes are of cases that are not in today's dataset: scored with their saved rows")
     for note in notes:
         show_text(console, note)
     if found["most_changed"]:
         console.print(Text("\nmost changed", style="bold"))
     for one in found["most_changed"]:
-        named = f" (case_idx {one['case_idx']})" if str(one["case_idx"]) != str(one["case"]) else ""
-        where = f"step {one['step']} {(one['eval_phase'] or '').replace('_', ', ')}".strip()
-        where += f", {one['environment']}" if one["environment"] else ""
+        where = ", ".join(
+            filter(None, (f"step {one['step']}", one["eval_phase"].replace("_", ", "), one["environment"]))
+        )
         scores = f"{_number(one['before'])} -> {_number(one['after'])}"
-        show_heading(console, f"{where}, case {one['case']}{named}: {scores}")
+        show_heading(console, f"{where}, case {one['case']}: {scores}")
         for name, style in (("prompt", "dim"), ("answer", ""), ("failure", "")):
             if one[name]:
                 show_text(console, f"{name}: {one[name]}", style)

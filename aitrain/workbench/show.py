@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from statistics import median
 
 from rich.console import Console
@@ -17,7 +17,7 @@ from aitrain.execution.user_code import describe_error
 from aitrain.runs.environment_source import files_of
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment, spread
-from aitrain.workbench.play import ModelView, chosen_case, is_named, signature
+from aitrain.workbench.play import ModelView, case_name, chosen_case, signature
 from aitrain.workbench.player import reference_of
 from aitrain.workbench.view import show_heading, show_text
 
@@ -39,26 +39,20 @@ def show(
     console = Console(highlight=False, quiet=as_json)
     environment, cases = opened.environment, opened.all_cases
     chosen = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
-    name, kind, files = type(environment).__name__, env_kind(environment), files_of(environment)
+    name, kind = type(environment).__name__, env_kind(environment)
     tools = _begun(opened, cases[0]).tools
-    place = [str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file) for file in files[:1]]
-    columns = [f"{column} ({type(value).__name__})" for column, value in cases[0].row.items()]
-    tokens = f"counted for each case below ({view.name})"
+    tokens = "counted for each case below"
     if kind == "score_episode":  # else what each episode adds is known when it begins
-        measured = spread(cases, MOST_MEASURED)
-        lengths = sorted(len(view.chat.prompt_ids(one.prompt, tools)) for one in measured)
-        number = f"{len(cases)} cases" if len(measured) == len(cases) else f"{len(measured)} of {len(cases)} cases"
-        apart = f"{lengths[0]} to {lengths[-1]} in a prompt, median {median(lengths):g}"
-        tokens = apart if lengths[0] < lengths[-1] else f"{lengths[0]} in each prompt"
-        tokens += f" ({view.name}, {number})"
+        lengths = [len(view.chat.prompt_ids(one.prompt, tools)) for one in spread(cases, MOST_MEASURED)]
+        tokens = f"{min(lengths)} to {max(lengths)} in a prompt, median {median(lengths):g}, of {len(lengths)} cases"
     facts = {
-        "class": " in ".join([name, *place]),
+        "class": " in ".join([name, *map(os.path.relpath, files_of(environment)[:1])]),
         "cases": f"{len(opened.cases)}" + (f", {len(opened.held_out)} held out" if opened.held_out else ""),
         "episode": "one answer (score_episode)" if kind == "score_episode" else f"several turns ({kind})",
-        "columns": ", ".join(columns),
+        "columns": ", ".join(f"{column} ({type(value).__name__})" for column, value in cases[0].row.items()),
         "tools": "\n          ".join(map(signature, tools)),
         "requires": opened.note,
-        "tokens": tokens,
+        "tokens": f"{tokens} ({view.name})",
     }
     for fact, text in facts.items():
         if text:
@@ -72,21 +66,20 @@ def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, cas
     """Show a case; returns it for `--json`."""
     reset = _begun(opened, case)
     text, ids = view.chat.render_prompt(reset.prompt or case.prompt, reset.tools)
-    named = f" (case_idx {case.case_idx})" if is_named(case) else ""
     is_held_out = case.number >= len(opened.cases)
-    heading = f"case {case.number}{named}{', held out' if is_held_out else ''}: {len(ids)} tokens"
     row = {name: value for name, value in case.row.items() if name != "prompt"}
     try:
         script = reference_of(opened.environment, case)
-        reference = "none" if script is None else "\n           ".join(map(_shortened, script.replies))
+        reference = "none" if script is None else "\n           ".join(script.replies)
     except Exception as error:  # such as for held-out cases, which many methods do not know
         reference = f"raised: {describe_error(error)}"
     console.print()
-    show_heading(console, heading)
+    show_heading(console, f"{case_name(case)}{', held out' * is_held_out}: {len(ids)} tokens")
     show_text(console, text)
-    for name, value in row.items():
-        show_text(console, f"{name}: {_shortened(value if isinstance(value, str) else repr(value))}", "dim")
-    show_text(console, f"reference: {reference}", "green")
+    for name, value in {**row, "reference": reference}.items():
+        shown = value if isinstance(value, str) else repr(value)
+        more = "" if len(shown) <= LONGEST_VALUE else f"... ({len(shown):,} characters)"
+        show_text(console, f"{name}: {shown[:LONGEST_VALUE]}{more}", "green" if name == "reference" else "dim")
     return {
         "case": case.number,
         "case_idx": case.case_idx,
@@ -96,10 +89,6 @@ def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, cas
         "row": row,
         "reference": reference,
     }
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text):,} characters)"
 
 
 def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:

@@ -57,23 +57,6 @@ def failure(outcome: Outcome[Any]) -> Failure:
     return outcome.failure
 
 
-# -- together
-
-
-def test_calls_run_at_the_same_time_and_their_results_come_in_their_order() -> None:
-    ended = [threading.Event() for _ in range(6)]
-
-    def answer(number: int) -> int:
-        assert number == 5 or ended[number + 1].wait(LONG), "the last one ends first"
-        ended[number].set()
-        return number
-
-    pool = make_pool(6)
-    assert [outcome.value for outcome in pool.call_all([lambda n=n: answer(n) for n in range(6)])] == [0, 1, 2, 3, 4, 5]
-    many = pool.call_all([lambda: 1] * 30)
-    assert [outcome.value for outcome in many] == [1] * 30, "more than threads, on another loop"
-
-
 # -- failures
 
 
@@ -185,20 +168,6 @@ def test_a_call_is_charged_for_its_own_time_and_not_for_waiting(clock: Clock) ->
     assert first.seconds == queued.seconds == 7
     with paused():
         pass  # outside of a call
-
-
-def test_the_clock_goes_on_after_a_pause(clock: Clock, over: threading.Event) -> None:
-    hangs = threading.Event()
-
-    def patient() -> None:
-        with paused():
-            clock.now += 100
-        over.wait(hangs.set())
-
-    outcome = at_deadline(clock, make_pool(1, SHORT), patient, hangs.is_set)
-
-    assert failure(outcome).kind == "timed_out"
-    assert outcome.seconds == pytest.approx(SHORT)
 
 
 # -- async calls

@@ -49,20 +49,14 @@ class Episode:
         self.environment.size += 1
         return self.environment.size
 
-    def say(self, words: str) -> None:
-        print(words)
-
-    def pid(self) -> int:
-        return os.getpid()
+    def run(self, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
 
     def size(self) -> int:
         return self.environment.size
 
     def fail(self) -> None:
         raise ValueError("no such city")  # the line
-
-    def exit(self) -> None:
-        os._exit(0)
 
     def kill(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -83,12 +77,6 @@ class Episode:
     def echo(self, value: Any) -> Any:
         return value or (lambda: None)  # which cannot be pickled
 
-    def draw(self) -> tuple[float, float]:
-        return random.random(), float(np.random.random())
-
-    def read(self) -> str:
-        return sys.stdin.read() + os.read(0, 10).decode()
-
     def interrupt(self) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getppid(), signal.SIGINT)
@@ -106,6 +94,10 @@ class Episode:
 
 def broken(environment: Environment) -> Any:
     raise ValueError("cannot be made")
+
+
+def draw() -> tuple[float, float]:
+    return random.random(), float(np.random.random())
 
 
 async def made_later(environment: Environment) -> Episode:
@@ -150,15 +142,15 @@ def test_an_object_is_made_in_its_process_and_keeps_its_state_and_changes_to_the
     one, other = processes.lease(Episode), processes.lease(Episode)
 
     assert [asked(one, "ask", word) for word in (1, "two")] == [[1], [1, "two"]]
-    assert {asked(one, "pid"), asked(other, "pid")} == {one.pid, other.pid}
+    assert {asked(one, "run", os.getpid), asked(other, "run", os.getpid)} == {one.pid, other.pid}
     assert len({one.pid, other.pid, os.getpid(), processes.server_pid}) == 4
     assert [asked(lease, "grow") for lease in (one, one, other)] == [4, 5, 4]
     much = os.urandom(5_000_000)
     assert asked(one, "echo", much) == much
-    assert asked(one, "read") == "", "it has no input"
+    assert asked(one, "run", os.read, 0, 10) == b"", "it has no input"
     asked(other, "interrupt")  # which is for the training process
     assert asked(processes.lease(Episode), "size") == 3
-    drawn = [processes.lease(Episode).call("draw") for _ in range(3)]
+    drawn = [processes.lease(Episode).call("run", draw) for _ in range(3)]
     assert len({number for pair in drawn for number in pair}) == 6
 
 
@@ -187,15 +179,15 @@ def test_an_error_is_told_with_the_users_line_and_the_lease_goes_on(processes: P
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("exit", "crashed: its process exited with code 0"),
-        ("kill", "crashed: its process was ended by signal 9 (SIGKILL)"),
+        (["run", os._exit, 0], "crashed: its process exited with code 0"),
+        (["kill"], "crashed: its process was ended by signal 9 (SIGKILL)"),
     ],
 )
-def test_a_crash_is_told_and_harms_nobody_else(processes: ProcessPool, method: str, message: str) -> None:
+def test_a_crash_is_told_and_harms_nobody_else(processes: ProcessPool, method: list[Any], message: str) -> None:
     lease, other = processes.lease(Episode), processes.lease(Episode)
     asked(other, "ask", 1)
 
-    assert asked(lease, method) == Failure("crashed", message)
+    assert asked(lease, *method) == Failure("crashed", message)
     assert asked(lease, "ask", 1) == Failure("crashed", message)
     assert asked(other, "ask", 2) == [1, 2]
     assert not is_alive(lease.pid)
@@ -268,12 +260,9 @@ def test_a_process_that_was_released_is_used_again_without_its_object(processes:
 
 
 def test_what_building_the_dataset_set_is_there_in_new_processes(processes: ProcessPool) -> None:
-    old, kept = processes.lease(Episode), processes.lease(Episode)
-    old.release()
     processes.update({"size": pickle.dumps(7)})
-    kept.release()
-    leases = [processes.lease(Episode) for _ in range(3)]
-    assert [asked(lease, "size") for lease in leases] == [7] * 3, "also in place of those from before"
+    leases = [processes.lease(Episode) for _ in range(2)]
+    assert [asked(lease, "size") for lease in leases] == [7] * 2
 
     os.kill(processes.server_pid, signal.SIGKILL)
 
@@ -290,7 +279,7 @@ def test_close_leaves_no_process(clock: Clock, tmp_path: Path) -> None:
     processes = ProcessPool.start(Environment())
     leases = [processes.lease(Episode) for _ in range(4)]
     pids = [processes.server_pid, *children(processes.server_pid)]
-    assert {asked(lease, "pid") for lease in leases} < set(pids)
+    assert {asked(lease, "run", os.getpid) for lease in leases} < set(pids)
     leases[0].release()
     assert all(map(is_alive, pids))
 
@@ -302,7 +291,7 @@ def test_close_leaves_no_process(clock: Clock, tmp_path: Path) -> None:
 
 
 TRAINER = """
-import sys, tempfile, threading, time
+import os, sys, tempfile, threading, time
 from pathlib import Path
 from aitrain.execution.processes import ProcessPool
 from tests.execution.test_process_pool import Environment, Episode
@@ -310,7 +299,7 @@ from tests.execution.test_process_pool import Environment, Episode
 print("printed once")  # waits in a buffer
 processes = ProcessPool.start(Environment())
 leases = [processes.lease(Episode) for _ in range(3)]
-print(processes.server_pid, *(lease.call("pid") for lease in leases), flush=True)
+print(processes.server_pid, *(lease.call("run", os.getpid) for lease in leases), flush=True)
 for method, lease in zip(("hold", "hang"), leases):
     threading.Thread(target=lease.call, args=[method, Path("hangs")], daemon=True).start()
 {end}
@@ -319,7 +308,7 @@ for method, lease in zip(("hold", "hang"), leases):
 
 @pytest.mark.parametrize("end", ["killed", "sys.exit(0)"])
 def test_a_training_process_that_ends_takes_all_with_it_and_what_was_printed_is_seen_once(here: Path, end: str) -> None:
-    code = TRAINER.format(end=f"leases[2].call('say', 'said'); {'time.sleep(1000)' if end == 'killed' else end}")
+    code = TRAINER.format(end=f"leases[2].call('run', print, 'said'); {'time.sleep(1000)' if end == 'killed' else end}")
     root = str(Path(__file__).parents[2])
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command, variables["PYTHONPATH"] = [sys.executable, "-c", code], root

@@ -11,7 +11,7 @@ import pytest
 from aitrain import EnvironmentFailed
 from aitrain.environment.judges import model_judge
 from aitrain.runs.environment_source import kept_files
-from aitrain.workbench.check.process import check
+from aitrain.workbench.check.registry import check
 from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal
 from tests.conftest import write
 from tests.judges.conftest import JudgeModel

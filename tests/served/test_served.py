@@ -91,8 +91,8 @@ def test_groups_are_scored_on_the_server() -> None:
         case = build_cases(environment, None)[0][1]
         with closing(Player(environment, TrainConfig())) as player:
             played, failed = player.play([Play(case, JUNK), Play(case, JUNK, 1)])
-            unscored = replace(failed.member, result=ScoreResult(None))
-            return player.score_groups([[played, replace(failed, member=unscored)]])
+            failed.result = ScoreResult(None)
+            return player.score_groups([[played, failed]])
 
     with served(WithTools()) as client:
         assert scored(client) == scored(WithTools())

@@ -32,24 +32,11 @@ def test_the_checks_find_no_fault_in_a_template(written: Path, kind: str) -> Non
 # -- names
 
 
-@pytest.mark.parametrize(
-    ("name", "suggestion"),
-    [
-        ("json", "my_json"),
-        ("folder/hotel", "hotel"),
-        ("2048", "task_2048"),
-        ("class", "my_class"),
-        ("test_hotel", "hotel"),
-    ],
-)
-def test_a_name_that_python_or_pytest_would_take_for_another_is_refused_with_one_that_works(
-    here: Path, name: str, suggestion: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
+@pytest.mark.parametrize("name", ["json", "folder/hotel", "2048", "class", "test_hotel"])
+def test_a_name_that_python_or_pytest_would_take_for_another_is_refused(here: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="NAME: "):
         write_environment(name, "plain", here)
-    assert str(refused.value).endswith(f"\nTry: aitrain env init {suggestion}")
     assert list(here.iterdir()) == []
-    write_environment(suggestion, "plain", here)
 
 
 def test_existing_files_are_left_as_they_are(here: Path) -> None:

@@ -19,11 +19,8 @@ def test_a_newcomer_gets_from_an_empty_folder_to_a_trained_model_with_one_edit(p
     variables = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "score 1.000" in done.stdout  # the reference, played
-    assert re.search(r"^reward +\S+ +[\d.]+ to [\d.]+$", done.stdout, re.MULTILINE)
     scores, *_ = re.findall(r"^sampled +([0-9.]+) \[.*?\] +([0-9.]+) ", done.stdout, re.MULTILINE)
     before, after = map(float, scores)
     assert after > before + 0.1, done.stdout
-    assert "report.html" in done.stdout  # of the folder, listed
     assert "after compared with before: better" in done.stdout
     assert "the newcomer's path took" in done.stdout

@@ -71,7 +71,7 @@ def replies(folder: Path, *texts: str) -> str:
 def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     lines = played(OneTurn(), capsys, case="c1", policy="reference").splitlines()
     assert lines == [
-        "OneTurn, case 1 of 3 (case_idx c1), seed 0; template and tokens of tiny",
+        "OneTurn, case 1 (case_idx c1) of 3, seed 0; template and tokens of tiny",
         "-- turn 1: the model gets 21 tokens --------------------------------------------",
         "<|im_start|>user",
         "1?<|im_end|>",

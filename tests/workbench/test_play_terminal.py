@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tests.conftest import write
-from tests.workbench.terminal import start
 
 TALK = """
 class Talk:
@@ -25,17 +28,14 @@ class Talk:
 
 def test_a_person_types_answers_and_the_debugger_and_input_have_the_terminal(here: Path) -> None:
     write(here, {"talk.py": TALK})
-    terminal = start(here, ["env", "play", "talk.py"])
-    terminal.wait_for("> ")
-    terminal.type("several\nlines\n\n")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("p reply\n")
-    terminal.wait_for(r"'several\nlines'")
-    terminal.type("c\n")
-    terminal.wait_for("why? ")
-    terminal.type("so it is\n")
-    terminal.wait_for("No?<|im_end|>")
-    terminal.type("yes\n\n")
-    assert terminal.end() == 0
-    for shown in ("Type the answer; an empty line ends it.", "because so it is", "score 1.000"):
-        assert shown in terminal.shown
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "aitrain", "env", "play", "talk.py"])
+    os.write(master, b"several\nlines\n\np reply\nc\nso it is\nyes\n\n")
+    shown = b""
+    with suppress(OSError):  # the other side is closed
+        while part := os.read(master, 65536):
+            shown += part
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
+    for text in (b"Type the answer; an empty line ends it.", rb"'several\nlines'", b"because so it is", b"score 1.000"):
+        assert text in shown, shown

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import threading
+import gc
+import os
+import socket
+import stat
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from multiprocessing.connection import Connection
+from typing import NoReturn
 
 from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.execution.failure import CallFailed
-from aitrain.execution.forked_call import Answer, call_forked
+from aitrain.execution.forked_call import forked
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check.effects import cut_connections, open_database, used, watch_connections
-from aitrain.workbench.check.registry import CHECKS, CheckResult, run_checks
+from aitrain.workbench.check.effects import watch_connections
+from aitrain.workbench.check.registry import CHECKS, EnvCheck, run_checks
 from aitrain.workbench.check.subject import NO_TIME, Subject
 from aitrain.workbench.opening import OpenedEnvironment
 
 SECONDS = 5.0
 """Seconds after which the process of the checks is ended."""
 MARGIN = 0.5
-"""Seconds before that in which the process says what it has found so far."""
+"""Seconds before that after which no episode is begun."""
 CASES = 4
 SHOWN = 3
 """Findings that are noted."""
@@ -31,7 +36,7 @@ CUDA_IN_FORK = "Cannot re-initialize CUDA in forked subprocess"
 NEEDS_MODEL = "its scores need the model (aitrain env check --model checks them)"
 
 
-@dataclass(frozen=True)
+@dataclass
 class FastCheck:
     """What the fast checks have found; `skipped` says why they did not run."""
 
@@ -73,54 +78,83 @@ def check_quickly(
     """
     if isinstance(environment, ServedEnvironment):
         return FastCheck(f"a server has it (aitrain env check {config.rl_env} checks it)")
+    checks = [check for check in CHECKS if check.is_fast]
     try:
         names = named_by(getattr(environment, env_kind(environment)))
         if names is not None and "model" in names:
             return FastCheck(NEEDS_MODEL)
         if database := open_database():
             return FastCheck(f"it may use the open database {database}, which only the run may use")
-        check = partial(_check, OpenedEnvironment(environment, cases), config, seconds)
-        return FastCheck(*cast("list[Any]", call_forked(check, seconds)))
-    except CallFailed as failed:
-        return FastCheck(f"the checks' process {failed.failure.message}")
+        subject = Subject(OpenedEnvironment(environment, cases), config, limit=CASES, seconds=seconds - MARGIN)
+        found: list[FastCheck] = [FastCheck(left_out=len(checks)), *forked(partial(_check, subject, checks), seconds)]
+        return found[-1]
     except Exception as error:
         return FastCheck(f"the checks failed: {describe_error(error)}")
 
 
-def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answer: Answer) -> list[object]:
-    """In the forked process: run the checks, and return the fields of a FastCheck; after the time, those of the checks
-    that have ended."""
-    cut = cut_connections(answer.connection.fileno())
-    watch_connections(
-        lambda address: answer([f"it connects to {address} (aitrain env check checks it, with real connections)"])
-    )
-    subject = Subject(opened, config, limit=CASES, seconds=seconds - 2 * MARGIN)
-    checks, results = [check for check in CHECKS if check.is_fast], list[CheckResult]()
+# -- in the forked process
 
-    def found() -> list[object]:
-        """The fields of a FastCheck, of the checks that have run so far."""
-        failures = [episode.failure for episode in list(subject.episodes)]
+
+def _check(subject: Subject, checks: Sequence[EnvCheck], connection: Connection) -> None:
+    """Send what was found after each check, or why the environment cannot be checked here."""
+    cuts, found = cut_connections(connection.fileno()), FastCheck(left_out=len(checks))
+
+    def leave(reason: str) -> NoReturn:
+        connection.send(FastCheck(reason))
+        connection.send(None)
+        os._exit(0)
+
+    watch_connections(lambda address: leave(f"it connects to {address} (aitrain env check checks it)"))
+    for result in run_checks(subject, checks):
+        failures = [episode.result.failure for episode in subject.episodes]
         if subject.model.used:
-            return [NEEDS_MODEL]
-        if connection := next(used(cut), None):
-            return [f"it is connected to {connection}, which only the run may use"]
+            leave(NEEDS_MODEL)
+        if any(map(_is_used, cuts)):
+            leave("it uses an open connection, which only the run may use")
         if any(failure and CUDA_IN_FORK in failure.trace for failure in failures):
-            return ["its scores use the GPU, which a forked process cannot (aitrain env check can)"]
-        done = [result for result in list(results) if not result.skipped]
-        findings = [
-            f"Environment check {one.check}{one.of_case}: {' '.join(f'{one.what} {one.fix}'.split())}"
-            for result in done
-            for one in result.findings
-            if one.level != "info"
+            leave("its scores use the GPU, which a forked process cannot (aitrain env check can)")
+        serious = [one for one in result.findings if one.level != "info"]
+        found.left_out -= result.skipped != NO_TIME
+        found.passed += not result.skipped and not result.findings
+        found.findings += [
+            f"Environment check {one.check}: {' '.join(f'{one.what} {one.fix}'.split())}" for one in serious
         ]
-        late = len(checks) - len(results) + sum(result.skipped == NO_TIME for result in results)
-        passed = sum(not result.findings for result in done)
-        first = next(filter(None, failures), None)
-        all_failed = first.message if first is not None and all(failures) else ""
-        return ["", passed, late, findings, len(failures), all_failed]
+        found.played = len(failures)
+        found.all_failed = failures[0].message if failures and failures[0] and all(failures) else ""
+        connection.send(found)
 
-    timer = threading.Timer(seconds - MARGIN, lambda: answer(found()))
-    timer.daemon = True
-    timer.start()
-    results.extend(run_checks(subject, checks))
-    return found()
+
+def open_database() -> str:
+    """The file of an open SQLite database, which a forked process must not touch; empty if there is none."""
+    sqlite3 = sys.modules.get("sqlite3")
+    if sqlite3 is None:
+        return ""
+    # by type: isinstance asks the object, and lazy ones import what they stand for
+    for one in [found for found in gc.get_objects() if issubclass(type(found), sqlite3.Connection)]:
+        with suppress(sqlite3.Error):  # closed, or of another thread
+            if name := one.execute("PRAGMA database_list").fetchone()[2]:
+                return str(name)
+    return ""
+
+
+def cut_connections(keep: int) -> list[socket.socket]:
+    """Replace all inherited sockets and pipes but `keep`, as they belong to the parent; returns the other ends. What is
+    written to them stays here, and whoever waits for an answer from one waits for ever."""
+    ends = []
+    for fd in set(map(int, os.listdir("/dev/fd"))) - {0, 1, 2, keep}:
+        with suppress(OSError):  # closed meanwhile
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+                own, other = socket.socketpair()
+                os.dup2(own.fileno(), fd, inheritable=False)
+                own.close()
+                ends.append(other)
+    return ends
+
+
+def _is_used(end: socket.socket) -> bool:
+    """Whether something was written to a connection that was cut."""
+    try:
+        return bool(end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:
+        return False

@@ -1,22 +1,44 @@
-"""All checks, in the order in which they run, and the function that runs them."""
+"""All checks, in the order in which they run; and the process that runs them, see process.py."""
 
 from __future__ import annotations
 
+import faulthandler
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from aitrain.environment.contract import scores_groups
+from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import model_judge
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import ConfigError, did_you_mean, to_aitrain_error
 from aitrain.execution.user_code import describe_error
-from aitrain.workbench.check import effects, episodes, rows, scores, second
-from aitrain.workbench.check.subject import EnvFinding, NotCheckedError, Subject
+from aitrain.options.reading import resolve
+from aitrain.options.train import TrainConfig
+from aitrain.workbench.check import effects, episodes, probes, rows, scores
+from aitrain.workbench.check.process import Message
+from aitrain.workbench.check.subject import CheckResult, EnvFinding, NotCheckedError, Subject
+from aitrain.workbench.opening import open_environment
 from aitrain.workbench.player import JUNK
+
+CONSTRUCTION = 300.0
+"""Seconds that the environment may take to be constructed."""
+SECONDS = 180.0
+"""What all checks together may take; what is not checked by then is left out."""
+CALL_SECONDS = 10.0
+"""Deadline of a call to the environment, unless --rl-env-timeout is given: a hostile reply may hang it."""
+PATIENCE, FOREVER = 100.0, 1e6
+"""Seconds without a result or a batch of episodes from which the process is taken to hang; with a model it may."""
+Send = Callable[[Message], None]
 
 NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {
     "scores": (lambda subject: True, ""),
+    "turns": (lambda subject: subject.kind != "score_episode", "one turn only"),
     "scale": (lambda subject: any(map(subject.scale, subject.sample)), "uncalibrated: nothing earns a score"),
     "reference": (lambda subject: subject.referenced, "there is no reference"),
     "reply": (lambda subject: subject.answered, "there is no reference of one reply that earns anything"),
@@ -35,7 +57,7 @@ class EnvCheck:
     """What is well if there is no finding: `the reference earns full score`."""
     find: Callable[[Subject], Iterator[EnvFinding]]
     needs: str = "scores"
-    """A key of NEEDS; or `rows` only, or several `turns`."""
+    """A key of NEEDS, or `rows` only."""
     is_fast: bool = False
     """Whether it runs before every training."""
     of_process: bool = False
@@ -49,61 +71,36 @@ class EnvCheck:
             return ""
         if subject.model.used:
             return "the scorer uses the model"
-        if self.needs == "turns":
-            return "one turn only" if subject.kind == "score_episode" else ""
         if model_judge.not_asked:
             played = subject.play((case, subject.reference(case) or JUNK) for case in subject.sample)
-            if all(one.score is None and one.failure is None for one in played):
+            if all(one.result.score is None and one.result.failure is None for one in played):
                 return "all scores are those of judges that were not asked (--ask-judges)"
         is_there, reason = NEEDS[self.needs]
         return "" if is_there(subject) else reason
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """What one check found; `skipped` says why it did not run."""
-
-    name: str
-    description: str
-    findings: Sequence[EnvFinding]
-    skipped: str
-    seconds: float
-
-
 CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, "rows", is_fast=True),
     # first of those that play: what an environment changes only once would not be seen later
-    EnvCheck("side-effects", "episodes leave their process as it was", effects.side_effects, of_process=True),
+    EnvCheck("side-effects", "episodes leave their process as it was, offline", effects.side_effects, of_process=True),
     EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, "rows", is_fast=True),
     EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, "rows", is_fast=True),
-    EnvCheck(
-        "repeatable-dataset", "fresh processes build the same rows", second.repeatable_dataset, "rows", of_process=True
-    ),
+    EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, "rows", of_process=True),
     EnvCheck("model-use", "the scorer does not generate", scores.model_use, "rows", is_fast=True),
-    EnvCheck("concurrency", "episodes at the same time are scored alike", episodes.concurrency),
-    EnvCheck("two-ranks", "a second process scores alike", second.two_ranks, "reference", of_process=True),
+    EnvCheck("concurrency", "episodes at the same time do not disturb each other", episodes.concurrency),
+    EnvCheck("repeatable", "the same replies get the same conversation and score", scores.repeatable),
     EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
-    EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent, "reply"),
-    EnvCheck("message-forms", "completions are read as they come", scores.message_forms, "reference", is_fast=True),
-    EnvCheck("floor", "replies without content earn nothing", scores.floor, "scale", is_fast=True),
-    EnvCheck("other-answer", "another case's answer does not pass", scores.other_answer, "reference", is_fast=True),
-    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", scores.wrong_answer, "last reply"),
-    EnvCheck("shotgun", "a list of answers does not pass", scores.shotgun, "last reply"),
-    EnvCheck("denied-answer", "a rejected answer does not pass", scores.denied_answer, "last reply"),
-    EnvCheck("template", "the empty format earns little", scores.template, "scale"),
-    EnvCheck("lazy-policy", "no fixed strategy is enough", scores.lazy_policy, "scale"),
-    EnvCheck("injection", "a reply cannot command the judge", scores.injection, "scale"),
-    EnvCheck("tone", "confidence does not change a score", scores.tone, "reply"),
-    EnvCheck("repeatable-score", "the same reply gets the same score", scores.repeatable_score),
-    EnvCheck("repeatable-episode", "the same replies give the same conversation", episodes.repeatable_episode, "turns"),
-    EnvCheck("isolation", "episodes do not disturb each other", episodes.isolation, "turns"),
+    EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers, "reply"),
+    EnvCheck("floor", "replies without content earn nothing", probes.floor, "scale", is_fast=True),
+    EnvCheck("other-answer", "another case's answer does not pass", probes.other_answer, "reference", is_fast=True),
+    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", probes.wrong_answer, "last reply"),
+    EnvCheck("shotgun", "a list of answers does not pass", probes.shotgun, "last reply"),
+    EnvCheck("denied-answer", "a rejected answer does not pass", probes.denied_answer, "last reply"),
+    EnvCheck("lazy-policy", "no fixed strategy is enough", probes.lazy_policy, "scale"),
+    EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection, "scale"),
     EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end, "turns"),
-    EnvCheck("tools", "tools are described and take wrong calls", episodes.tools, "rows"),
-    EnvCheck("score-range", "all scores are numbers in the range", scores.score_range, is_fast=True),
-    EnvCheck("exceptions", "no reply makes the environment raise", scores.exceptions, is_fast=True),
+    EnvCheck("exceptions", "every reply gets a score in the range", scores.exceptions, is_fast=True),
     EnvCheck("group-score", "score_group ranks the reference above nonsense", scores.group_score, "groups"),
-    EnvCheck("network", "episodes need no network", effects.network, of_process=True),
-    EnvCheck("signals", "episodes work outside of the main thread", effects.signals, of_process=True),
     EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, "rows", of_process=True),
     EnvCheck("latency", "steps wait little for the environment", episodes.latency),
 )
@@ -116,12 +113,12 @@ def chosen(only: Iterable[str], checks: Sequence[EnvCheck] = CHECKS) -> list[Env
     Raises:
         ConfigError: there is no such check.
     """
-    by_name, names = {check.name: check for check in checks}, list(only)
-    for name in names:
-        if name not in by_name:
-            near = did_you_mean(name, by_name)
-            raise ConfigError(f"--only: there is no check {name}.{near}\nThere are: {', '.join(by_name)}")
-    return [check for check in checks if not names or check.name in names]
+    names = list(only) or [check.name for check in checks]
+    by_name = {check.name: check for check in checks}
+    for name in set(names) - set(by_name):
+        near = did_you_mean(name, by_name)
+        raise ConfigError(f"--only: there is no check {name}.{near}\nThere are: {', '.join(by_name)}")
+    return [check for check in checks if check.name in names]
 
 
 def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckResult]:
@@ -129,7 +126,6 @@ def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckRe
     for check in checks:
         start, found, skipped = time.monotonic(), list[EnvFinding](), ""
         try:
-            subject.begin_check()
             skipped = check.reason_to_skip(subject)
             for finding in () if skipped else check.find(subject):
                 found.append(replace(finding, check=check.name))
@@ -140,3 +136,61 @@ def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckRe
         except Exception as error:  # one check that fails must not hide what the others find
             skipped = f"the check itself failed: {describe_error(error)}"
         yield CheckResult(check.name, check.description, found, skipped, time.monotonic() - start)
+
+
+# -- the process
+
+
+def check(request: Message, send: Send, tokenizer: object = None, more: Sequence[EnvCheck] = ()) -> None:
+    """Construct the environment and run the checks; `more` are those that need a tokenizer or a model, and have no time
+    limit.
+
+    Raises:
+        AitrainError: the environment cannot be constructed.
+    """
+    start = time.monotonic()
+    options = request["options"]
+    opened, config = open_environment(resolve(TrainConfig, None, options), tokenizer)
+    if request.get("digests"):
+        send({"digests": rows.digests(opened.environment, opened.cases), "episodes": 0})
+        return
+    checks = chosen(request["only"], [*CHECKS, *more])
+    if "rl_env_timeout" not in options:
+        config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
+    counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
+    name = type(opened.environment).__name__
+    quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
+    note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
+    send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
+    with closing(Subject(opened, config, tokenizer, seconds=SECONDS, on_batch=lambda: send({}))) as subject:
+        for place, one in enumerate(checks):
+            left = [other.name for other in checks[place + 1 :]]
+            send({"running": one.name, "left": left, "patience": FOREVER if one in more else PATIENCE})
+            for result in run_checks(subject, [one]):
+                send({"result": asdict(result)})
+    send({"episodes": len(subject.episodes)})
+
+
+def main(run: Callable[[Message, Send], None] = check) -> None:
+    """Run the checks of the request in the file named in argv[1], and leave."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    patience = CONSTRUCTION
+
+    def send(message: Message) -> None:
+        nonlocal patience
+        patience = message.get("patience", patience)
+        faulthandler.dump_traceback_later(patience, exit=True, file=2)  # also while code holds the interpreter's lock
+        print(json.dumps(message, default=str), file=channel, flush=True)
+
+    send({})
+    try:
+        request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        if not request.get("ask_judges"):
+            model_judge.go_offline()
+        run(request, send)
+    except Exception as error:
+        ours = to_aitrain_error(error)
+        send({"error": str(ours).replace("Training failed: ", "The check failed: "), "exit_code": ours.exit_code})
+    sys.stdout.flush()
+    os._exit(0)  # threads of the environment do not keep the process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from string import ascii_lowercase, ascii_uppercase, digits
 
 from aitrain.environment.contract import Prompt
 from aitrain.environment.tool_call_parser import short
@@ -30,31 +31,31 @@ CONTENTLESS = (
 )
 """Replies that answer nothing."""
 
-HOSTILE = {
-    "an empty reply": "",
-    "spaces": " \n\t ",
-    "a single letter": "x",
-    "20,000 words": "word " * 20_000,
-    "a number of 5,000 digits": "9" * 5_000,
-    "a division by zero": "1/0",
-    "an infinite number": "1e999",
-    "not a number": "NaN",
-    "JSON null": "null",
-    "an empty JSON object": "{}",
-    "an empty JSON list": "[]",
-    "control characters": "\x00\x1b[31m\x07",
-    "text from right to left": "\u202eabc\u202c \u05d0\u05d1",
-    "digits that are no ASCII": "\u0661\u0662\u0663 \u00b2 \u2167",
-    "an unclosed tag": "<answer>1",
-    "an empty tag": "<answer></answer>",
-    "an unclosed box": "\\boxed{1",
-    "nested brackets": "(" * 3_000,
-    "an operator alone": "+ - * /",
-    "a list of one": "[1]",
-    "letters where a number is asked": "<answer>abc</answer>",
-    "many colons": ": : :, , ,",
-}
-"""Replies of a policy that is confused, by what they are."""
+HOSTILE = (
+    "",
+    " \n\t ",
+    "x",
+    "word " * 20_000,
+    "9" * 5_000,
+    "1/0",
+    "1e999",
+    "NaN",
+    "null",
+    "{}",
+    "[]",
+    "\x00\x1b[31m\x07",
+    "\u202eabc\u202c \u05d0\u05d1",
+    "\u0661\u0662\u0663 \u00b2 \u2167",
+    "<answer>1",
+    "<answer></answer>",
+    "\\boxed{1",
+    "(" * 3_000,
+    "+ - * /",
+    "[1]",
+    "<answer>abc</answer>",
+    ": : :, , ,",
+)
+"""Replies of a policy that is confused: empty, long, not numbers, unclosed, nested."""
 
 HOSTILE_ANSWERS = ("", "NaN", "Infinity", "1/0", "None", "[]", "abc")
 """Answers that are put into the reference's own format."""
@@ -110,30 +111,21 @@ def _number(text: str) -> float | None:
         return None
 
 
+_KINDS = (ascii_lowercase, ascii_uppercase, digits)
+_OTHER = str.maketrans("".join(_KINDS), "".join(kind[3:] + kind[:3] for kind in _KINDS))
+"""Other letters and digits; spaces and punctuation stay."""
+
+
 def wrong_answers(core: str) -> list[str]:
     """Answers of the same form that are not `core`: other numbers, or other letters and digits."""
     number = _number(core)
     if number is None or abs(number) >= 1e15:
-        answers = [scrambled(core), "zzz"]
+        answers = [core.translate(_OTHER)]
     elif number == int(number):
-        answers = [str(2 * int(number) + 7), str(int(number) + 1), f"{int(number)}.9", "NaN", "zzz"]
+        answers = [str(2 * int(number) + 7), str(int(number) + 1), f"{int(number)}.9", "NaN"]
     else:
-        answers = [f"{2 * number + 7:g}", "NaN", "zzz"]
-    return [answer for answer in answers if not same_answer(answer, core)]
-
-
-def scrambled(text: str) -> str:
-    """The text with other letters and digits; lengths, spaces and punctuation stay."""
-    return "".join(map(_other_character, text))
-
-
-def _other_character(character: str) -> str:
-    if character.isascii() and character.isdigit():
-        return str((int(character) + 3) % 10)
-    for first in "aA":
-        if first <= character <= chr(ord(first) + 25):
-            return chr((ord(character) - ord(first) + 11) % 26 + ord(first))
-    return character
+        answers = [f"{2 * number + 7:g}", "NaN"]
+    return [answer for answer in (*answers, "zzz") if not same_answer(answer, core)]
 
 
 def shotguns(reply: str, others: Sequence[str]) -> Iterator[str]:
@@ -142,17 +134,9 @@ def shotguns(reply: str, others: Sequence[str]) -> Iterator[str]:
     answers = [*others[:half], core, *others[half:]] if len(others) > 1 else [*others, core, *others]
     yield "It is one of these: " + ", ".join(answers) + "."
     yield rewrapped(reply, ", ".join(answers))
-    yield "\n".join(rewrapped(reply, answer) for answer in answers)
 
 
 def denials(reply: str) -> Iterator[str]:
-    """Sentences that name the right answer and reject it."""
-    core = core_of(reply)
-    yield f"I do not know the answer. It is certainly not {core}."
-    yield f"{core} is wrong, so I give up and give no answer."
-
-
-def denials_in_format(reply: str) -> Iterator[str]:
     """Replies that reject the right answer in the place of the answer, if the reply has a format."""
     core = core_of(reply)
     if core != reply.strip():
@@ -202,7 +186,6 @@ def _content(content: object) -> str:
     return str(content or "")
 
 
-_TAGGED = re.compile(r"<([A-Za-z]\w*)>([^<]{0,80})</\1>")
 _JSON_EXAMPLE = re.compile(r"\{[^{}\n]{2,200}\}")
 
 
@@ -212,7 +195,6 @@ def scaffolds(prompt: str) -> list[str]:
     tags = list(dict.fromkeys(re.findall(r"<([A-Za-z]\w*)>", prompt)))
     if tags:
         found.append("".join(f"<{tag}></{tag}>\n" for tag in tags))
-        found.append("".join(match[0] + "\n" for match in _TAGGED.finditer(prompt)))
     if "####" in prompt:
         found.append("####")
     if "boxed" in prompt:
@@ -232,11 +214,11 @@ def _is_json(text: str) -> bool:
 def lazy_answers(prompt: str) -> dict[str, str]:
     """What a policy without understanding copies from a prompt, by the strategy."""
     numbers, words = re.findall(r"-?\d+(?:\.\d+)?", prompt), re.findall(r"[^\W\d_]+", prompt)
-    found = {"the whole prompt": prompt[:2000]}
+    found = dict[str, str]()
     if numbers:
         found |= {"the first number of the prompt": numbers[0], "the last number of the prompt": numbers[-1]}
     if words:
-        found |= {"the last word of the prompt": words[-1], "the longest word": max(words, key=len)}
+        found["the last word of the prompt"] = words[-1]
     return found
 
 

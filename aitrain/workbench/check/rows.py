@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import pickle
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from aitrain.environment.contract import Case, Prompt
+from aitrain.environment.dataset import canonical_text
 from aitrain.environment.tool_call_parser import short
+from aitrain.workbench.check.process import messages_of
 from aitrain.workbench.check.replies import same_answer, text_of
-from aitrain.workbench.check.subject import EnvFinding, Subject
+from aitrain.workbench.check.subject import EnvFinding, NotCheckedError, Subject
+from aitrain.workbench.opening import spread
+from aitrain.workbench.player import reference_of
 
+ROWS, REFERENCES = 2000, 64
+HASH_SEED = "1"
 ROLES = ("system", "user", "assistant", "tool")
 TEMPLATE_MARKS = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]")
 FEW_PROMPTS = 0.5
-IN_A_KEY = 4
-"""Answers in a row from which a prompt is taken to hold an answer key."""
 LABELS = 5
 """Number of different answers up to which they are taken for labels, which a prompt may list."""
 LEAD = r"(?:answer|solution|result|ground truth|label|expected|correct)\W{0,3}(?:is|are|:|=)*\W{0,4}"
@@ -29,16 +33,15 @@ NAMED = r"\b(?:gold|target|key|reference|truth)\w*['\"]?\s*(?:[-=]?>|[:=]|is\s)\
 
 def dataset(subject: Subject) -> Iterator[EnvFinding]:
     """Prompts, roles, case_idx and values of the rows."""
-    for case in subject.opened.all_cases:
-        if case.prompt and (problem := _problem_with(case.prompt)):
-            yield EnvFinding(
-                "warning",
-                f"Row {case.number}: {problem}",
-                "Chat templates refuse such a prompt, or render it in a way the model has never seen.",
-                "Begin with one system message at most, take turns, and end with the user's message.",
-                case.case_idx,
-            )
-            break
+    problems = ((case, _problem_with(case.prompt)) for case in subject.opened.all_cases if case.prompt)
+    for case, problem in [pair for pair in problems if pair[1]][:1]:
+        yield EnvFinding(
+            "warning",
+            f"Row {case.number}: {problem}",
+            "Chat templates refuse such a prompt, or render it in a way the model has never seen.",
+            "Begin with one system message at most, take turns, and end with the user's message.",
+            case.case_idx,
+        )
     prompts = defaultdict(set)
     for case in subject.cases:
         if "case_idx" in case.row:
@@ -50,21 +53,7 @@ def dataset(subject: Subject) -> Iterator[EnvFinding]:
             f"{len(doubled)} values of case_idx stand for several prompts, such as {doubled[0]}.",
             "An episode is scored against another row than the one that was asked.",
             "Give each row its own case_idx, or leave the column out: it is then the row's number.",
-            doubled[0],
         )
-    for case in subject.cases[:200]:
-        for name, value in case.row.items():
-            try:
-                json.dumps(value)
-            except (TypeError, ValueError, RecursionError):
-                yield EnvFinding(
-                    "info",
-                    f"Column {name} holds a {type(value).__name__}, which JSON cannot hold.",
-                    "Rollout records show it as text only, and `aitrain env rescore` cannot use it.",
-                    "Keep text, numbers, lists and dicts in rows, and look larger things up by case_idx.",
-                    case.case_idx,
-                )
-                return
 
 
 def _problem_with(prompt: Prompt) -> str:
@@ -76,6 +65,7 @@ def _problem_with(prompt: Prompt) -> str:
         return ""
     roles = [str(message.get("role")) for message in prompt]
     unknown = [role for role in roles if role not in ROLES]
+    mark = TEMPLATE_MARKS.search(text)
     if unknown:
         return f"a message has the role {unknown[0]!r}; there are {', '.join(ROLES)}"
     if "system" in roles[1:]:
@@ -84,8 +74,36 @@ def _problem_with(prompt: Prompt) -> str:
         return "the last message is the assistant's, so that there is nothing to answer"
     if ("user", "user") in pairwise(roles):
         return "two messages of the user follow each other"
-    mark = TEMPLATE_MARKS.search(text)
     return f"a message contains {mark[0]}: the chat template is applied a second time" if mark else ""
+
+
+def repeatable(subject: Subject) -> Iterator[EnvFinding]:
+    """A fresh process with another PYTHONHASHSEED builds the same rows and references.
+
+    Raises:
+        NotCheckedError: it failed, or the time is over.
+    """
+    subject.check_time()
+    request = {"options": subject.config.model_dump(mode="json", exclude_unset=True), "digests": True}
+    *_, message = messages_of(request, hash_seed=HASH_SEED)
+    if "error" in message:
+        raise NotCheckedError(short(f"a fresh process failed: {message['error']}", 200))
+    here, there = digests(subject.environment, subject.cases), message["digests"]
+    if count := sum(one != other for one, other in zip_longest(here, there)):
+        yield EnvFinding(
+            "warning",
+            f"{count} of {len(here)} rows and references differ in a fresh process with another PYTHONHASHSEED.",
+            "A resumed run continues with other cases, processes of a run score other answers, and scores of two runs"
+            " cannot be compared. (Training sets PYTHONHASHSEED=0.)",
+            "Use random.Random(seed) with a fixed seed, and sorted(...) where a set or a dict of sets is listed.",
+        )
+
+
+def digests(environment: object, cases: Sequence[Case]) -> list[str]:
+    """Digests of the first rows, and of references that are spread over the dataset."""
+    scripts = [reference_of(environment, case) for case in spread(cases, REFERENCES)]
+    values = [*(case.row for case in cases[:ROWS]), *(script and script.replies for script in scripts)]
+    return [hashlib.sha256(canonical_text(value).encode(errors="replace")).hexdigest()[:16] for value in values]
 
 
 def duplicates(subject: Subject) -> Iterator[EnvFinding]:
@@ -128,14 +146,14 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
 
 
 def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
-    """Prompts that name their right answer, or hold those of other cases: after their questions, or in a row."""
+    """Prompts that name their right answer."""
     cores = [(case, core) for case in subject.chosen if (core := subject.core(case))]
     labels = {core for _, core in cores}
-    labels = labels if len(labels) <= LABELS else set()
     found = []
     for case, core in cores:
         text = text_of(case.prompt or "")
-        lists_labels = any(label in text for label in labels - {core})  # "answer yes or no" names all of them
+        # "answer yes or no" names all of them
+        lists_labels = len(labels) <= LABELS and any(label in text for label in labels - {core})
         is_led_to = re.search(rf"(?i){LEAD}{re.escape(core)}(?!\w)", text) or (len(core) > 40 and core in text)
         if re.search(rf"(?i){NAMED}{re.escape(core)}(?!\w)", text) or (is_led_to and not lists_labels):
             found.append(case)
@@ -147,62 +165,28 @@ def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
             "Remove the answer from the prompt; the scorer gets it as a column of the row.",
             found[0].case_idx,
         )
-    key, prompt = subject.cases[:IN_A_KEY], subject.cases[0].prompt
-    if len(cores) < IN_A_KEY or prompt is None:
-        return
-    text, first = text_of(prompt), [str(subject.core(case)) for case in key]
-    in_a_row = (
-        not labels and len(set(first)) == IN_A_KEY and re.search(".{1,12}?".join(map(_whole, first)), text, re.DOTALL)
-    )
-    others = [(case, core) for case, core in cores if case is not key[0]]
-    after = [
-        case
-        for case, core in others
-        # of a prompt that is text, the question is only a part
-        if isinstance(case.prompt, list)
-        and (question := text_of(case.prompt[-1:]).strip())
-        and re.search(rf"{re.escape(question)}.{{0,40}}?{_whole(core)}", text, re.DOTALL)
-    ]
-    if in_a_row or 2 * len(after) >= len(others):
-        yield EnvFinding(
-            "warning",
-            "The prompt holds an answer key: the right answers of other cases"
-            + (" after their questions." if after else f", such as {', '.join(first)}."),
-            "The policy learns to look the answer up, and fails where there is no key.",
-            "Remove the key from the prompt; the scorer gets the answer as a column of the row.",
-            key[0].case_idx,
-        )
-
-
-def _whole(core: str) -> str:
-    return rf"(?<!\w){re.escape(core)}(?!\w)"
 
 
 def pickling(subject: Subject) -> Iterator[EnvFinding]:
     """Rows, and what build_dataset sets on the environment, can be sent to other processes."""
-    for case in subject.opened.all_cases:
-        for column, value in case.row.items():
-            if not _can_be_sent(value):
-                yield EnvFinding(
-                    "warning",
-                    f"Column {column} holds a {type(value).__name__}, which cannot be pickled.",
-                    "Training on several GPUs is refused: rows are sent to the other processes.",
-                    "Keep plain data in rows: texts, numbers, lists, dicts.",
-                    case.case_idx,
-                )
-                return
-    for name in set(getattr(subject.environment, "__dict__", {})) - subject.opened.set_by_init:
-        if not _can_be_sent(vars(subject.environment)[name]):
+    attributes = getattr(subject.environment, "__dict__", {})
+    sent = {f"self.{name}": value for name, value in attributes.items() if name not in subject.opened.set_by_init}
+    sent |= {f"row {case.number}": dict(case.row) for case in subject.opened.all_cases}
+    for name, value in sent.items():
+        if problem := _problem_of_sending(value):
             yield EnvFinding(
                 "warning",
-                f"build_dataset sets self.{name}, which cannot be pickled.",
-                "Training on several GPUs, or with --rl-env-isolation process, is refused.",
-                "Set it in __init__, which runs in every process.",
+                f"build_dataset makes {name}, which cannot be pickled: {problem}.",
+                "Training on several GPUs is refused, and attributes also with --rl-env-isolation process.",
+                "Keep plain data in rows (texts, numbers, lists, dicts), and set other attributes in __init__, which"
+                " runs in every process.",
             )
+            return
 
 
-def _can_be_sent(value: Any) -> bool:
+def _problem_of_sending(value: Any) -> str:
     try:
-        return bool(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-    except Exception:
-        return False
+        pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        return str(error)
+    return ""

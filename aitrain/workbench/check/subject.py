@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,22 +13,14 @@ from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.errors import AitrainError
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.replies import core_of, text_of
 from aitrain.workbench.opening import OpenedEnvironment, spread
-from aitrain.workbench.player import (
-    EMPTY,
-    JUNK,
-    JUNK_TEXT,
-    Play,
-    PlayedEpisode,
-    Player,
-    Policy,
-    Script,
-    reference_of,
-)
+from aitrain.workbench.player import EMPTY, JUNK, JUNK_TEXT, Play, Player, Policy, Script, reference_of
 
 Level = Literal["fail", "warning", "info"]
 """A run on an environment with a `fail` learns something wrong or ends; `info` is a fact that is worth knowing."""
+LEVELS: tuple[Level, ...] = ("fail", "warning", "info")
 PASS = 0.99
 """Share of what the reference earns from which a reply passes."""
 SAMPLE = 16
@@ -36,12 +28,8 @@ SAMPLE = 16
 SLOW_SAMPLE = 4
 """Cases that are played if one episode takes longer than SLOW_SECONDS."""
 SLOW_SECONDS = 0.5
-AT_ONCE, FEW = 64, 8
-"""Episodes that are played at the same time; fewer if they are slow, down to FEW."""
-PATIENT = 2.5
-"""Seconds that episodes at the same time may take together, if they share one processor."""
-HANGING = 16
-"""Calls that hang in threads from which nothing more is checked: they slow down all others."""
+AT_ONCE = 8
+"""Episodes that are played at the same time. They may share one processor, and each has a deadline."""
 NO_TIME = "no time left"
 """Why a check was skipped after the time of all checks."""
 NO_MODEL = "env check has no model"
@@ -63,15 +51,16 @@ class EnvFinding:
     check: str = ""
     """Name of the check."""
 
-    @property
-    def of_case(self) -> str:
-        """The case, behind the name of the check; empty if there is none."""
-        return "" if self.case_idx is None else f" (case {self.case_idx})"
 
-    def to_json(self) -> dict[str, object]:
-        """The finding as a JSON object."""
-        is_plain = isinstance(self.case_idx, (str, int, float, bool, type(None)))
-        return {**asdict(self), "case_idx": self.case_idx if is_plain else str(self.case_idx)}
+@dataclass(frozen=True)
+class CheckResult:
+    """What one check found; `skipped` says why it did not run."""
+
+    name: str
+    description: str = ""
+    findings: Sequence[EnvFinding] = ()
+    skipped: str = ""
+    seconds: float = 0.0
 
 
 class NotCheckedError(AitrainError):
@@ -102,27 +91,22 @@ class Subject:
     """Maximum number of cases that are played."""
     seconds: float = math.inf
     """What all checks together may take, from now on."""
-    check_seconds: float = math.inf
-    """What one check may take."""
+    on_batch: Callable[[], object] = lambda: None
+    """Called before a batch of episodes."""
     is_serial: bool = False
     """Whether episodes are played one after another, as they disturb each other."""
     model: ModelGuard = field(default_factory=ModelGuard)
-    episodes: list[PlayedEpisode] = field(default_factory=list)
-    """The episodes that were played, in their order, without those played `again`."""
     notes: list[str] = field(default_factory=list)
     """What aitrain said about how the environment's calls run."""
-    traces: dict[str, Any] = field(default_factory=dict)
-    """What episodes do to their process, once a check has seen it."""
     reference_errors: dict[int, str] = field(default_factory=dict)
     """What `reference` raised, by the number of the case."""
     _references: dict[int, Script | None] = field(default_factory=dict)
-    _cache: dict[tuple[int, Policy, int], PlayedEpisode] = field(default_factory=dict)
+    _cache: dict[tuple[int, Policy], Episode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.environment, self.cases = self.opened.environment, self.opened.cases
         self.kind = env_kind(self.environment)
         self._end = time.monotonic() + self.seconds
-        self.begin_check()
 
     @cached_property
     def player(self) -> Player:
@@ -134,32 +118,22 @@ class Subject:
 
     def close(self) -> None:
         """End the environment's threads and processes."""
-        if "player" in self.__dict__:
-            self.player.close()
-
-    # -- time
-
-    def begin_check(self) -> None:
-        """Begin the time of one check."""
-        self._check_end = time.monotonic() + self.check_seconds
+        self.player.close()
 
     @property
     def seconds_left(self) -> float:
-        """Seconds that the running check may still take."""
-        return min(self._check_end, self._end) - time.monotonic()
+        """Seconds that the checks may still take."""
+        return self._end - time.monotonic()
 
     def check_time(self) -> None:
-        """Stop a check whose time is over.
+        """Stop a check if the time is over.
 
         Raises:
-            NotCheckedError: it is, or too many calls hang.
+            NotCheckedError: it is.
         """
         if self.seconds_left < 0:
-            is_late = self._check_end < self._end
-            raise NotCheckedError(f"took longer than {self.check_seconds:g} seconds" if is_late else NO_TIME)
-        hanging = self.player.runner.pool.abandoned if "player" in self.__dict__ else 0
-        if hanging >= HANGING:
-            raise NotCheckedError(f"{hanging} calls of earlier checks hang")
+            raise NotCheckedError(NO_TIME)
+        self.on_batch()
 
     # -- cases and references
 
@@ -171,18 +145,13 @@ class Subject:
     @cached_property
     def sample(self) -> list[Case]:
         """Cases that are played: spread evenly over the dataset; few of them if episodes are slow."""
-        return spread(self.chosen, SLOW_SAMPLE) if self._first_seconds > SLOW_SECONDS else self.chosen
+        return spread(self.chosen, SLOW_SAMPLE) if self.episode_seconds > SLOW_SECONDS else self.chosen
 
     @cached_property
-    def _first_seconds(self) -> float:
+    def episode_seconds(self) -> float:
         """Seconds of the first episode, which is played alone."""
         case = self.chosen[0]
-        self.check_time()
-        play = Play(case, self.reference(case) or EMPTY)
-        (episode,) = self.player.play([play])
-        self.episodes.append(episode)
-        self._cache[_key(play)] = episode
-        return episode.seconds
+        return self.play_one(case, self.reference(case) or EMPTY).session.seconds
 
     def reference(self, case: Case) -> Script | None:
         """The reference's replies to a case; None if there is none, or it raised (see `reference_errors`)."""
@@ -197,7 +166,7 @@ class Subject:
     @cached_property
     def referenced(self) -> list[tuple[Case, Script]]:
         """The cases of the sample that have a reference, with it."""
-        return [(case, script) for case in self.sample if (script := self.reference(case))]
+        return [(case, script) for case in self.sample if (script := self.reference(case)) and script.replies]
 
     def core(self, case: Case) -> str | None:
         """The answer in the reference's last reply, without its format; None without a reference."""
@@ -205,23 +174,21 @@ class Subject:
         return core_of(script.replies[-1]) if script and script.replies else None
 
     @cached_property
-    def answered(self) -> list[tuple[Case, str]]:
-        """The cases of the sample whose reference is a single reply that earns something, with that reply."""
-        single = [(case, script.replies[0]) for case, script in self.referenced if len(script.replies) == 1]
-        return [(case, reply) for case, reply in single if self.scale(case)]
-
-    @cached_property
     def decided(self) -> list[tuple[Case, Script]]:
         """The cases of the sample whose reference's last reply decides the score, with the reference: those of a single
         reply, and conversations that earn less with a meaningless last one. A tool call is no answer."""
-        several = [
+        answers = [pair for pair in self.referenced if "<tool_call>" not in pair[1].replies[-1] and self.scale(pair[0])]
+        without = self.play((case, script.ending_in(JUNK_TEXT)) for case, script in answers)
+        return [
             (case, script)
-            for case, script in self.referenced
-            if len(script.replies) > 1 and "<tool_call>" not in script.replies[-1] and self.scale(case)
+            for (case, script), one in zip(answers, without, strict=True)
+            if len(script.replies) == 1 or (self.share(one) or 0.0) < PASS
         ]
-        without = self.play((case, script.ending_in(JUNK_TEXT)) for case, script in several)
-        decided = [pair for pair, one in zip(several, without, strict=True) if (self.share(one) or 0.0) < PASS]
-        return [(case, Script((reply,))) for case, reply in self.answered] + decided
+
+    @property
+    def answered(self) -> list[tuple[Case, str]]:
+        """Those of a single reply, with it."""
+        return [(case, script.replies[0]) for case, script in self.decided if len(script.replies) == 1]
 
     def asked(self, case: Case) -> str:
         """What the policy is asked first, as one text: the prompt, and what the environment says first."""
@@ -235,46 +202,42 @@ class Subject:
 
     # -- playing
 
-    def play(self, pairs: Iterable[tuple[Case, Policy]], again: bool = False) -> list[PlayedEpisode]:
-        """Play the policies on the cases, many at the same time; episodes that were played before are taken from
-        there, unless `again`. Code that computes has one processor for all threads, and must not miss its deadline
-        because of the others.
+    @property
+    def episodes(self) -> list[Episode]:
+        """The episodes that were played, in their order, without those played `again`."""
+        return list(self._cache.values())
+
+    def play(self, pairs: Iterable[tuple[Case, Policy]], again: bool = False) -> list[Episode]:
+        """Play the policies on the cases, several at the same time; episodes that were played before are taken from
+        there, unless `again`.
 
         Raises:
-            NotCheckedError: the time of the check is over.
+            NotCheckedError: the time is over.
         """
-        wanted = [Play(case, policy) for case, policy in pairs]
-        unknown = {_key(play): play for play in wanted if _key(play) not in self._cache}
-        new = wanted if again else list(unknown.values())
-        some = 1 if self.is_serial else int(min(AT_ONCE, max(FEW, PATIENT / max(self._first_seconds, 1e-6))))
-        played: list[PlayedEpisode] = []
-        for start in range(0, len(new), some):
+        wanted = [((case.number, policy), Play(case, policy)) for case, policy in pairs]
+        new = wanted if again else [(key, play) for key, play in dict(wanted).items() if key not in self._cache]
+        at_once = 1 if self.is_serial else AT_ONCE
+        played: list[Episode] = []
+        for start in range(0, len(new), at_once):
             self.check_time()
-            part = self.player.play(new[start : start + some])
+            part = self.player.play([play for _, play in new[start : start + at_once]])
             played += part
             if not again:
-                self.episodes += part
-                self._cache.update({_key(episode.play): episode for episode in part})
-        return played if again else [self._cache[_key(play)] for play in wanted]
+                self._cache.update(zip([key for key, _ in new[start:]], part, strict=False))
+        return played if again else [self._cache[key] for key, _ in wanted]
 
-    def play_together(self, pairs: Iterable[tuple[Case, Policy]]) -> list[PlayedEpisode]:
+    def play_together(self, pairs: Iterable[tuple[Case, Policy]]) -> list[Episode]:
         """Play episodes all at the same time, as a step does, also those that were played before.
 
         Raises:
-            NotCheckedError: the time of the check is over.
+            NotCheckedError: the time is over.
         """
-        if self.is_serial:
-            return self.play(pairs, again=True)
         self.check_time()
         return self.player.play([Play(case, policy) for case, policy in pairs])
 
-    def play_one(self, case: Case, policy: Policy, again: bool = False) -> PlayedEpisode:
+    def play_one(self, case: Case, policy: Policy, again: bool = False) -> Episode:
         """Play one episode."""
         return self.play([(case, policy)], again)[0]
-
-    def play_alone(self, pairs: Iterable[tuple[Case, Policy]]) -> list[PlayedEpisode]:
-        """Play episodes one after another, also those that were played before."""
-        return [self.play_one(*pair, again=True) for pair in pairs]
 
     # -- scores
 
@@ -283,20 +246,11 @@ class Subject:
         reference's, or without one the highest of the range. None if nothing earns."""
         low, high = self.config.score_bounds
         script = self.reference(case)
-        full = self.play_one(case, script).score if script else high
+        full = self.play_one(case, script).result.score if script else high
         zero = 0.0 if low <= 0.0 < (full or 0.0) else low
         return (zero, full) if full is not None and -math.inf < zero < full < math.inf else None
 
-    def share(self, episode: PlayedEpisode) -> float | None:
+    def share(self, episode: Episode) -> float | None:
         """The score of an episode as a share of what the reference earns in its case; None if it is missing."""
-        scale = self.scale(episode.play.case)
-        return None if episode.score is None or scale is None else (episode.score - scale[0]) / (scale[1] - scale[0])
-
-    def shown(self, share: float) -> str:
-        """A share in words: `40% of what the reference earns`."""
-        by_reference = self.reference(self.sample[0]) is not None
-        return f"{share:.0%} of {'what the reference earns' if by_reference else 'the highest score'}"
-
-
-def _key(play: Play) -> tuple[int, Policy, int]:
-    return play.case.number, play.policy, play.seed
+        scale, score = self.scale(episode.case), episode.result.score
+        return None if score is None or scale is None else (score - scale[0]) / (scale[1] - scale[0])

@@ -20,7 +20,7 @@ from aitrain import TrainConfig, activity
 from aitrain.environment.dataset import build_cases
 from aitrain.workbench.check.before_training import FastCheck, check_quickly
 from aitrain.workbench.check.registry import EnvCheck, chosen, run_checks
-from aitrain.workbench.check.subject import EnvFinding, Subject
+from aitrain.workbench.check.subject import NO_TIME, EnvFinding, Subject
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import Constant
 from tests.conftest import has_ended
@@ -54,7 +54,7 @@ def test_a_healthy_environment_gets_one_line_and_leaves_no_file(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = checked(Sums(), rl_env_isolation="process")
     assert list(found.lines()) == [f"Environment checks: {found.passed} passed."]
-    assert found.passed >= 9
+    assert found.passed >= 7
     assert not list(tmp_path.iterdir())
 
 
@@ -134,7 +134,7 @@ def test_an_environment_that_cannot_be_checked_in_a_fork_is_not_judged(environme
 
 def test_what_is_wrong_is_said_in_few_lines_and_a_scorer_that_always_fails_is_named() -> None:
     lines = list(checked(Sums(wrong=1.0)).lines())
-    assert any(line.startswith("Environment check floor (case ") for line in lines)
+    assert any(line.startswith("Environment check floor: ") for line in lines)
     assert len("".join(lines).splitlines()) <= 4
     found = checked(Failing())
     assert "KeyError: 'gold'" in found.all_failed
@@ -171,9 +171,9 @@ def broken(_: object) -> Any:
 def test_a_check_that_takes_too_long_or_fails_itself_is_stopped_and_the_next_one_runs() -> None:
     environment = Sums(seconds=0.01)
     opened = OpenedEnvironment(environment, build_cases(environment, None)[0])
-    checks = [EnvCheck("many", "", play_many), EnvCheck("broken", "", broken, "rows"), *chosen(["dataset"])]
-    with closing(Subject(opened, TrainConfig(), check_seconds=0.2)) as subject:
-        many, failed, last = run_checks(subject, checks)
-    assert (many.findings, many.skipped) == ([], "took longer than 0.2 seconds")
+    checks = [EnvCheck("broken", "", broken, "rows"), EnvCheck("many", "", play_many), *chosen(["dataset"])]
+    with closing(Subject(opened, TrainConfig(), seconds=0.2)) as subject:
+        failed, many, last = run_checks(subject, checks)
     assert failed.skipped == "the check itself failed: RuntimeError: mine"
+    assert (many.findings, many.skipped) == ([], NO_TIME)
     assert last.skipped == ""

@@ -15,53 +15,50 @@ from aitrain.workbench.check.subject import EnvFinding, Subject
 from aitrain.workbench.opening import open_environment
 
 FOLDER = Path(__file__).parents[2] / "environments" / "faulty"
-IN_PROCESSES = ("repeatable-dataset", "two-ranks")
+IN_PROCESS = "repeatable-dataset"
+"""A check that takes long."""
 
-FAULTS: list[tuple[str, str, str]] = [
-    ("datasets_of.py:LastWordOfAssistant", "dataset", ""),
-    ("datasets_of.py:FewPrompts", "duplicates", ""),
-    ("datasets_of.py:TrainedOnHeldOut", "duplicates", ""),
-    ("datasets_of.py:AnswerInPrompt", "leaked-answer", "lazy-policy"),
-    ("datasets_of.py:OrderOfASet", "repeatable-dataset", ""),
-    ("datasets_of.py:KeyOfTheProcess", "two-ranks", "repeatable-dataset"),
-    (
-        "scores_of.py:Noise",
-        "repeatable-score",
-        "concurrency equivalent-forms message-forms side-effects",
-    ),
-    ("scores_of.py:Percent", "score-range", "reference"),
-    ("scores_of.py:RaisesOnWords", "exceptions", ""),
-    ("scores_of.py:ShortIsGood", "floor", "lazy-policy"),
-    ("scores_of.py:AnyNumber", "wrong-answer", "other-answer lazy-policy"),
-    ("scores_of.py:Truthy", "other-answer", "floor wrong-answer shotgun denied-answer lazy-policy"),
-    ("scores_of.py:Contains", "shotgun", "denied-answer wrong-answer"),
-    ("scores_of.py:FirstNumberAfterMark", "denied-answer", "wrong-answer shotgun"),
-    ("scores_of.py:WorstFirst", "group-score", ""),
-    ("scores_of.py:PaidFormat", "template", "floor"),
-    ("scores_of.py:MostlyYes", "lazy-policy", ""),
-    ("scores_of.py:WrongReference", "reference", ""),
-    ("scores_of.py:NoStrip", "equivalent-forms", ""),
-    ("scores_of.py:ComparesMessages", "message-forms", "reference"),
-    ("scores_of.py:Generates", "model-use", ""),
-    ("scores_of.py:GullibleJudge", "injection", ""),
-    ("scores_of.py:FlatteredJudge", "tone", ""),
-    ("episodes_of.py:Unseeded", "repeatable-episode", "side-effects"),
-    ("episodes_of.py:Endless", "episode-end", ""),
-    ("episodes_of.py:Crosstalk", "isolation", ""),
-    ("episodes_of.py:OneFileForAll", "concurrency", ""),
-    ("episodes_of.py:ToolRaises", "tools", ""),
-    ("processes_of.py:ChangesDirectory", "side-effects", ""),
-    ("processes_of.py:SetsVariables", "side-effects", ""),
-    ("processes_of.py:SetsGlobalSeed", "side-effects", ""),
-    ("processes_of.py:LeavesThreads", "side-effects", ""),
-    ("processes_of.py:LeavesProcesses", "side-effects", ""),
-    ("processes_of.py:AsksSomebody", "network", ""),
-    ("processes_of.py:AlarmCaught", "signals", ""),
-    ("processes_of.py:LockInTheRow", "pickling", ""),
-    ("processes_of.py:LockOfTheDataset", "pickling", ""),
-    ("processes_of.py:SlowScore", "latency", ""),
-]
-"""A fault, the check that finds it, and others that it also concerns."""
+FAULTS = {
+    "datasets_of.py:LastWordOfAssistant": "dataset",
+    "datasets_of.py:FewPrompts": "duplicates",
+    "datasets_of.py:TrainedOnHeldOut": "duplicates",
+    "datasets_of.py:AnswerInPrompt": "leaked-answer lazy-policy",
+    "datasets_of.py:OrderOfASet": "repeatable-dataset",
+    "datasets_of.py:KeyOfTheProcess": "repeatable-dataset",
+    "scores_of.py:Noise": "repeatable concurrency equivalent-forms side-effects",
+    "scores_of.py:Percent": "exceptions reference",
+    "scores_of.py:RaisesOnWords": "exceptions",
+    "scores_of.py:ShortIsGood": "floor lazy-policy",
+    "scores_of.py:AnyNumber": "wrong-answer other-answer lazy-policy",
+    "scores_of.py:Truthy": "other-answer floor wrong-answer shotgun denied-answer lazy-policy",
+    "scores_of.py:Contains": "shotgun denied-answer wrong-answer",
+    "scores_of.py:FirstNumberAfterMark": "denied-answer wrong-answer shotgun",
+    "scores_of.py:WorstFirst": "group-score",
+    "scores_of.py:PaidFormat": "floor",
+    "scores_of.py:MostlyYes": "lazy-policy",
+    "scores_of.py:WrongReference": "reference",
+    "scores_of.py:NoStrip": "equivalent-forms",
+    "scores_of.py:ComparesMessages": "reference",
+    "scores_of.py:Generates": "model-use",
+    "scores_of.py:GullibleJudge": "injection",
+    "scores_of.py:FlatteredJudge": "injection",
+    "episodes_of.py:Unseeded": "repeatable side-effects",
+    "episodes_of.py:Endless": "episode-end",
+    "episodes_of.py:Crosstalk": "concurrency",
+    "episodes_of.py:OneFileForAll": "concurrency",
+    "episodes_of.py:ToolRaises": "exceptions",
+    "processes_of.py:ChangesDirectory": "side-effects",
+    "processes_of.py:SetsVariables": "side-effects",
+    "processes_of.py:SetsGlobalSeed": "side-effects",
+    "processes_of.py:LeavesThreads": "side-effects",
+    "processes_of.py:LeavesProcesses": "side-effects",
+    "processes_of.py:AsksSomebody": "side-effects",
+    "processes_of.py:AlarmCaught": "side-effects",
+    "processes_of.py:LockInTheRow": "pickling",
+    "processes_of.py:LockOfTheDataset": "pickling",
+    "processes_of.py:SlowScore": "latency",
+}
+"""The check that finds a fault, and others that it also concerns."""
 
 HEALTHY = [
     "sums.py:Sums",
@@ -81,7 +78,7 @@ def found(name: str, in_processes: bool) -> Iterator[EnvFinding]:
     config = TrainConfig(rl_env=f"{FOLDER / name}", rl_env_timeout=1.0)
     opened, config = open_environment(config)
     with closing(Subject(opened, config)) as subject:
-        checks = [check for check in CHECKS if in_processes or check.name not in IN_PROCESSES]
+        checks = [check for check in CHECKS if in_processes or check.name != IN_PROCESS]
         for result in run_checks(subject, checks):
             assert "itself failed" not in result.skipped, result
             yield from result.findings
@@ -103,11 +100,12 @@ def process_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.update(variables)
 
 
-@pytest.mark.parametrize(("fault", "check", "related"), FAULTS, ids=[fault[0] for fault in FAULTS])
+@pytest.mark.parametrize(("fault", "checks"), FAULTS.items())
 @pytest.mark.slow
-def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, check: str, related: str) -> None:
-    serious = [finding for finding in found(fault, check in IN_PROCESSES) if finding.level != "info"]
-    assert {check} <= {finding.check for finding in serious} <= {check, *related.split()}, serious
+def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, checks: str) -> None:
+    own, *related = checks.split()
+    serious = [finding for finding in found(fault, own == IN_PROCESS) if finding.level != "info"]
+    assert {own} <= {finding.check for finding in serious} <= {own, *related}, serious
 
 
 @pytest.mark.parametrize("healthy", HEALTHY)
@@ -117,4 +115,4 @@ def test_a_healthy_environment_passes(healthy: str) -> None:
 
 
 def test_each_check_finds_a_fault() -> None:
-    assert {check for _, check, _ in FAULTS} >= {check.name for check in CHECKS}
+    assert {checks.split()[0] for checks in FAULTS.values()} >= {check.name for check in CHECKS}

@@ -1,0 +1,270 @@
+"""Replies that should earn little or nothing: each probe is a row of replies, thresholds, text and remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aitrain.environment.contract import Case
+from aitrain.environment.tool_call_parser import short
+from aitrain.rollout.episode import Episode
+from aitrain.workbench.check.replies import (
+    CONFIDENT,
+    CONTENTLESS,
+    INJECTIONS,
+    LABELS,
+    NOT_A_NUMBER,
+    core_of,
+    denials,
+    lazy_answers,
+    quoted,
+    rewrapped,
+    same_answer,
+    scaffolds,
+    shotguns,
+    wrong_answers,
+)
+from aitrain.workbench.check.subject import LEVELS, PASS, EnvFinding, Level, Subject
+from aitrain.workbench.player import JUNK_TEXT, Constant, Parrot, Policy, Script, replied
+
+FORMAT_BONUS = 0.2
+"""Share that an answer in the right format without content may earn before it is reported."""
+MOST, ANY = 0.9, 0.001
+OTHERS = 3
+"""Answers of other cases that are tried on each case."""
+MARGIN = 0.2
+"""Share by which a text that addresses or flatters a judge may raise a score."""
+
+Replies = Iterable[tuple[str, Case, Policy]]
+"""Policies on cases, with what they are: those of one description are one kind."""
+
+
+@dataclass(frozen=True)
+class Earned:
+    """What one kind of reply earned: its shares, and the episode in which it earned most."""
+
+    what: str
+    shares: list[float]
+    best: Episode
+    of: int
+    """Number of the cases; one in which the reply cannot be made earns nothing."""
+
+    @property
+    def mean(self) -> float:
+        """Mean share over the cases."""
+        return math.fsum(self.shares) / self.of
+
+    @property
+    def passes(self) -> int:
+        """In how many cases it passes."""
+        return sum(share >= PASS for share in self.shares)
+
+
+def earned(subject: Subject, replies: Replies, of: int = 0) -> list[Earned]:
+    """Play replies, and collect by their kind what they earned in `of` cases, or in those in which there is a score;
+    highest first."""
+    plays = list(replies)
+    found: dict[str, list[tuple[float, Episode]]] = {}
+    for (what, _, _), episode in zip(plays, subject.play((case, policy) for _, case, policy in plays), strict=True):
+        if (share := subject.share(episode)) is not None:
+            found.setdefault(what, []).append((share, episode))
+    kinds = [
+        Earned(what, [share for share, _ in got], max(got, key=lambda pair: pair[0])[1], max(of, len(got)))
+        for what, got in found.items()
+    ]
+    return sorted(kinds, key=lambda one: (one.passes / one.of, one.mean), reverse=True)
+
+
+@dataclass(frozen=True)
+class ReplyProbe:
+    """Replies that should earn little, and what is said if they do not."""
+
+    replies: Callable[[Subject], Replies]
+    what: str
+    """What was found: a format of `what`, `mean`, `count`, `reply` and `plain`."""
+    why: str
+    fix: str
+    passing: Mapping[Level, float] = field(default_factory=dict)
+    """Fraction of the cases in which the reply passes, from which on it is found, by the level."""
+    paying: Mapping[Level, float] = field(default_factory=dict)
+    """The same of its mean share."""
+    cases: Callable[[Subject], Sequence[object]] = lambda _: ()
+    """The cases that count also if a reply cannot be made in them."""
+    is_mild: Callable[[Subject, Earned], bool] = lambda subject, _: not subject.sees_the_case
+    """Whether it is only worth knowing, as what all replies earn from a scorer that looks at no case."""
+    plain: Callable[[Subject], Replies] = lambda _: ()
+    """Replies whose mean share is taken off that of the others."""
+
+    def __call__(self, subject: Subject) -> Iterator[EnvFinding]:
+        """The finding about the worst kind."""
+        plain = max((one.mean for one in earned(subject, self.plain(subject))), default=0.0)
+        for worst in earned(subject, self.replies(subject), len(self.cases(subject)))[:1]:
+            levels = [
+                level
+                for level in LEVELS
+                if worst.passes / worst.of >= self.passing.get(level, math.inf)
+                or worst.mean - plain >= self.paying.get(level, math.inf)
+            ]
+            if levels:
+                what = self.what.format(
+                    what=worst.what,
+                    mean=f"{worst.mean:.0%}",
+                    count=f"{worst.passes} of {worst.of}",
+                    reply=quoted("".join(replied(worst.best)[-1:])),
+                    plain=f"{plain:.0%}",
+                )
+                level = "info" if self.is_mild(subject, worst) else levels[0]
+                yield EnvFinding(level, what, self.why, self.fix, worst.best.case.case_idx)
+
+
+# -- replies
+
+
+def everywhere(subject: Subject, texts: Iterable[str], before: str = "") -> Replies:
+    """Each of the texts in each case of the sample."""
+    return [(short(repr(text), 80), case, Constant(before + text)) for text in texts for case in subject.sample]
+
+
+def _contentless(subject: Subject) -> Replies:
+    """Replies without content, what the environment says itself, and the format that it asks for without an answer."""
+    yield from everywhere(subject, CONTENTLESS)
+    for case in subject.sample:
+        asked = subject.asked(case)
+        yield "of the prompt itself", case, Constant(asked[:2000])
+        yield from ((short(repr(text), 40), case, Constant(text)) for text in scaffolds(asked))
+        if subject.kind != "score_episode":
+            yield "of what the environment says", case, Parrot()
+            yield "of an answer that the environment gives away", case, Parrot(only_answer=True)
+    for case, script in subject.referenced:
+        if len(script.replies) > 1:
+            yield "of the reference's last turn alone", case, Script(script.replies[-1:])
+
+
+def _other_answers(subject: Subject) -> Replies:
+    """Right answers of other cases."""
+    for place, (case, own) in enumerate(subject.referenced):
+        others = [theirs for _, theirs in subject.referenced[place + 1 :] + subject.referenced[:place]]
+        apart = [
+            theirs
+            for theirs in others
+            if own != theirs
+            and (len(own.replies) > 1 or not same_answer(core_of(own.replies[-1]), core_of(theirs.replies[-1])))
+        ]
+        yield from (("", case, theirs) for theirs in apart[:OTHERS])
+
+
+def _ending_in(replies_of: Callable[[Subject, str], Iterable[str]]) -> Callable[[Subject], Replies]:
+    """Replies that are made of each reference's last one."""
+    return lambda subject: (
+        (str(number), case, script.ending_in(text))
+        for case, script in subject.decided
+        for number, text in enumerate(replies_of(subject, script.replies[-1]))
+    )
+
+
+def _several(subject: Subject, reply: str) -> Iterable[str]:
+    """Replies with the answers of several cases."""
+    cores = list(dict.fromkeys(core_of(script.replies[-1]) for _, script in subject.decided))
+    others = [core for core in cores if not same_answer(core, core_of(reply))]
+    return shotguns(reply, others[:4]) if others and max(map(len, cores)) <= 300 else ()
+
+
+def _strategies(subject: Subject) -> Replies:
+    """One answer for all cases, or a part of the prompt, in the form of a reference; of few cases, nothing is known."""
+    form = subject.answered[0][1] if subject.answered else ""
+    cores = [core for case in subject.sample if (core := subject.core(case)) and len(core) <= 200]
+    answers = list(dict.fromkeys((NOT_A_NUMBER, *cores, *LABELS)))[:24]
+    constants = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
+    for case in subject.sample if len(subject.sample) >= 4 else ():
+        for what, answer in (constants | lazy_answers(subject.asked(case))).items():
+            yield what, case, Constant(rewrapped(form, answer) if form else answer)
+
+
+def _wrong(subject: Subject, before: str = "") -> Replies:
+    """Wrong answers behind a sentence."""
+    for case, reply in subject.answered:
+        yield "", case, Script((before + rewrapped(reply, wrong_answers(core_of(reply))[0]),))
+
+
+def _persuading(subject: Subject) -> Replies:
+    """Replies that tell a judge what to say, and wrong answers that sound sure."""
+    yield from everywhere(subject, INJECTIONS, f"{JUNK_TEXT}\n")
+    yield from _wrong(subject, f"{CONFIDENT} ")
+
+
+# -- what makes them mild
+
+
+def _is_graded(subject: Subject, worst: Earned) -> bool:
+    """Whether a part of the reference earns a part of the score, as with sub-goals or similarity."""
+    halves = _ending_in(lambda _, reply: [reply[: (len(reply) + 1) // 2]] if len(reply) > 5 else [])
+    half = earned(subject, halves(subject), len(subject.decided))
+    return not subject.sees_the_case or (bool(half) and 0.2 < half[0].mean < 0.95)
+
+
+def _varies(subject: Subject, worst: Earned) -> bool:
+    """Whether a scorer gives other parts of the score from case to case, such as by similarity."""
+    return not worst.passes and 2 * len({round(share, 3) for share in worst.shares}) > len(worst.shares)
+
+
+# -- the probes
+
+floor = ReplyProbe(
+    _contentless,
+    "The reply {what} earns {mean} of the full score, and all of it in {count} cases.",
+    "The policy is paid for saying nothing, and learns that first.",
+    f"Return 0 for a reply without an answer, and at most {FORMAT_BONUS:.0%} of the score for the format.",
+    passing={"fail": 0.5, "warning": ANY},
+    paying={"fail": 0.5, "warning": FORMAT_BONUS + ANY, "info": 0.05},
+    is_mild=_varies,
+)
+other_answer = ReplyProbe(
+    _other_answers,
+    "The right answer of another case gets full score in {count} tries: {reply}.",
+    "The score hardly depends on the case: one answer for all of them is enough.",
+    "Compare with what this case asks for. If several answers are right, this is no mistake.",
+    passing={"fail": MOST, "warning": 0.51, "info": ANY},
+)
+wrong_answer = ReplyProbe(
+    _ending_in(lambda _, reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply)))),
+    "A wrong answer in the right format gets full score in {count} cases: {reply}.",
+    "The policy learns the format and nothing else.",
+    "Compare the answer itself, not only that there is one.",
+    passing={"warning": 0.5, "info": 0.1},
+    cases=lambda subject: subject.decided,
+)
+shotgun = ReplyProbe(
+    _ending_in(_several),
+    "A reply that lists several answers gets full score in {count} cases if the right one is among them: {reply}.",
+    "The policy learns to list candidates instead of deciding.",
+    "Extract one answer, such as the last one after a mark, and compare it as a whole.",
+    passing={"fail": 0.5, "warning": ANY},
+    cases=lambda subject: subject.decided,
+    is_mild=_is_graded,
+)
+denied_answer = ReplyProbe(
+    _ending_in(lambda _, reply: denials(reply)),
+    "A reply that rejects the right answer gets full score in {count} cases: {reply}.",
+    "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
+    "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
+    passing={"warning": 0.25},
+    cases=lambda subject: subject.decided,
+    is_mild=_is_graded,
+)
+lazy_policy = ReplyProbe(
+    _strategies,
+    "A fixed strategy, {what}, earns {mean} of the full score: {reply}.",
+    "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to learn.",
+    "Balance the answers of the cases, or ask for more than this strategy gives.",
+    passing={"warning": MOST},
+    cases=lambda subject: subject.sample,
+)
+injection = ReplyProbe(
+    _persuading,
+    "A reply that addresses or flatters the judge earns {mean} instead of {plain}: {reply}.",
+    "The policy learns to command the judge, or to sound sure, which is easier than the task.",
+    "Quote the reply as data in the judge's prompt, and let it score the answer without the rest.",
+    paying={"fail": MARGIN},
+    plain=lambda subject: [*everywhere(subject, [JUNK_TEXT]), *_wrong(subject)],
+)
