@@ -442,14 +442,13 @@ class ServedEnvironment:
 # -- connecting
 
 
-def connect(urls: str, /, **keywords: object) -> ServedEnvironment:
-    """The environment that all of these URLs serve.
+def connect(urls: str, /) -> ServedEnvironment:
+    """The environment that all of these URLs serve; its server constructs it, with the keywords that are given there.
 
     Raises:
-        ConfigError: a URL is wrong, or keywords for its constructor are given.
+        ConfigError: a URL is wrong.
         EnvironmentFailed: a server does not answer, or serves another environment than the first.
     """
-    check_id(urls, keywords)
     connections = [EnvConnection(url) for url in checked_urls(urls)]
     descriptions = [_described(connection) for connection in connections]
     first = descriptions[0]
@@ -471,20 +470,6 @@ def connect(urls: str, /, **keywords: object) -> ServedEnvironment:
     # a class with the name of the environment's, which no file here is the source of
     kind: type[ServedEnvironment] = type(first.name, (ServedEnvironment,), {"__module__": "aitrain.served", **methods})
     return kind(connections, first)
-
-
-def check_id(urls: str, keywords: Mapping[str, object]) -> None:
-    """Check the URLs without the servers.
-
-    Raises:
-        ConfigError: a URL is wrong, or keywords for the constructor are given.
-    """
-    checked_urls(urls)
-    if keywords:
-        raise ConfigError(
-            "rl_env_config: the environment is constructed by its server, which takes these keywords\n"
-            "Start it with: aitrain env serve ENV --rl-env-config ..."
-        )
 
 
 def _described(connection: EnvConnection) -> EnvDescription:

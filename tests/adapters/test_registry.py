@@ -22,10 +22,6 @@ WEATHER = """
 import random
 from aitrain.errors import ConfigError
 
-def check_id(id, settings):
-    if id == "nowhere":
-        raise ConfigError("rl_env: weather has no place nowhere")
-
 class Weather:
     def __init__(self, id, /, *, size=2, score_range=None):
         random.seed(len(id))
@@ -65,7 +61,6 @@ def test_a_module_here_that_has_the_class_wins_over_the_adapter_of_its_name(here
 
 @pytest.mark.usefixtures("weather")
 def test_what_is_wrong_is_refused() -> None:
-    assert "weather has no place nowhere" in refusal("weather:nowhere")
     assert "Did you mean size?" in refusal("weather:Rome", sise=3)
     assert "Did you mean weather?" in refusal("wether:Rome")
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.adapters.reward import RewardFunction, reward_judges
-from aitrain.environment.adapters.rows import Data, Row, RowSource, files_of
+from aitrain.environment.adapters.rows import Data, Row, RowSource
 from aitrain.environment.adapters.settings import RandomStream, prompted, requires
 from aitrain.environment.contract import Prompt, Score
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
-from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
+from aitrain.environment.user_modules import load_object, parse_id, source_files
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 
@@ -120,16 +120,3 @@ def _answering(method: Callable[..., Any]) -> Callable[..., Any]:
             return {"error": str(error)}
 
     return call
-
-
-def check_id(id: str, settings: Mapping[str, object]) -> None:
-    """Check class, functions and files without running anything.
-
-    Raises:
-        ConfigError: one of them does not exist.
-    """
-    check_objects(parse_id(id), "class")
-    for judge in reward_judges(str(settings["rewards"])) if settings.get("rewards") else ():
-        judge.check()
-    if settings.get("data") is not None:
-        files_of(settings["data"])

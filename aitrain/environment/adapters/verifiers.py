@@ -366,17 +366,5 @@ def Verifiers(
     return kind(id, size, seed, system, few_shot, score_range, {**others, **(arguments or {})})
 
 
-def check_id(id: str, settings: Mapping[str, object]) -> None:
-    """Check that the module of an id exists, without importing it.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    module = module_of(id)
-    places = [module] if _is_legacy() else [f"verifiers.v1.tasksets.{module}", module]
-    if not any(module_specs(place) for place in places):
-        raise ConfigError(f"rl_env: the verifiers environment {id} is not installed: there is no module {module}")
-
-
 def _is_legacy() -> bool:
     return tuple(map(int, version("verifiers").split(".")[:2])) < (0, 4)

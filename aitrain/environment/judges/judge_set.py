@@ -15,7 +15,7 @@ from aitrain.environment.judges.ranking import Ranking
 from aitrain.environment.judges.remote_judge import RemoteJudge
 from aitrain.environment.judges.rubric import Rubric
 from aitrain.environment.judges.rules import RULES, SOURCES, require_math_verify
-from aitrain.environment.user_modules import Place, check_objects, load_object, source_files
+from aitrain.environment.user_modules import Place, load_object, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import is_on_shared_loop, run_async
 from aitrain.execution.failure import CallFailed, Failure
@@ -80,17 +80,6 @@ class Judge:
         told = ("model", "url", "max_calls", "max_tokens")
         details = ", ".join(f"{name} {self.settings[name]}" for name in told if name in self.settings)
         return f"{weight}{self.name}{details and f' ({details})'}"
-
-    def check(self) -> None:
-        """Check it without running the user's code.
-
-        Raises:
-            ConfigError: there is no such judge, or a setting is wrong.
-        """
-        if self.users_place is not None:
-            check_objects([self.users_place], "judge")
-        else:
-            self.load()
 
     def load(self) -> Judge:
         """The judge with its function, with the user's code imported.
