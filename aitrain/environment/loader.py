@@ -76,7 +76,7 @@ def find_env(config: TrainConfig) -> EnvSource:
     if place in ("http", "https") and class_name.startswith("/"):
         return _adapter_source(SERVED, config.env_place)
     adapter = adapter_named(place)
-    if adapter is not None and not _is_own_module(place, class_name):
+    if adapter is not None:
         return _adapter_source(adapter, class_name)
     wanted = class_name or config.rl_env_class
     file = Path(os.path.expanduser(place))
@@ -134,14 +134,6 @@ def errors_of(name: str) -> Iterator[None]:
             first = f"{first.removesuffix('.')} (environment {name}){end}"
             error.args = ("\n".join([first, *rest]), *error.args[1:])
         raise
-
-
-def _is_own_module(name: str, class_name: str) -> bool:
-    """Whether the working directory has a module of an adapter's name, and in it what is named: that wins."""
-    spec = in_working_directory(name)
-    if spec is None or spec.origin is None:
-        return False
-    return not class_name or (class_name.isidentifier() and class_name in names_in(parse(Path(spec.origin))))
 
 
 def _adapter_source(adapter: Adapter, id: str) -> EnvSource:
