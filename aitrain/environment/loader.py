@@ -203,7 +203,9 @@ def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
         module = import_module(source.adapter.module)
         factory = partial(getattr(module, source.adapter.class_name), source.id)
         check_signature(factory, f"the adapter {source.adapter.name}", keywords)
-        if source.adapter.by_url and source.adapter is not SERVED:  # which asks its server when it builds the dataset
+        if source.adapter is SERVED:
+            module.checked_urls(source.id)
+        elif source.adapter.by_url:  # which asks its server when it builds the dataset
             factory(**keywords)
     elif source.file is not None:
         tree = parse(source.file)

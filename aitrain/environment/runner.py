@@ -179,7 +179,6 @@ class EnvRunner:
     on_messages: Callable[[EnvSession, Sequence[Message]], None] = lambda _, __: None
     """Called with what the environment says in an episode, such as to show it."""
 
-    _shown: set[str] = field(default_factory=set)
     _calls: int = 0
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
     _phase: ExitStack = field(default_factory=ExitStack)  # the process's activity while there are calls
@@ -296,7 +295,7 @@ class EnvRunner:
             jobs = [partial(self.open_session, one.case, one.seed) for one in sessions]
             for one, result in zip(sessions, await self._make(sessions, jobs, self.kind), strict=True):
                 one.session, one.reset = result or (None, ResetResult())
-                self._said(one, one.reset)
+                self.on_messages(one, one.reset.messages)
         return sessions
 
     def open_session(self, case: Case, seed: int, bounds: Bounds | None = None) -> tuple[SessionLike, ResetResult]:
@@ -327,15 +326,8 @@ class EnvRunner:
         if turn.calls and self.kind != "rollout" and not one.reset.takes_calls:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
-        self._said(one, response)
-        return response
-
-    def _said(self, one: EnvSession, response: ResetResult | EnvResponse) -> None:
-        """Show what the environment says, and its note, unless that was shown before."""
-        if response.note and response.note not in self._shown:
-            self._shown.add(response.note)
-            self.notify(response.note)
         self.on_messages(one, response.messages)
+        return response
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode, in their order; None for those that failed, here or earlier."""

@@ -111,8 +111,6 @@ class ResetResult:
     """The whole conversation before the first answer; None: the row's prompt."""
     untrained: UntrainedChat | None = None
     """A conversation to answer before the episode begins: then the response to its answer has `reset`."""
-    note: str = ""
-    """A note for the user, shown once."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,6 @@ class EnvResponse:
     """A conversation to answer first; its answer is the next argument of `Session.respond`."""
     reset: ResetResult | None = None
     """The start of an episode that began with an untrained conversation."""
-    note: str = ""
-    """A note for the user, shown once."""
 
 
 class SessionLike(Protocol):
