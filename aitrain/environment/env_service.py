@@ -192,16 +192,16 @@ class EnvService:
         runner, case = self.runner, episode.case
         job: Callable[[], Any]
         if path == "/v1/open":
-            job = partial(runner.open_session, case, call.seed, call.score_bounds)
+            job = partial(runner.open_session, case, call.seed, call.bounds)
         elif path == "/v1/respond":
             if episode.session is None or call.turn is None:
                 raise RefusedRequestError(400, "respond needs an open session and a turn")
             job = partial(episode.session.respond, call.turn)
         elif path == "/v1/score":
             transcript = Transcript(case, call.completion, call.thought)
-            job = partial(runner.score_session, episode.session, transcript, call.score_bounds)
+            job = partial(runner.score_session, episode.session, transcript, call.bounds)
         elif path == "/v1/score_group":
-            job = group_job(runner, Group(case, call.members), call.score_bounds)
+            job = group_job(runner, Group(case, call.members), call.bounds)
         else:
             raise RefusedRequestError(404, f"there is no {path}")
         outcome: Outcome[Any] = await runner.call(job, call.timeout)

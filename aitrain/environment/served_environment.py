@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import os
+import sys
 import threading
 import time
 import uuid
@@ -20,7 +21,7 @@ import httpx
 from pydantic import TypeAdapter
 
 from aitrain import activity
-from aitrain.environment.contract import ENV_KINDS, Bounds, Case, ScoreResult
+from aitrain.environment.contract import ENV_KINDS, ZERO_TO_ONE, Bounds, Case, ScoreResult
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tools import ToolOffer, Tools
@@ -80,8 +81,8 @@ class EnvCall:
     seed: int = 0
     timeout: float | None = None
     """Deadline in seconds; None: the server's."""
-    bounds: tuple[float | None, float | None] = (0.0, 1.0)
-    """Lowest and highest score; None: no limit."""
+    bounds: Bounds = ZERO_TO_ONE
+    """Lowest and highest score."""
     turn: AssistantTurn | None = None
     """The answer of the model, of `respond`."""
     completion: str | list[Message] = ""
@@ -90,12 +91,6 @@ class EnvCall:
     """What it thought before its last answer."""
     members: tuple[GroupMember, ...] = ()
     """The episodes of `score_group`."""
-
-    @property
-    def score_bounds(self) -> Bounds:
-        """The lowest and the highest score as numbers."""
-        low, high = self.bounds
-        return (-math.inf if low is None else low, math.inf if high is None else high)
 
 
 @dataclass(frozen=True)
@@ -122,11 +117,6 @@ def env_token() -> str:
             " server and for what trains on it: whoever reaches the server could run the environment's tools."
         )
     return token
-
-
-def finite(bound: float) -> float | None:
-    """A bound of scores as JSON has it."""
-    return bound if math.isfinite(bound) else None
 
 
 def encode(value: JsonObject | EnvCall | EnvAnswer) -> bytes:
@@ -158,7 +148,7 @@ def to_wire(value: object) -> Any:
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
-        return finite(value)
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): to_wire(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -232,11 +222,9 @@ class EnvConnection:
             response = _http(os.getpid()).request(
                 method, self.url + path, content=body, headers=headers, timeout=timeout
             )
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {error}") from error
         except httpx.TransportError as error:
-            what = f"did not answer for {seconds:g} s" if isinstance(error, httpx.TimeoutException) else error
-            raise ConnectionError(f"the environment's server at {self.url}: {what}") from error
+            what = f"{type(error).__name__} {error}".strip()
+            raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {what}") from error
         activity.own.tick()  # the server is alive, and has deadlines of its own
         try:
             found = response.json()
@@ -347,6 +335,8 @@ class ServedSession:
         return server
 
 
+LARGEST = sys.float_info.max
+"""A bound of scores that has no limit: JSON has no infinity."""
 CONCURRENT_CALLS = 256
 """Calls at the same time, unless --rl-env-workers says how many: they only wait."""
 
@@ -393,7 +383,7 @@ class ServedEnvironment:
     def session(self, case: Case | None, bounds: Bounds, **more: Any) -> ServedSession:
         """The session of a new episode."""
         assert case is not None
-        low, high = map(finite, bounds)
+        low, high = (max(-LARGEST, min(LARGEST, bound)) for bound in bounds)
         call = EnvCall(uuid.uuid4().hex, 0, self.description.id, case.own_number, bounds=(low, high), **more)
         return ServedSession(self, call)
 
