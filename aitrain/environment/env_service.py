@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body
-from aitrain.environment.runner import EnvRunner, group_job
+from aitrain.environment.runner import EnvRunner
 from aitrain.environment.served_environment import (
     PATIENCE,
     EnvAnswer,
@@ -201,7 +201,7 @@ class EnvService:
             transcript = Transcript(case, call.completion, call.thought)
             job = partial(runner.score_session, episode.session, transcript, call.bounds)
         elif path == "/v1/score_group":
-            job = group_job(runner, Group(case, call.members), call.bounds)
+            job = runner.group_job(Group(case, call.members), call.bounds)
         else:
             raise RefusedRequestError(404, f"there is no {path}")
         outcome: Outcome[Any] = await runner.call(job, call.timeout)
