@@ -97,7 +97,7 @@ def by_position(self: Any, completion: str, /) -> float:
     ("score_episode", "refused"),
     [
         (lambda self, completion, case_id: 1.0, r"case_id\. Did you mean case_idx\?(.|\n)*answer, city"),
-        (by_position, "completion by position only"),
+        (by_position, "by position only: completion"),
         (lambda self, answer, text, limit=3: 1.0, ""),
     ],
 )

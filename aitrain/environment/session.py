@@ -265,7 +265,8 @@ class _Generator:
         """What it yields first."""
         self.generator = self.method(**copy_arguments(arguments_for(self.method, self.arguments)))
         if not hasattr(self.generator, "send"):
-            raise _wrong_type("episode", f"returned {shown(self.generator)}, not a generator: it has no `yield`")
+            what = f"returned {shown(self.generator)}, not a generator: write it with `def` and `yield`"
+            raise _wrong_type("episode", what)
         response = self._send(None)
         if self.is_over:
             raise _wrong_type("episode", "ended before the model's first answer: `reply = yield` gets it")
