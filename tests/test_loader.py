@@ -86,14 +86,6 @@ def test_a_users_folder_named_like_a_library_does_not_hide_the_library(here: Pat
     assert made(users, rl_env="env.py").name == "the real one"
 
 
-def test_a_module_in_a_folder_named_like_a_library_is_refused_and_its_file_is_taken() -> None:
-    said = refusal(ConfigError, {"datasets/hotel.py": ENV}, rl_env_module="datasets.hotel")
-
-    assert "rl_env_module: datasets.hotel begins with the name of the library datasets" in said
-    assert "--rl-env datasets/hotel.py" in said
-    assert made({}, rl_env="datasets/hotel.py")
-
-
 @pytest.mark.parametrize(
     ("options", "word"),
     [

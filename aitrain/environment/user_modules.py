@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import inspect
 import os
+import symtable
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -48,42 +48,22 @@ def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
     return chain
 
 
-def parse(file: Path) -> ast.Module:
-    """The syntax tree of a file.
+def names_in(file: Path) -> set[str]:
+    """Names that the top level of a file binds; `*` if there is a star import.
 
     Raises:
         EnvironmentFailed: the file cannot be read, or is not valid Python.
     """
     try:
-        return ast.parse(file.read_bytes(), filename=str(file))
+        text = file.read_bytes()
+        table = symtable.symtable(text, str(file), "exec")  # type: ignore[arg-type]  # bytes have their own encoding
     except SyntaxError as error:
         line = f", line {error.lineno}" if error.lineno else ""
         raise EnvironmentFailed(f"{file}{line}: {type(error).__name__}: {error.msg}") from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise EnvironmentFailed(f"{file} cannot be read: {why}") from None
-
-
-def top_level(tree: ast.AST) -> Iterator[ast.AST]:
-    """Module-level statements, including those inside `if`, `try` and `with`."""
-    for node in ast.iter_child_nodes(tree):
-        yield node
-        if isinstance(node, (ast.If, ast.Try, ast.ExceptHandler, ast.With)):
-            yield from top_level(node)
-
-
-def names_in(tree: ast.Module) -> set[str]:
-    """Names that a module's top level binds; `*` for those of a star import."""
-    names = set()
-    for node in top_level(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return names
+        raise EnvironmentFailed(f"{file} cannot be read: {error}") from None
+    bound = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    return bound | ({"*"} if b"import *" in text else set())
 
 
 def _execute(spec: ModuleSpec) -> ModuleType:
@@ -151,7 +131,7 @@ def check_objects(places: Iterable[Place], kind: str, option: str = "rl_env") ->
     """
     for module, name in places:
         file = _file_of(module, option)
-        names = names_in(parse(file)) if file else {"*"}
+        names = names_in(file) if file else {"*"}
         if {name, "*", "__getattr__"}.isdisjoint(names):
             near = did_you_mean(name, names)
             raise ConfigError(f"{option}: there is no {kind} {name or 'named'} in {module}.{near}")
@@ -175,9 +155,19 @@ def load_object(module: str, name: str) -> Any:
         while own in sys.modules:  # of the same name, in another folder
             own += "_"
         loaded = found or import_file(own, file)
-    if not hasattr(loaded, name):
-        raise ConfigError(f"rl_env: there is no {name} in {module}.{did_you_mean(name, vars(loaded))}")
-    return getattr(loaded, name)
+    return member(loaded, name)
+
+
+def member(module: ModuleType, name: str, option: str = "rl_env") -> Any:
+    """What a module has under a name.
+
+    Raises:
+        ConfigError: it has nothing.
+    """
+    if not hasattr(module, name):
+        place, near = getattr(module, "__file__", None) or module.__name__, did_you_mean(name, vars(module))
+        raise ConfigError(f"{option}: there is no {name} in {place}.{near}")
+    return getattr(module, name)
 
 
 def load_function(option: str, place: str) -> Callable[..., Any]:
