@@ -26,7 +26,7 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any, TypeAlias
 
-from aitrain.environment.adapters.rows import with_solved
+from aitrain.environment.adapters.rows import as_messages, with_solved
 from aitrain.environment.adapters.settings import choose, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
@@ -154,8 +154,6 @@ class RubricOutcome:
     """Of a function with a weight; the rubric turns it into 0."""
     unknown: set[str] = field(default_factory=set)
     """Functions without a number."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Entries of functions that return several."""
 
 
 _current: ContextVar[RubricOutcome] = ContextVar("rubric_outcome")
@@ -177,11 +175,7 @@ def _watched(function: Foreign, weight: float) -> Foreign:
                 given[name] = list(map(ScorerMessage, given[name]))
         try:
             value = function(**given)
-            value = await value if inspect.isawaitable(value) else value
-            if isinstance(value, Mapping) and not weight:
-                outcome.metrics |= {f"{function.__name__}/{name}": each for name, each in value.items()}
-                raise TypeError("several numbers")
-            return float(value)
+            return float(await value if inspect.isawaitable(value) else value)
         except Exception as error:
             outcome.unknown.add(function.__name__)
             outcome.error = error if weight else outcome.error
@@ -224,14 +218,10 @@ class LegacyVerifiers(VerifiersEnvironment):
         return (lambda: self._rows(self.env.get_eval_dataset())) if has_own else None
 
     def _rows(self, dataset: Foreign) -> list[Message]:
-        def prompt_of(row: Message) -> list[Message]:
-            prompt = row["prompt"]
-            return list(map(as_openai, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt))
-
         rows = []
         for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.count, self.seed)):
-            vf_input = {key: row[key] for key in row if key != "prompt"}
-            rows.append({"prompt": prompt_of(row), "answer": row.get("answer"), "vf_input": vf_input})
+            asked = list(map(as_openai, as_messages(row.pop("prompt"))))
+            rows.append({"prompt": asked, "answer": row.get("answer"), "vf_input": row})
         return with_solved(rows, self.few_shot, self.system)
 
     async def rollout(self, prompt: list[Message], vf_input: Message, endpoint: Endpoint) -> Score:
@@ -246,7 +236,7 @@ class LegacyVerifiers(VerifiersEnvironment):
         if scoring.error is not None:
             raise scoring.error
         metrics = {name: value for name, value in state["metrics"].items() if name not in scoring.unknown}
-        return Score(state["reward"], {**metrics, **scoring.metrics})
+        return Score(state["reward"], metrics)
 
     async def close(self) -> None:
         """Release what the environment holds; verifiers would do it when the process ends."""
@@ -282,20 +272,18 @@ class VerifiersV1(VerifiersEnvironment):
 
         rows: list[Message] = []
         for data in (task.data for task in choose(self.tasks, self.count, self.seed)):
-            own = data.prompt or []
-            asks: list[Message] = [{"role": "user", "content": own}]
-            asks = asks if isinstance(own, str) else list(map(message_to_wire, own))
-            head: Message = {"role": "system", "content": data.system_prompt}
-            prompt = [head, *asks] if data.system_prompt else asks
-            rows.append({"prompt": prompt, "answer": getattr(data, "answer", None), "vf_data": data})
+            own = as_messages(data.prompt or [])
+            asks = own if isinstance(data.prompt, str) else list(map(message_to_wire, own))
+            head = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+            rows.append({"prompt": [*head, *asks], "answer": getattr(data, "answer", None), "vf_data": data})
         rows = with_solved(rows, self.few_shot, self.system)
         for row in rows:
-            changed: Message = {} if self.system is None else {"system_prompt": self.system}
+            data, changed = row["vf_data"].model_dump(), dict[str, Foreign]()
+            if self.system is not None:
+                changed["system_prompt"] = self.system
             if self.few_shot:
                 changed["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
-            data = row["vf_data"]
-            data = type(data).model_validate({**data.model_dump(), **changed}) if changed else data
-            row["vf_data"] = data.model_dump(mode="json")
+            row["vf_data"] = type(row["vf_data"]).model_validate({**data, **changed}).model_dump(mode="json")
         return rows
 
     async def rollout(self, vf_data: Message, endpoint: Endpoint) -> Score:
