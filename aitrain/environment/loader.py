@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ from aitrain.environment.adapters.settings import RandomStream
 from aitrain.environment.user_modules import (
     add_to_path,
     check_objects,
+    check_signature,
     import_file,
     import_module,
     member,
@@ -196,34 +197,6 @@ def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
             names_in(source.file)  # is it valid Python?
         else:
             check_objects([(str(source.file), source.class_name)], "class", "rl_env_class")
-
-
-def check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:
-    """Check keywords against the signature of a class or function, if it has one that names its parameters.
-
-    Raises:
-        ConfigError: a keyword is not accepted, or a required one is missing.
-    """
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # the call itself will show
-        return
-    taken = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    for keyword in keywords:
-        if keyword not in taken:
-            raise ConfigError(
-                f"rl_env_config: {name} does not take {keyword}.{did_you_mean(keyword, taken)}\n"
-                f"It takes: {', '.join(taken) or 'nothing'}"
-            )
-    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    missing = [name for name in needed if name in taken and name not in keywords]
-    if missing:
-        raise ConfigError(
-            f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
-            f"Set it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
-        )
 
 
 def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:

@@ -7,7 +7,7 @@ import inspect
 import os
 import symtable
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -187,6 +187,34 @@ def load_function(option: str, place: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{option}: {name} in {module} is not a function")
     return found  # type: ignore[no-any-return]
+
+
+def check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:
+    """Check keywords against the signature of a class or function, if it has one that names its parameters.
+
+    Raises:
+        ConfigError: a keyword is not accepted, or a required one is missing.
+    """
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # the call itself will show
+        return
+    taken = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    for keyword in keywords:
+        if keyword not in taken:
+            raise ConfigError(
+                f"rl_env_config: {name} does not take {keyword}.{did_you_mean(keyword, taken)}\n"
+                f"It takes: {', '.join(taken) or 'nothing'}"
+            )
+    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    missing = [name for name in needed if name in taken and name not in keywords]
+    if missing:
+        raise ConfigError(
+            f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
+            f"Set it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
+        )
 
 
 def source_files(places: Iterable[Place] = (), objects: Iterable[object] = (), framework: str = "") -> list[Path]:
