@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.environment.contract import ZERO_TO_ONE, Bounds, Score, ScoreResult, arguments_for, parse_score, shown
+from aitrain.environment.judges.model_judge import RemoteJudge
 from aitrain.environment.judges.ranking import Ranking
-from aitrain.environment.judges.remote_judge import RemoteJudge
 from aitrain.environment.judges.rubric import Rubric
 from aitrain.environment.judges.rules import RULES, SOURCES, require_math_verify
 from aitrain.environment.user_modules import Place, load_object, source_files
