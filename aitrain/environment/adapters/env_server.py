@@ -163,15 +163,9 @@ async def starting(what: str, url: str) -> AsyncIterator[EnvServer]:
     try:
         async with asyncio.timeout(START_SECONDS), EnvServer(url) as server:
             yield server
-    except TimeoutError as error:
-        raise EnvironmentFailed(
-            f"The {what} server at {url} did not answer within {START_SECONDS:g} seconds.\n"
-            "See in its log what it waits for, or start it again."
-        ) from error
-    except ConnectionError as error:
-        raise EnvironmentFailed(f"{error}\nStart the {what} server at {url} first, or correct its URL.") from error
-    except RuntimeError as error:
-        raise EnvironmentFailed(f"The {what} server at {url} cannot be used: {error}") from error
+    except (TimeoutError, ConnectionError, RuntimeError) as error:
+        problem = str(error) or f"It did not answer within {START_SECONDS:g} seconds"
+        raise EnvironmentFailed(f"{problem}\nStart the {what} server at {url} first, or read its log.") from error
 
 
 @cache

@@ -88,26 +88,23 @@ class Judge:
             ConfigError: there is no such judge, or a setting is wrong.
         """
         function: Any
-        if self.users_place is not None:
-            function = load_object(*self.users_place)
+        if self.place.startswith(REMOTE):
+            function = RemoteJudge(url=self.place, **self.settings)
+        elif self.place in MODELS:
+            function = MODELS[self.place](**self.settings)
+        elif self.users_place is None and (self.settings or self.place not in RULES):
+            known = [*RULES, *MODELS]
+            raise ConfigError(
+                f"judges: there is no judge {self.place}{' with settings' if self.place in RULES else ''}."
+                f"{did_you_mean(self.place, known)}\nName one of {', '.join(known)}; your own, such as"
+                " my_judges.py:polite; or a URL."
+            )
+        else:
+            function = RULES[self.place] if self.users_place is None else load_object(*self.users_place)
             if inspect.isclass(function):
                 function = function(**self.settings)
             elif self.settings:
                 function = partial(function, **self.settings)
-        elif self.place.startswith(REMOTE):
-            function = RemoteJudge(url=self.place, **self.settings)
-        elif self.place in MODELS:
-            function = MODELS[self.place](**self.settings)
-        elif self.place not in RULES:
-            known = [*RULES, *MODELS]
-            raise ConfigError(
-                f"judges: there is no judge {self.place}.{did_you_mean(self.place, known)}\nName one of"
-                f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
-            )
-        elif self.settings:
-            raise ConfigError(f"judges: the rule {self.place} has no settings, such as {next(iter(self.settings))}")
-        else:
-            function = RULES[self.place]
         return replace(self, function=function)
 
     def parsed(self, returned: object) -> ScoreResult:
