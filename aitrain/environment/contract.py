@@ -175,6 +175,13 @@ class Transcript:
         )
 
 
+def is_message(message: object) -> bool:
+    """Whether a chat message has text, parts or tool calls."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    return isinstance(message.get("content"), (str, list)) or bool(message.get("tool_calls"))
+
+
 def with_opening(prompt: Prompt, opening: Sequence[dict[str, Any]]) -> Prompt:
     """The conversation before the first answer: the prompt, and what the environment says first. A text that follows
     a user's text is joined to it, as many chat templates refuse two messages of the user in a row."""

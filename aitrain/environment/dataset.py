@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeAlias, cast, overload
 
-from aitrain.environment.contract import Case, call_with_tokenizer, copy_rows, env_kind
+from aitrain.environment.contract import Case, call_with_tokenizer, copy_rows, env_kind, is_message
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 
@@ -206,16 +206,9 @@ def _kind_of_prompt(place: str, row: object, needs_prompt: bool) -> str:
             raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
     elif isinstance(prompt, str):
         return "a string"
-    elif isinstance(prompt, list) and all(_is_message(message) for message in prompt):
+    elif isinstance(prompt, list) and all(map(is_message, prompt)):
         return "messages"
     raise EnvironmentFailed(
         f"{place} has an invalid prompt: {repr(prompt)[:60]}\n"
         'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
     )
-
-
-def _is_message(message: object) -> bool:
-    """Whether a chat message has text, parts or tool calls."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        return False
-    return isinstance(message.get("content"), (str, list)) or bool(message.get("tool_calls"))

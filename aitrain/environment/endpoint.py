@@ -411,15 +411,16 @@ class Endpoint:
             RuntimeError: it is called on the event loop that all episodes share, and would block it.
         """
         if self._is_async:
-            return self._message(messages, tools, trained)
+
+            async def awaited() -> Message:
+                return (await self.answer(messages, tools, trained)).message
+
+            return awaited()
         if is_on_shared_loop():
             raise RuntimeError(
                 "endpoint.chat blocks every episode here: write `async def rollout`, where it is awaited"
             )
         return self._requests.ask(ChatRequest.of(messages, tools, trained)).result().message
-
-    async def _message(self, *request: Any) -> Message:
-        return (await self.answer(*request)).message
 
     async def answer(
         self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True

@@ -396,23 +396,21 @@ class EnvRunner:
         return [*values, *await asyncio.gather(*(self._tried(*each, place, self.call) for each in pending))]
 
     async def _tried(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall) -> T | None:
-        """The value of a call, which is made again after a failure as often as it should be."""
+        """The value of a call, which is made again after a failure: as often as was asked; else twice if the own code
+        of a `score_episode` (which has a trace: judges and served environments try again themselves) could not reach
+        a service."""
         for tries in itertools.count():
             value = await self._call(one, job, place, call)
-            if one.failure is None or tries >= self._most_tries(one.failure):
+            failure = one.failure
+            if failure is None or failure.kind not in REPEATABLE:
                 break
-            if one.failure.kind == "server":
+            is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
+            asked = self.config.rl_env_retries
+            if tries >= (asked if asked is not None else len(PAUSES) if is_own else 0):
+                break
+            if failure.kind == "server":
                 await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
         return value
-
-    def _most_tries(self, failure: Failure) -> int:
-        """How often a call that failed is tried again: as asked; else twice if the own code of a `score_episode` (which
-        has a trace: judges and served environments try again themselves) could not reach a service."""
-        if failure.kind not in REPEATABLE:
-            return 0
-        is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
-        default = len(PAUSES) if is_own else 0
-        return default if self.config.rl_env_retries is None else self.config.rl_env_retries
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall) -> T | None:
         """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one."""

@@ -376,10 +376,6 @@ class ServedEnvironment:
             )
         return self._rows("train")
 
-    def held_out_rows(self) -> list[JsonObject]:
-        """The rows of build_eval_dataset."""
-        return self._rows("held_out")
-
     def session(self, case: Case | None, bounds: Bounds, **more: Any) -> ServedSession:
         """The session of a new episode."""
         assert case is not None
@@ -450,7 +446,7 @@ def connect(urls: str, /) -> ServedEnvironment:
             )
     methods: dict[str, Any] = {first.kind: _played_elsewhere(first.parameters)}
     if first.held_out is not None:
-        methods["build_eval_dataset"] = ServedEnvironment.held_out_rows
+        methods["build_eval_dataset"] = lambda self: self._rows("held_out")
     if first.scores_groups:
         methods["score_group"] = _played_elsewhere(None)
     if first.has_reference:

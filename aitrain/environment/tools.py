@@ -96,8 +96,17 @@ class Tools:
         """
         if isinstance(offered := getattr(owner, "offered_tools", None), cls):
             return offered
-        place = f"{type(owner).__name__}.get_tools"
-        items = _listed(owner, place)
+        place, get_tools = f"{type(owner).__name__}.get_tools", getattr(owner, "get_tools", list)
+        if not callable(get_tools):
+            raise EnvironmentFailed(f"{place} is not a method\nWrite `def get_tools(self)`, which returns a list.")
+        try:
+            items = run_if_async(get_tools())
+            items = list(items) if isinstance(items, (tuple, Iterator)) else items
+        except Exception as error:
+            raise EnvironmentFailed(failure_message(f"{place} raised", error)) from error
+        if not isinstance(items, list):
+            returned = f"{short(repr(items))} ({type(items).__name__})"
+            raise EnvironmentFailed(f"{place} returned {returned}\nReturn a list of methods; [] is no tools.")
         found: dict[str, Tool] = {}
         only_shown = not runs_calls or all(isinstance(item, dict) and _method(item, owner) is None for item in items)
         for item in items:
@@ -150,23 +159,6 @@ def _as_text(result: object) -> str:
     except ValueError:  # a list that holds itself, bytes that are no text
         plain = str(result)
     return clean(plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False))
-
-
-def _listed(owner: object, place: str) -> list[object]:
-    get_tools = getattr(owner, "get_tools", None)
-    if get_tools is None:
-        return []
-    if not callable(get_tools):
-        raise EnvironmentFailed(f"{place} is not a method\nWrite `def get_tools(self)`, which returns a list.")
-    try:
-        found = run_if_async(get_tools())
-        found = list(found) if isinstance(found, (tuple, Iterator)) else found
-    except Exception as error:
-        raise EnvironmentFailed(failure_message(f"{place} raised", error)) from error
-    if not isinstance(found, list):
-        returned = f"{short(repr(found))} ({type(found).__name__})"
-        raise EnvironmentFailed(f"{place} returned {returned}\nReturn a list of methods; [] is no tools.")
-    return found
 
 
 # -- tools that are functions

@@ -81,7 +81,4 @@ class ReasoningGym:
     def reference(self, entry: dict[str, Any]) -> str | None:
         """The task's answer; some tasks have none."""
         answer = entry["answer"]
-        return None if answer is None else self._in_tag(answer)
-
-    def _in_tag(self, answer: str) -> str:
-        return f"<{self.answer_tag}>{answer}</{self.answer_tag}>" if self.answer_tag else answer
+        return f"<{self.answer_tag}>{answer}</{self.answer_tag}>" if answer is not None and self.answer_tag else answer

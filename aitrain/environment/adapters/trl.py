@@ -43,7 +43,10 @@ class TRLEnvironment(RowSource):
         functions = list(map(RewardFunction, named))
         judges = [function.judge() for function in functions]
         if hasattr(self.factory, "get_reward"):
-            judges.append(Judge(own[0][1], bounds=(-math.inf, math.inf), function=_own_reward))
+            reward = Judge(
+                own[0][1], bounds=(-math.inf, math.inf), function=lambda environment: environment.get_reward()
+            )
+            judges.append(reward)
         self.judges = Judges({ANY_SOURCE: judges})
         self.source_files = source_files(own, [self.factory, *(one.function for one in functions)])
         if not judges:
@@ -91,10 +94,6 @@ class _TRLEpisode:
         completion = [{"role": "assistant", "content": self.reply}]
         case = {**self.row, "prompt": self.prompt}
         return self.judges(completion=completion, text=self.reply, case=case, environment=self.made)
-
-
-def _own_reward(environment: Any) -> object:
-    return run_if_async(environment.get_reward())
 
 
 def _continued(prompt: Prompt, said: Any) -> Prompt:

@@ -350,9 +350,6 @@ def Verifiers(
     **others: object,
 ) -> object:
     """The environment, by the adapter of the installed version."""
-    kind = LegacyVerifiers if _is_legacy() else VerifiersV1
+    is_legacy = tuple(map(int, version("verifiers").split(".")[:2])) < (0, 4)
+    kind = LegacyVerifiers if is_legacy else VerifiersV1
     return kind(id, size, seed, system, few_shot, score_range, {**others, **(arguments or {})})
-
-
-def _is_legacy() -> bool:
-    return tuple(map(int, version("verifiers").split(".")[:2])) < (0, 4)
