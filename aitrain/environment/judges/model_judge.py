@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from aitrain.environment.thoughts import THINK
 from aitrain.environment.urls import check_url
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.redaction import redact
 
@@ -93,20 +93,13 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise ConfigError(f"judges: {self._problem(error)}") from None
+            first, name = error.errors()[0], type(self).__name__.lower()
+            raise ConfigError(
+                f"judges: {'.'.join(map(str, first['loc']))} of {name}: {first['msg'].removeprefix('Value error, ')}\n"
+                f"It takes: {', '.join(type(self).model_fields)}; a key belongs into the variable of key_name."
+            ) from None
         if is_offline():
             not_asked.add(self.url)
-
-    @classmethod
-    def _problem(cls, error: ValidationError) -> str:
-        name, known, errors = cls.__name__.lower(), list(cls.model_fields), error.errors()
-        places = {".".join(map(str, one["loc"])): one for one in errors}
-        for setting in [place for place, one in places.items() if one["type"] == "extra_forbidden"]:
-            key = " A key belongs into an environment variable, which key_name names." if "key" in setting else ""
-            return f"{name} does not take {setting}.{did_you_mean(setting, known)}{key}\nIt takes: {', '.join(known)}"
-        if missing := [place for place, one in places.items() if one["type"] == "missing"]:
-            return f"{name} also needs {', '.join(missing)}"
-        return f"{next(iter(places))} of {name}: {errors[0]['msg'].removeprefix('Value error, ')}"
 
     @field_validator("url")
     @classmethod
