@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -50,19 +50,12 @@ class VerifiersEnvironment:
     score_range: object
     arguments: Mapping[str, object]
 
-    def declare(self, weights: Sequence[float], parts: Iterable[object], max_turns: int | None = None) -> None:
+    def declare(self, parts: Iterable[object], max_turns: int | None = None) -> None:
         """Declare what the environment requires, and the files of its module and of these parts of it.
 
         Raises:
             ConfigError: there is no score_range: verifiers does not bound the value of a reward function.
         """
-        if self.score_range is None:
-            low, high = sum(min(0.0, weight) for weight in weights), sum(max(0.0, weight) for weight in weights)
-            raise ConfigError(
-                "rl_env_config: a verifiers environment does not say between which values its rewards are: set"
-                f" score_range\nIts weights are {', '.join(f'{weight:g}' for weight in weights)}: if each reward is"
-                f' from 0 to 1, that is "score_range": "{low:g},{high:g}".'
-            )
         self.requirements = requires(self.score_range, "verifiers", max_turns=max_turns)
         module = module_of(self.id)
         own = package_files(module) if module_specs(module) else []
@@ -204,8 +197,7 @@ class LegacyVerifiers(VerifiersEnvironment):
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
         turns = getattr(self.env, "max_turns", None) or 0
-        weights = rubric._get_reward_weights()
-        self.declare(weights, [*watch_rubric(rubric), self.env], turns if turns > 0 else None)
+        self.declare([*watch_rubric(rubric), self.env], turns if turns > 0 else None)
 
     def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""
@@ -259,10 +251,7 @@ class VerifiersV1(VerifiersEnvironment):
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
         self.tasks = list(islice(iter(self.env.taskset), self.count if self.seed is None else None))
         self.template = self.tasks[0]
-        rewards = self.template.hooks("reward")
-        weights = [getattr(function, "_vf_weight", 1.0) for function in rewards]
-        weights += [judge.config.weight for judge in self.template.plugged_judges()]
-        self.declare(weights, [*rewards, self.env, self.env.taskset])
+        self.declare([*self.template.hooks("reward"), self.env, self.env.taskset])
         self._starting = asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 
