@@ -16,11 +16,10 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.requirements import EnvRequirements
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import ConfigError
 from aitrain.options.value_types import score_bounds
 
 _LOCK = threading.RLock()
@@ -107,19 +106,3 @@ def prompted(
     for question, answer in shots:
         solved += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return [*head, *solved, *messages[len(head) :]]
-
-
-@contextmanager
-def naming_unknown(package: str, id: str, registry: str = "ENV_REGISTRY") -> Iterator[None]:
-    """Context that makes an environment of a package which registers its environments.
-
-    Raises:
-        ConfigError: there is none of this id.
-    """
-    try:
-        yield
-    except Exception as error:
-        known = vars(import_module(f"{package}.envs.registration"))[registry]
-        if id in known:
-            raise
-        raise ConfigError(f"rl_env: {package} has no environment {id}.{did_you_mean(id, known)}") from error
