@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript, call_reference
-from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
+from aitrain.environment.failure_count import ABANDONED_LIMIT
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body
 from aitrain.environment.runner import EnvRunner
 from aitrain.environment.served_environment import (
@@ -75,7 +75,6 @@ class EnvService:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends the server."""
     _episodes: dict[str, ClientEpisode] = field(default_factory=dict)
-    _failures: FailureCount = field(default_factory=FailureCount)
 
     async def serve(self, on_ready: Callable[[str], object]) -> None:
         """Serve until `stop` is set; `on_ready` is called with the URL.
@@ -206,10 +205,7 @@ class EnvService:
             raise RefusedRequestError(404, f"there is no {path}")
         outcome: Outcome[Any] = await runner.call(job, call.timeout)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
-        value, failure = outcome.value, outcome.failure or getattr(outcome.value, "failure", None)
-        if failure is not None:  # the first of each kind is shown
-            for message in self._failures.first_of_each([(failure.kind, failure.message)]):
-                self.notify(f"A call of case {call.case} failed, it {message}")
+        value = outcome.value
         if path == "/v1/open" and value is not None:
             episode.session, value = value
         return EnvAnswer(value, outcome.failure, outcome.seconds)
