@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -18,6 +17,7 @@ from aitrain.environment.user_modules import (
     add_to_path,
     check_objects,
     check_signature,
+    file_of,
     import_file,
     import_module,
     member,
@@ -27,7 +27,6 @@ from aitrain.environment.user_modules import (
 )
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.user_code import failure_message
-from aitrain.missing_file import no_file
 from aitrain.options.train import TrainConfig
 from aitrain.packages import BUNDLED, PACKAGE
 from aitrain.redaction import redact
@@ -78,17 +77,10 @@ def find_env(config: TrainConfig) -> EnvSource:
     if adapter is not None:
         return _adapter_source(adapter, class_name)
     wanted = class_name or config.rl_env_class
-    file = Path(os.path.expanduser(place))
-    if place.endswith(".py"):
-        if not os.path.isfile(file):  # False for a name that is too long as well
-            raise ConfigError(f"rl_env: {no_file(place)}")
-        return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), wanted, is_module=False)
-    if os.path.isfile(file) or "/" in place or place.startswith((".", "~")) or place.endswith(".ipynb"):
-        raise ConfigError(
-            f"rl_env: {place} is not a Python file\nName one: --rl-env path/to/file.py:Class. In a notebook, call"
-            " aitrain.train(config, environment=...)."
-        )
-    return _find_module("rl_env", place, wanted)
+    file = file_of(place) if place.endswith(".py") else None
+    if file is None:
+        return _find_module("rl_env", place, wanted)
+    return EnvSource(f"aitrain_environment_{file.stem}", file, wanted, is_module=False)
 
 
 def find_environments(config: TrainConfig) -> dict[str, EnvSource]:

@@ -130,7 +130,7 @@ def check_objects(places: Iterable[Place], kind: str, option: str = "rl_env") ->
         EnvironmentFailed: a file is not valid Python.
     """
     for module, name in places:
-        file = _file_of(module, option)
+        file = file_of(module, option)
         names = names_in(file) if file else {"*"}
         if {name, "*", "__getattr__"}.isdisjoint(names):
             near = did_you_mean(name, names)
@@ -144,7 +144,7 @@ def load_object(module: str, name: str) -> Any:
     Raises:
         ConfigError: the name is not there.
     """
-    file = _file_of(module) if module.endswith(".py") else None
+    file = file_of(module) if module.endswith(".py") else None
     add_to_path(Path.cwd() if file is None else file.parent)
     if file is None:
         loaded = import_module(module)
@@ -220,7 +220,7 @@ def check_signature(factory: Callable[..., object], name: str, keywords: Mapping
 def source_files(places: Iterable[Place] = (), objects: Iterable[object] = (), framework: str = "") -> list[Path]:
     """The files of these places, then those that define these functions, classes and objects, each once; without those
     of aitrain, of Python and of the framework, whose version says what they are."""
-    files = [file for module, _ in places if module and (file := _file_of(module))]
+    files = [file for module, _ in places if module and (file := file_of(module))]
     known = {"aitrain", framework, *sys.stdlib_module_names}
     for one in objects:
         one = one.func if isinstance(one, partial) else one
@@ -234,13 +234,13 @@ def source_files(places: Iterable[Place] = (), objects: Iterable[object] = (), f
 
 def package_files(module: str) -> list[Path]:
     """The file of a module; of a package, all of its modules."""
-    file = _file_of(module)
+    file = file_of(module)
     if file is None or file.name != "__init__.py":
         return [] if file is None else [file]
     return [file, *(other for other in sorted(file.parent.rglob("*.py")) if other != file)]
 
 
-def _file_of(module: str, option: str = "rl_env") -> Path | None:
+def file_of(module: str, option: str = "rl_env") -> Path | None:
     """The source file of a file or module; None for a module without source.
 
     Raises:
@@ -248,7 +248,7 @@ def _file_of(module: str, option: str = "rl_env") -> Path | None:
     """
     if module.endswith(".py"):
         file = Path(os.path.expanduser(module))
-        if not file.is_file():
+        if not os.path.isfile(file):  # False for a name that is too long as well
             raise ConfigError(f"{option}: {no_file(module)}")
         return file.resolve()
     specs = module_specs(module) if all(part.isidentifier() for part in module.split(".")) else []
