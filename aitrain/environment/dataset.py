@@ -165,10 +165,8 @@ def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool) 
         rows = call_with_tokenizer(method, tokenizer)
         is_mapping = isinstance(rows, Mapping)
         if is_mapping or not (_is_dataset(rows) or (isinstance(rows, Iterable) and not isinstance(rows, (str, bytes)))):
-            # a DatasetDict has splits
-            splits = f": return one of {', '.join(map(repr, rows))}" if hasattr(rows, "column_names") else ""
             raise EnvironmentFailed(
-                f"{name} returned {'None' if rows is None else 'a ' + type(rows).__name__}{splits}\n"
+                f"{name} returned {'None' if rows is None else 'a ' + type(rows).__name__}\n"
                 "Return a datasets.Dataset or a list of dicts, one a case."
             )
         if not _is_dataset(rows):  # of which only len() and [] are used

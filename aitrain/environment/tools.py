@@ -97,8 +97,6 @@ class Tools:
         if isinstance(offered := getattr(owner, "offered_tools", None), cls):
             return offered
         place, get_tools = f"{type(owner).__name__}.get_tools", getattr(owner, "get_tools", list)
-        if not callable(get_tools):
-            raise EnvironmentFailed(f"{place} is not a method\nWrite `def get_tools(self)`, which returns a list.")
         try:
             items = run_if_async(get_tools())
             items = list(items) if isinstance(items, (tuple, Iterator)) else items
@@ -236,16 +234,9 @@ def _described(function: Any, is_bound: bool) -> _Described:
         InvalidToolError: a model could not call it by name, or JSON cannot describe its arguments.
     """
     function = inspect.unwrap(function)
-    try:
-        parameters = list(inspect.signature(function).parameters.values())[is_bound:]
-    except (TypeError, ValueError):
-        raise InvalidToolError("Python knows no signature of it\nCall it from a function of your own.") from None
-    for parameter in parameters:
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            name = parameter.name
-            raise InvalidToolError(f"it takes {name} by position only\nRemove the `/`: a model gives names.")
     strict = ConfigDict(allow_inf_nan=False)
     try:
+        parameters = list(inspect.signature(function).parameters.values())[is_bound:]
         core = generate_arguments_schema(
             function, "arguments", lambda place, *_: "skip" if is_bound and place == 0 else None, strict
         )
@@ -257,6 +248,10 @@ def _described(function: Any, is_bound: bool) -> _Described:
             " defines or imports at its top."
         )
         raise InvalidToolError(f"its arguments cannot be described: {why}\n{what}") from None
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            name = parameter.name
+            raise InvalidToolError(f"it takes {name} by position only\nRemove the `/`: a model gives names.")
     description, texts = _read_docstring(inspect.getdoc(function) or "")
     flat = _flat(schema, schema.pop("$defs", {}))
     for name, each in flat["properties"].items():
