@@ -6,12 +6,13 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Any
 
 import httpx
 
+from aitrain.environment.adapters.settings import requires
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.environment.urls import check_url, is_local
@@ -141,16 +142,28 @@ class EnvServer(httpx.AsyncClient):
             raise RuntimeError(f"{path} was answered with no JSON: {response.text[:100]!r}") from error
 
 
-def server_url(given: str, adapter: str) -> str:
-    """The URL without a slash at its end.
+@dataclass(eq=False)
+class ServerEnvironment:
+    """What environments behind a server have in common: its URL, and the settings of `settings.py`.
 
     Raises:
-        ConfigError: it is not a URL, or holds credentials.
+        ConfigError: the URL is none or holds credentials, or there is no score_range.
     """
-    try:
-        return check_url(given, "servers that want a key are not supported")
-    except ValueError as error:
-        raise ConfigError(f"rl_env: {adapter}: {error}") from None
+
+    url: str
+    _: KW_ONLY
+    size: int | None = None
+    seed: int | None = None
+    system: str | None = None
+    score_range: object = None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        try:
+            self.url = check_url(self.url, "servers that want a key are not supported")
+        except ValueError as error:
+            raise ConfigError(f"rl_env: {name}: {error}") from None
+        self.requirements = requires(self.score_range, name, None)
 
 
 @asynccontextmanager

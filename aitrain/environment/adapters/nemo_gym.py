@@ -6,42 +6,35 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.adapters.env_server import (
     EnvServer,
+    ServerEnvironment,
     StepResponse,
     numbers_in,
     run_calls,
-    server_url,
     starting,
     tool_schemas,
 )
 from aitrain.environment.adapters.rows import as_messages, files_of, read_rows
-from aitrain.environment.adapters.settings import JsonObject, choose, prompted, requires
+from aitrain.environment.adapters.settings import JsonObject, choose, prompted
 from aitrain.environment.contract import Score
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import EnvironmentFailed
 
 
-@dataclass(eq=False)
-class NeMoGym:
+@dataclass(eq=False, kw_only=True)
+class NeMoGym(ServerEnvironment):
     """The rows of a JSONL file, played with a resources server: tools are its routes, and `/verify` scores an episode.
     The policy takes the place of the agent's and the model's server."""
 
-    url: str
-    _: KW_ONLY
     data: str
-    size: int | None = None
-    seed: int | None = None
-    system: str | None = None
-    score_range: object = None
     done_flag: bool = False
 
     def __post_init__(self) -> None:
-        self.url = server_url(self.url, "nemo-gym")
-        self.requirements = requires(self.score_range, "nemo-gym", None)
+        super().__post_init__()
         files_of(self.data)
 
     async def build_dataset(self) -> list[JsonObject]:

@@ -60,7 +60,7 @@ JsonMapping = Mapping[str, Any]
 
 
 def requires(
-    score_range: object, adapter: str, isolation: Literal["process"] | None = "process", **more: int | None
+    score_range: object, adapter: str, isolation: Literal["process"] | None = "process", max_turns: int | None = None
 ) -> EnvRequirements:
     """What an adapter's environment requires, with the setting score_range.
 
@@ -76,7 +76,7 @@ def requires(
     if bounds is None:
         what = f"LOW,HIGH with the lower one first, or any; not {score_range}"
         raise ConfigError(f"rl_env_config: score_range must be {what}")
-    return EnvRequirements(isolation, score_range="any" if score_range == "any" else bounds, **more)
+    return EnvRequirements(isolation, max_turns, score_range="any" if score_range == "any" else bounds)
 
 
 def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]:
