@@ -31,7 +31,6 @@ class NeMoGym(ServerEnvironment):
     The policy takes the place of the agent's and the model's server."""
 
     data: str
-    done_flag: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,14 +52,14 @@ class NeMoGym(ServerEnvironment):
 
     def start(self, task: JsonObject) -> NeMoGymSession:
         """A session of the server; its cookie is what the server knows it by."""
-        return NeMoGymSession(EnvServer(self.url), task, self.done_flag)
+        return NeMoGymSession(EnvServer(self.url), task)
 
 
 class NeMoGymSession:
     """One episode, with what was said in the form of the Responses API."""
 
-    def __init__(self, server: EnvServer, task: JsonObject, done_flag: bool) -> None:
-        self.server, self.task, self.done_flag = server, task, done_flag
+    def __init__(self, server: EnvServer, task: JsonObject) -> None:
+        self.server, self.task = server, task
         self.tools = task["responses_create_params"].get("tools") or []
         self.output: list[JsonObject] = []
 
@@ -80,17 +79,14 @@ class NeMoGymSession:
         return await run_calls(calls, self._call)
 
     async def _call(self, call: ToolCall) -> tuple[str, bool]:
-        """The tool's result, which may be an error, and whether it ends the episode."""
+        """The tool's result, which may be an error; it ends no episode."""
         call_id, arguments = f"call_{len(self.output)}", call.arguments or {}
         self._add("function_call", name=call.name, arguments=json.dumps(arguments), call_id=call_id)
         result = f"error: there is no tool {call.name}"
         if call.name in [tool["name"] for tool in self.tools]:
             result = (await self.server.ask("POST", f"/{call.name}", arguments, may_fail=True)).text
         self._add("function_call_output", call_id=call_id, output=result)
-        value = None
-        with suppress(ValueError):
-            value = json.loads(result) if self.done_flag else None
-        return result, isinstance(value, dict) and bool(value.get("done"))
+        return result, False
 
     def _add(self, kind: str, **fields: Any) -> None:
         self.output.append({"type": kind, "id": f"item_{len(self.output)}", "status": "completed", **fields})
