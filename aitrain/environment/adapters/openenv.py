@@ -19,7 +19,7 @@ from aitrain.environment.adapters.env_server import (
     starting,
     tool_schemas,
 )
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, prompted
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.environment.urls import is_local
@@ -93,7 +93,6 @@ class OpenEnv(ServerEnvironment):
     size: int = 256
     seed: int = 0
     sessions: int = 64
-    split: str | None = None
     reset: JsonMapping | None = None
     field: str | None = None
     shown: Sequence[str] | None = None
@@ -113,11 +112,6 @@ class OpenEnv(ServerEnvironment):
         async with starting("OpenEnv", self.url) as server:
             self.text = OpenEnvText((await server.json("GET", "/schema"))["action"], self.field, self.shown)
             resets = [{**own, "seed": self.seed + number} for number in range(self.size)]
-            if self.split is not None:
-                name = (await server.json("GET", "/list_environments"))[0]
-                count = (await server.json("POST", f"/{name}/num_tasks", {"split": self.split}))["num_tasks"]
-                tasks = choose(range(count), self.size, self.seed or None)
-                resets = [{**own, "seed": self.seed + n, "split": self.split, "index": n} for n in tasks]
             sessions = [OpenEnvSession(self) for _ in range(self.sessions * int(os.environ.get("WORLD_SIZE", "1")))]
             try:
                 refusals = [why for why in await asyncio.gather(*(one.refusal() for one in sessions)) if why]
