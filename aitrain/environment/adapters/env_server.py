@@ -56,7 +56,7 @@ class StepRewards:
 
 def numbers_in(values: Mapping[str, object]) -> dict[str, float]:
     """The values of a JSON object that are numbers or truth values."""
-    return {str(name): float(value) for name, value in values.items() if isinstance(value, (bool, int, float))}
+    return {str(name): float(value) for name, value in values.items() if isinstance(value, (int, float))}
 
 
 async def run_calls(
@@ -90,8 +90,6 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]], parameters: str = "input_sc
 CONNECT_SECONDS = 10.0
 DEADLINE_SECONDS = 600.0  # calls of episodes have the shorter one of --rl-env-timeout
 START_SECONDS = 120.0  # for the calls that build the dataset
-RETRY_SECONDS = 0.5
-"""Between requests to a server that says that it is still starting."""
 
 
 class EnvServer(httpx.AsyncClient):
@@ -117,9 +115,6 @@ class EnvServer(httpx.AsyncClient):
         """
         try:
             response = await self.request(method, path, json=body)
-            while response.status_code == 503 and "Retry-After" in response.headers:  # still starting
-                await asyncio.sleep(RETRY_SECONDS)
-                response = await self.request(method, path, json=body)
         except httpx.TransportError as error:
             what = f"{type(error).__name__} {error}"
             raise ConnectionError(f"The server at {self.base_url} did not answer {path}: {what}") from error

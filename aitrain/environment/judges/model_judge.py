@@ -113,7 +113,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
             CallFailed: it refuses the request, or fails it `retries + 1` times; the kind is `server` or `timed_out`.
         """
         key = os.environ.get(self.key_name, "").strip()
-        if not (key.isascii() and key.isprintable()):
+        if not (key.isascii() and key.isprintable()):  # an error of httpx would show it
             raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url, pause, judge = self.url + path, FIRST_PAUSE, f"the judge at {self.url}"
@@ -139,11 +139,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
                     return response.json()
                 except ValueError:
                     raise CallFailed(Failure("server", f"{judge} does not answer in JSON: {said}")) from None
-            advice = {
-                401: f"\nPut the key into the environment variable {self.key_name}.",
-                403: f"\nPut a key that may use it into the environment variable {self.key_name}.",
-                404: "\nCheck the address, which often ends in /v1, and the name of the model.",
-            }.get(status, "")
+            advice = f"\nPut the key into the environment variable {self.key_name}." if status in (401, 403) else ""
             failure = Failure("server", f"{judge} answers with status {status}: {said}{advice}")
             if status < 500 and status not in BUSY:
                 break
