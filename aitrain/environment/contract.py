@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from aitrain.errors import EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import run_if_async
@@ -63,7 +63,8 @@ def _copied(value: Any, memo: dict[int, Any], shares_objects: bool = False) -> A
 Prompt = str | list[dict[str, Any]]
 """What a case asks: a string, or chat messages."""
 
-ENV_KINDS = ("score_episode", "episode", "start", "rollout")
+EnvKind = Literal["score_episode", "episode", "start", "rollout"]
+ENV_KINDS: tuple[EnvKind, ...] = get_args(EnvKind)
 """Methods that play an episode; an environment has exactly one of them."""
 
 SCORE_ARGUMENTS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text", "thought")
@@ -202,7 +203,7 @@ def asks_nothing(prompt: Prompt) -> bool:
     return not isinstance(prompt, str) and all(message.get("role") != "user" for message in prompt)
 
 
-def env_kind(environment: object) -> str:
+def env_kind(environment: object) -> EnvKind:
     """Which of ENV_KINDS the environment has.
 
     Raises:

@@ -21,7 +21,7 @@ import httpx
 from pydantic import TypeAdapter
 
 from aitrain import activity
-from aitrain.environment.contract import ENV_KINDS, ZERO_TO_ONE, Bounds, Case, ScoreResult
+from aitrain.environment.contract import ZERO_TO_ONE, Bounds, Case, EnvKind, ScoreResult
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tools import ToolOffer, Tools
@@ -47,7 +47,7 @@ class EnvDescription:
     """Hash of source, configuration and rows; every call names it."""
     name: str
     """Name of its class."""
-    kind: str
+    kind: EnvKind
     """The method that plays an episode."""
     train: int
     """Number of rows."""
@@ -466,10 +466,7 @@ def _described(connection: EnvConnection) -> EnvDescription:
                 f"The server at {connection.url} speaks version {given.get('protocol')} of the protocol, and this"
                 f" aitrain {PROTOCOL}\nInstall the same version of aitrain on both machines."
             )
-        description = decode(EnvDescription, given)
-        is_named = description.name.isprintable() and all(map(str.isidentifier, description.parameters or ()))
-        if description.kind not in ENV_KINDS or not is_named:
-            raise ValueError(f"it describes no environment: kind {description.kind}")
+        return decode(EnvDescription, given)
     except ConnectionError as error:
         raise EnvironmentFailed(
             f"{str(error)[0].upper()}{str(error)[1:]}\nStart it first: aitrain env serve ENV --port PORT"
@@ -479,7 +476,6 @@ def _described(connection: EnvConnection) -> EnvDescription:
         raise EnvironmentFailed(f"The environment's server refused {error}{advice}") from error
     except ValueError as error:
         raise EnvironmentFailed(f"The server at {connection.url} is not one of aitrain env serve: {error}") from error
-    return description
 
 
 def _named(description: EnvDescription) -> str:
