@@ -454,8 +454,7 @@ class EnvRunner:
         A failure is shown and changes nothing else: the run is over."""
         leases = [] if self.processes is None else self.processes.lease_idle(_itself)
         if callable(getattr(self.environment, "close", None)):
-            closers: list[Callable[[], object]] = [self.environment.close]
-            closers += [partial(lease.call, "close") for lease in leases]
+            closers = [self.environment.close, *(partial(lease.call, "close") for lease in leases)]
             failures = [outcome.failure for outcome in self.pool.call_all(closers) if outcome.failure is not None]
             if failures:
                 self.notify(f"{type(self.environment).__name__}.close {failures[0].message}")

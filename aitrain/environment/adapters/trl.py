@@ -102,10 +102,8 @@ def _continued(prompt: Prompt, said: Any) -> Prompt:
         return prompt
     if isinstance(prompt, str):
         return f"{prompt}{said}"
-    last = prompt[-1] if prompt else {"role": "user", "content": ""}
-    parts = [[{"type": "text", "text": one}] if isinstance(one, str) else one for one in (last["content"], said)]
-    is_text = isinstance(last["content"], str) and isinstance(said, str)
-    return [*prompt[:-1], {**last, "content": last["content"] + said if is_text else parts[0] + parts[1]}]
+    last = prompt[-1] if prompt else {"role": "user", "content": type(said)()}
+    return [*prompt[:-1], {**last, "content": last["content"] + said}]  # of text and text, or of parts and parts
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., Any]:
