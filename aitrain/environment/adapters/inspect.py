@@ -7,8 +7,8 @@ Settings: size, seed, system and score_range as in `settings.py`; `model_roles`;
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, requires
@@ -47,7 +47,7 @@ class InspectTask:
         self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
         file, at, name = id.partition("@")
         if file.endswith(".py"):
-            file = str(Path(file).expanduser().absolute())
+            file = os.path.relpath(os.path.expanduser(file))
         found = load_tasks([file + at + name], {**arguments, **(task or {})})
         if len(found) != 1:
             raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {id}: name one, as in file.py@task")
