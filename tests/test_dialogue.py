@@ -157,5 +157,5 @@ def test_start_may_not_ask_for_what_there_is_only_after_an_answer() -> None:
     class Late(Rows):
         def start(self, completion: str) -> None: ...
 
-    with pytest.raises(EnvironmentFailed, match="unknown parameter, completion"):
+    with pytest.raises(EnvironmentFailed, match="by position only: completion"):
         check_contract(Late(), {"prompt"})

@@ -86,20 +86,12 @@ def test_a_users_folder_named_like_a_library_does_not_hide_the_library(here: Pat
     assert made(users, rl_env="env.py").name == "the real one"
 
 
-def test_a_module_in_a_folder_named_like_a_library_is_refused_and_its_file_is_taken() -> None:
-    said = refusal(ConfigError, {"datasets/hotel.py": ENV}, rl_env_module="datasets.hotel")
-
-    assert "rl_env_module: datasets.hotel begins with the name of the library datasets" in said
-    assert "--rl-env datasets/hotel.py" in said
-    assert made({}, rl_env="datasets/hotel.py")
-
-
 @pytest.mark.parametrize(
     ("options", "word"),
     [
         ({}, "--rl-env path/to/file.py:Class"),
         ({"rl_env": "hotle.py:Env"}, "Did you mean hotel.py?"),
-        ({"rl_env": "book.ipynb"}, "aitrain.train"),
+        ({"rl_env": "pkg/inner.txt"}, "--rl-env path/to/file.py:Class"),
         ({"rl_env_module": "pkg.iner"}, "Did you mean pkg.inner?"),
         ({"rl_env": "hotel.py:Evn"}, "Did you mean Env?"),
         ({"rl_env": "two.py"}, "--rl-env-class Other"),

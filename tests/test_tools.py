@@ -10,7 +10,7 @@ from datetime import date
 from typing import Annotated, Any, Optional
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from aitrain import EnvironmentFailed
 from aitrain.environment.tool_call_parser import MAX_CALLS, ToolCall, read_calls
@@ -226,7 +226,7 @@ def test_a_model_is_shown_as_a_flat_schema_and_a_hint_describes_before_the_docst
             "board": {"type": "string", "enum": ["none", "half"], "default": "none"},
         },
     }
-    owner = tool_with(Annotated[int, "the text"], doc="Do it.\n\nArgs:\n    it: another text\n")
+    owner = tool_with(Annotated[int, Field(description="the text")], doc="Do it.\n\nArgs:\n    it: another text\n")
     assert parameters_of(owner)["properties"]["it"]["description"] == "the text"
 
 
@@ -371,5 +371,5 @@ def test_a_schema_that_names_no_method_is_shown_and_not_run_and_one_that_does_no
     assert tools.schemas[0]["function"]["name"] == "nowhere"
     assert tools.are_only_shown
     assert "nowhere: the schema names no method" in refusal(WithSchema(INNER, nowhere))
-    assert 'no "name"' in refusal(WithSchema({"name": 5}))
+    assert "5: it is no schema of a function" in refusal(WithSchema({"name": 5}))
     assert "unexpected keyword argument 'city'" in refusal(WithSchema({**nowhere, "name": "narrow"}))

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from aitrain.errors import EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import run_if_async
@@ -63,7 +63,8 @@ def _copied(value: Any, memo: dict[int, Any], shares_objects: bool = False) -> A
 Prompt = str | list[dict[str, Any]]
 """What a case asks: a string, or chat messages."""
 
-ENV_KINDS = ("score_episode", "episode", "start", "rollout")
+EnvKind = Literal["score_episode", "episode", "start", "rollout"]
+ENV_KINDS: tuple[EnvKind, ...] = get_args(EnvKind)
 """Methods that play an episode; an environment has exactly one of them."""
 
 SCORE_ARGUMENTS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text", "thought")
@@ -175,6 +176,13 @@ class Transcript:
         )
 
 
+def is_message(message: object) -> bool:
+    """Whether a chat message has text, parts or tool calls."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    return isinstance(message.get("content"), (str, list)) or bool(message.get("tool_calls"))
+
+
 def with_opening(prompt: Prompt, opening: Sequence[dict[str, Any]]) -> Prompt:
     """The conversation before the first answer: the prompt, and what the environment says first. A text that follows
     a user's text is joined to it, as many chat templates refuse two messages of the user in a row."""
@@ -195,7 +203,7 @@ def asks_nothing(prompt: Prompt) -> bool:
     return not isinstance(prompt, str) and all(message.get("role") != "user" for message in prompt)
 
 
-def env_kind(environment: object) -> str:
+def env_kind(environment: object) -> EnvKind:
     """Which of ENV_KINDS the environment has.
 
     Raises:
@@ -205,8 +213,7 @@ def env_kind(environment: object) -> str:
     found = [kind for kind in ENV_KINDS if callable(getattr(environment, kind, None))]
     if not found:
         raise EnvironmentFailed(
-            f"{name} has no score_episode: give it one that returns a score from 0 to 1"
-            f"{_misspelt(environment, ENV_KINDS)}\n"
+            f"{name} has no score_episode: give it one that returns a score from 0 to 1\n"
             "(or, for several turns, `episode`, `start` or `rollout`, see docs/environments.md)"
         )
     if len(found) > 1:
@@ -214,35 +221,17 @@ def env_kind(environment: object) -> str:
     return found[0]
 
 
-def _misspelt(environment: object, names: Sequence[str]) -> str:
-    """`. It has scoreepisode. Did you mean score_episode?` if it has a method whose name is near to one of these."""
-    near = ((own, did_you_mean(own, names)) for own in dir(type(environment)) if own not in names)
-    return next((f". It has {own}.{meant}" for own, meant in near if meant), "")
-
-
 def check_methods(environment: object) -> None:
     """Check that the environment has the methods it needs, without building a dataset.
 
     Raises:
-        EnvironmentFailed: a method is missing, or `episode` is async.
+        EnvironmentFailed: a method is missing.
     """
     if not callable(getattr(environment, "build_dataset", None)):
         raise EnvironmentFailed(
             f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
-            f"{_misspelt(environment, ['build_dataset'])}"
         )
-    kind = env_kind(environment)
-    method = getattr(environment, kind)
-    if kind == "episode" and (inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method)):
-        raise EnvironmentFailed(
-            f"{type(environment).__name__}.episode is async, but an async generator cannot return a score\n"
-            "Write it with `def`, or use `start`, whose methods may be async."
-        )
-    if kind == "rollout" and (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
-        raise EnvironmentFailed(
-            f"{type(environment).__name__}.rollout has a `yield`, but it asks the model with endpoint.chat and returns"
-            " the score\nA generator that is sent the answers is called `episode`."
-        )
+    env_kind(environment)
 
 
 def check_contract(environment: Any, columns: Iterable[str]) -> None:
@@ -266,16 +255,11 @@ def scores_groups(environment: object) -> bool:
 def _check_parameters(environment: object, method: str, arguments: Sequence[str], columns: set[str]) -> None:
     place, known = f"{type(environment).__name__}.{method}", {*arguments, *columns}
     for parameter in inspect.signature(getattr(environment, method)).parameters.values():
-        takes_rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if takes_rest or parameter.default is not parameter.empty:
-            continue
-        if parameter.kind is parameter.POSITIONAL_ONLY:
+        is_optional = parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR")
+        if not is_optional and (parameter.name not in known or parameter.kind is parameter.POSITIONAL_ONLY):
             raise EnvironmentFailed(
-                f"{place} takes {parameter.name} by position only, and is called by name: remove the `/`"
-            )
-        if parameter.name not in known:
-            raise EnvironmentFailed(
-                f"{place} has an unknown parameter, {parameter.name}.{did_you_mean(parameter.name, known)}\n"
+                f"{place} has a parameter that is unknown, or taken by position only: {parameter.name}."
+                f"{did_you_mean(parameter.name, known - {parameter.name})}\n"
                 f"It may have: {', '.join(arguments)}\n"
                 f"and the columns that every row has: {', '.join(sorted(columns - {'prompt'})) or 'none but prompt'}"
             )
@@ -337,9 +321,9 @@ def parse_score(returned: Any, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
     if isinstance(returned, Score):
         value, metrics = returned.score, returned.metrics
     elif isinstance(returned, Mapping) and "score" in returned:
-        metrics = {str(key): metric for key, metric in returned.items() if key != "score"}
-        nested = metrics.pop("metrics", None)
-        value, metrics = returned["score"], {**metrics, **nested} if isinstance(nested, Mapping) else metrics
+        value, nested = returned["score"], returned.get("metrics")
+        metrics = {**returned, **nested} if isinstance(nested, Mapping) else {**returned}
+        del metrics["score"]
     numbers = {str(name): _number(metric) for name, metric in metrics.items()}
     finite = {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
     if value is None:

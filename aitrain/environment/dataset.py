@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeAlias, cast, overload
 
-from aitrain.environment.contract import Case, call_with_tokenizer, copy_rows, env_kind
+from aitrain.environment.contract import Case, call_with_tokenizer, copy_rows, env_kind, is_message
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 
@@ -165,10 +165,8 @@ def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool) 
         rows = call_with_tokenizer(method, tokenizer)
         is_mapping = isinstance(rows, Mapping)
         if is_mapping or not (_is_dataset(rows) or (isinstance(rows, Iterable) and not isinstance(rows, (str, bytes)))):
-            # a DatasetDict has splits
-            splits = f": return one of {', '.join(map(repr, rows))}" if hasattr(rows, "column_names") else ""
             raise EnvironmentFailed(
-                f"{name} returned {'None' if rows is None else 'a ' + type(rows).__name__}{splits}\n"
+                f"{name} returned {'None' if rows is None else 'a ' + type(rows).__name__}\n"
                 "Return a datasets.Dataset or a list of dicts, one a case."
             )
         if not _is_dataset(rows):  # of which only len() and [] are used
@@ -206,16 +204,9 @@ def _kind_of_prompt(place: str, row: object, needs_prompt: bool) -> str:
             raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
     elif isinstance(prompt, str):
         return "a string"
-    elif isinstance(prompt, list) and all(_is_message(message) for message in prompt):
+    elif isinstance(prompt, list) and all(map(is_message, prompt)):
         return "messages"
     raise EnvironmentFailed(
         f"{place} has an invalid prompt: {repr(prompt)[:60]}\n"
         'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
     )
-
-
-def _is_message(message: object) -> bool:
-    """Whether a chat message has text, parts or tool calls."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        return False
-    return isinstance(message.get("content"), (str, list)) or bool(message.get("tool_calls"))

@@ -12,44 +12,30 @@ import asyncio
 import functools
 import json
 import os
-import queue
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from aitrain.environment.http_server import RefusedRequestError, has_token, http_server, json_body
+from aitrain.environment.http_server import RefusedRequestError, http_server, json_body
 from aitrain.environment.session import AssistantTurn, Message, TokenUsage
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.tools import InvalidToolError, function_part, shown_tool
-from aitrain.errors import AitrainError, EpisodeTruncated
+from aitrain.errors import EpisodeTruncated
 from aitrain.execution.async_calls import is_on_shared_loop
-from aitrain.execution.user_code import describe_error
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-
-
-@dataclass(frozen=True)
-class ChatRequest:
-    """One request for an answer of the policy. Messages are in the form of chat templates: content is text, arguments
-    of tool calls are objects, and a tool's message has the tool's name."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[ToolJson, ...] | None = None
-    """None: those of the conversation so far."""
-    is_trained: bool = True
-    ignored: tuple[str, ...] = ()
-    """Names of settings that were given and are not used."""
 
 
 @dataclass(frozen=True)
@@ -138,36 +124,41 @@ def _object_of(written: object) -> ToolJson | None:
 _MESSAGES = TypeAdapter(list[_ChatMessage])
 
 
-def read_request(messages: object, tools: object = None, is_trained: bool = True) -> ChatRequest:
-    """A request with these messages and tools: dicts, or objects of the openai package.
+@dataclass(eq=False)
+class ChatRequest:
+    """One request for an answer of the policy, and the future that gets the answer. Messages are in the form of chat
+    templates: content is text, arguments of tool calls are objects, and a tool's message has the tool's name."""
 
-    Raises:
-        RefusedRequestError: they are not in OpenAI's format.
-    """
-    param, read_tools = "messages", None
-    try:
-        if isinstance(messages, str) or not isinstance(messages, Iterable):
-            raise ValueError(f"it is {type(messages).__name__}: give a list of messages")
-        names = dict[str | None, str]()
-        given = _MESSAGES.validate_python(list(messages), from_attributes=True)
-        read = tuple(message.read(names) for message in given)
-        if not read or read[-1]["role"] == "assistant":
-            raise ValueError("end with one that the policy is to answer")
-        param = "tools"
-        if tools is not None:
-            if isinstance(tools, (str, Mapping)) or not isinstance(tools, Iterable):
-                raise ValueError(f"it is {type(tools).__name__}: give a list of schemas")
-            schemas = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
-            read_tools = tuple(shown_tool(schema).schema for schema in schemas)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place, what = first["loc"], f"{first['msg']}, as in {{'role': ..., 'content': ...}}"
-        what = "only text is understood" if "content" in place else what
-        what = f"messages[{place[0]}].{'.'.join(map(str, place[1:]))}: {what}"
-        raise RefusedRequestError(400, what, None, param) from None
-    except (ValueError, InvalidToolError, AttributeError) as error:
-        raise RefusedRequestError(400, f"{param}: {' '.join(str(error).split())}", None, param) from None
-    return ChatRequest(read, read_tools, is_trained)
+    messages: tuple[Message, ...]
+    tools: tuple[ToolJson, ...] | None = None
+    """None: those of the conversation so far."""
+    is_trained: bool = True
+    answer: Future[ChatAnswer] = field(default_factory=Future)
+
+    @classmethod
+    def of(cls, messages: Any, tools: Any = None, is_trained: bool = True) -> ChatRequest:
+        """A request with these messages and tools: dicts, or objects of the openai package.
+
+        Raises:
+            RefusedRequestError: they are not in OpenAI's format.
+        """
+        names, schemas = dict[str | None, str](), None
+        try:
+            given = _MESSAGES.validate_python(list(messages), from_attributes=True)
+            read = tuple(message.read(names) for message in given)
+            if not read or read[-1]["role"] == "assistant":
+                raise ValueError("the last message must be one that the policy is to answer")
+            if tools is not None:
+                dumped = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
+                schemas = tuple(shown_tool(tool).schema for tool in dumped)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, ("messages", *first["loc"])))
+            what = f"{place}: {first['msg']}: a message has a role, and a content that is text"
+            raise RefusedRequestError(400, what) from None
+        except (ValueError, TypeError, AttributeError, InvalidToolError) as error:
+            raise RefusedRequestError(400, f"messages or tools: {' '.join(str(error).split())}") from None
+        return cls(read, schemas, is_trained)
 
 
 # -- the conversation that is trained
@@ -212,16 +203,12 @@ class TrainedConversation:
         if request.tools is not None and request.tools != self.tools:
             was, now = ([function_part(tool).get("name") for tool in tools] for tools in (self.tools, request.tools))
             return f"changed the tools: they were {was}, now {now}"
-        known = len(self.messages)
-        for number, (before, after) in enumerate(zip(self.messages, request.messages, strict=False)):
-            if _comparable(before) != _comparable(after):
+        for number, (before, after) in enumerate(zip_longest(self.messages, request.messages)):
+            if before is not None and (after is None or _comparable(before) != _comparable(after)):
                 whose = "the policy's answer" if before["role"] == "assistant" else f"role {before['role']}"
-                shown = [short(" ".join(map(repr, filter(None, _comparable(one)[1:])))) for one in (before, after)]
-                return f"rewrote messages[{number}] ({whose}): it was {shown[0]}, now {shown[1]}"
-        if len(request.messages) == known - 1:
-            return "asked for a second answer to the same messages, without the policy's first (a retry, perhaps?)"
-        if len(request.messages) <= known:
-            return f"left out messages: {known} were said so far, and the request has {len(request.messages)}"
+                parts = [() if one is None else _comparable(one)[1:] for one in (before, after)]
+                shown = [short(" ".join(map(repr, filter(None, part)))) for part in parts]
+                return f"rewrote messages[{number}] ({whose}): it was {shown[0]}, now {shown[1] or 'left out'}"
         return ""
 
 
@@ -231,54 +218,52 @@ def _comparable(message: Message) -> tuple[object, ...]:
     return message["role"], message["content"].strip(), calls, message.get("name")
 
 
-@dataclass(frozen=True)
-class PendingRequest:
-    """A request, and the future that gets its answer."""
-
-    request: ChatRequest
-    answer: Future[ChatAnswer] = field(default_factory=Future)
-
-
 class RequestQueue:
     """The requests of one rollout in the order in which they came, from any thread; its session takes them one by
     one."""
 
     def __init__(self) -> None:
-        self._requests: queue.SimpleQueue[PendingRequest | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._is_closed = False
+        self._waiting = deque[ChatRequest]()
+        self._changed = threading.Condition()
+        self._is_closed = self._has_ended = False
 
     def ask(self, request: ChatRequest) -> Future[ChatAnswer]:
         """Put a request into the queue; the future gets the policy's answer, or the reason why there is none."""
-        pending = PendingRequest(request)
-        with self._lock:
+        with self._changed:
             if self._is_closed:
-                pending.answer.set_exception(_over())
+                request.answer.set_exception(_over())
             else:
-                self._requests.put(pending)
-        return pending.answer
+                self._waiting.append(request)
+                self._changed.notify()
+        return request.answer
 
-    def take(self) -> PendingRequest | None:
+    def take(self) -> ChatRequest | None:
         """Wait for the next request; None: the rollout has ended."""
-        while (pending := self._requests.get()) is not None:
-            if pending.answer.set_running_or_notify_cancel():
-                return pending
-        return None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._has_ended)
+                if not self._waiting:
+                    return None
+                request = self._waiting.popleft()
+            if request.answer.set_running_or_notify_cancel():
+                return request
 
     def end(self) -> None:
         """Note that the rollout has ended."""
         self.close()
-        self._requests.put(None)
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify()
 
     def close(self) -> None:
         """Refuse the requests that wait, and all later ones."""
-        with self._lock:
+        with self._changed:
             self._is_closed = True
-        with suppress(queue.Empty):
-            while (pending := self._requests.get_nowait()) is not None:
-                if pending.answer.set_running_or_notify_cancel():
-                    pending.answer.set_exception(_over())
-            self._requests.put(None)  # it was the note of the end
+            refused = [request.answer for request in self._waiting]
+            self._waiting.clear()
+        for answer in refused:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(_over())
 
 
 def _over() -> RefusedRequestError:
@@ -286,16 +271,11 @@ def _over() -> RefusedRequestError:
 
 
 MODELS = ("policy", "policy-untrained")
-MAX_BODY = 32 << 20
-"""Maximum bytes of a request."""
-
-_USED = {"model", "messages", "tools", "stream", "stream_options", "n"}
-_USED |= {"user", "metadata", "store", "parallel_tool_calls", "service_tier"}  # which change no answer
 
 
 class EndpointServer:
     """An OpenAI-compatible server on 127.0.0.1 whose model is the policy: one for each process, with a path for each
-    episode. `key` is what clients send as API key."""
+    episode. `key` is what clients send as API key. Sampling settings of requests are not used."""
 
     def __init__(self) -> None:
         self.key = secrets.token_urlsafe(24)
@@ -303,31 +283,13 @@ class EndpointServer:
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)  # all episodes of a batch may connect at once
         self.address = listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        run = http_server(self._answer).run
+        run = http_server(self._answer, self.key, _openai_error).run
         threading.Thread(target=run, args=([listener],), name="environment-endpoint", daemon=True).start()
 
     async def _answer(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
-        try:
-            return await self._answered(request)
-        except Exception as error:  # a client that is not answered asks again
-            status, code, param, what = 400, None, None, str(error)
-            if isinstance(error, RefusedRequestError):
-                status, code, param = error.status, error.code, error.param
-            elif isinstance(error, EpisodeTruncated):
-                code, param = "context_length_exceeded", "messages"
-            elif not isinstance(error, AitrainError):
-                what = f"the request cannot be read: {describe_error(error)}"
-            kind = "authentication_error" if status == 401 else "invalid_request_error"
-            return JSONResponse({"error": {"message": what, "type": kind, "param": param, "code": code}}, status)
-
-    async def _answered(self, request: Request) -> Response:
         """JSON, or server-sent events."""
         from starlette.responses import JSONResponse, Response
 
-        if not has_token(request, self.key):
-            raise RefusedRequestError(401, "wrong API key: use endpoint.api_key", "invalid_api_key")
         name, _, path = request.path_params["path"].partition("/")
         episode = self.episodes.get(name)
         if episode is None:
@@ -338,17 +300,18 @@ class EndpointServer:
         if request.method == "GET" or path != "v1/chat/completions":
             what = f"there is no {request.method} /{path}: only /v1/chat/completions and /v1/models"
             raise RefusedRequestError(404, what)
-        body = await json_body(request, MAX_BODY)
+        body = await json_body(request)
         model = body.get("model")
         if model not in MODELS:
             what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
-            raise RefusedRequestError(404, what, "model_not_found", "model")
+            raise RefusedRequestError(404, what, "model_not_found")
         if body.get("n") not in (None, 1):
-            raise RefusedRequestError(400, "n must be 1: an episode has one answer to each request", None, "n")
-        rest = {name: body[name] for name in sorted(body.keys() - _USED)}
-        ignored = [name for name, value in rest.items() if value not in (None, "auto") and value is not False]
-        asked = read_request(body.get("messages"), body.get("tools"), model == MODELS[0])
-        answer = await asyncio.wrap_future(episode.ask(replace(asked, ignored=tuple(ignored))))
+            raise RefusedRequestError(400, "n must be 1: an episode has one answer to each request")
+        asked = ChatRequest.of(body.get("messages"), body.get("tools"), model == MODELS[0])
+        try:
+            answer = await asyncio.wrap_future(episode.ask(asked))
+        except EpisodeTruncated as error:
+            raise RefusedRequestError(400, str(error), "context_length_exceeded") from None
         message, end, used = answer.message, answer.finish_reason, answer.usage
         usage: Message | None = None
         if used is not None:
@@ -370,6 +333,11 @@ class EndpointServer:
         head["object"] = "chat.completion.chunk"
         events = [f"data: {json.dumps({**head, **chunk})}\n\n" for chunk in chunks]
         return Response("".join([*events, "data: [DONE]\n\n"]), media_type="text/event-stream")
+
+
+def _openai_error(error: RefusedRequestError) -> Message:
+    kind = "authentication_error" if error.status == 401 else "invalid_request_error"
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
 
 
 _lock = threading.Lock()
@@ -443,18 +411,19 @@ class Endpoint:
             RuntimeError: it is called on the event loop that all episodes share, and would block it.
         """
         if self._is_async:
-            return self._message(messages, tools, trained)
+
+            async def awaited() -> Message:
+                return (await self.answer(messages, tools, trained)).message
+
+            return awaited()
         if is_on_shared_loop():
             raise RuntimeError(
                 "endpoint.chat blocks every episode here: write `async def rollout`, where it is awaited"
             )
-        return self._requests.ask(read_request(messages, tools, trained)).result().message
-
-    async def _message(self, *request: Any) -> Message:
-        return (await self.answer(*request)).message
+        return self._requests.ask(ChatRequest.of(messages, tools, trained)).result().message
 
     async def answer(
         self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True
     ) -> ChatAnswer:
         """The same, always awaited, with the number of tokens and the reason for the end."""
-        return await asyncio.wrap_future(self._requests.ask(read_request(messages, tools, trained)))
+        return await asyncio.wrap_future(self._requests.ask(ChatRequest.of(messages, tools, trained)))

@@ -12,12 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript, call_reference
-from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
-from aitrain.environment.http_server import JsonObject, RefusedRequestError, has_token, http_server, json_body
-from aitrain.environment.runner import EnvRunner, group_job
+from aitrain.environment.failure_count import ABANDONED_LIMIT
+from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body
+from aitrain.environment.runner import EnvRunner
 from aitrain.environment.served_environment import (
     PATIENCE,
-    TOKEN_VARIABLE,
     EnvAnswer,
     EnvCall,
     EnvDescription,
@@ -29,7 +28,6 @@ from aitrain.environment.served_environment import (
 from aitrain.environment.session import Group, SessionLike
 from aitrain.execution.failure import Failure
 from aitrain.execution.task import Outcome
-from aitrain.execution.user_code import describe_error
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -44,8 +42,6 @@ ANSWER_SECONDS = 5.0
 and asks again."""
 END_SECONDS = 5.0
 """Seconds between two looks for sessions without a call."""
-MAX_BODY = 64 << 20
-"""Maximum bytes of a request."""
 
 
 @dataclass(eq=False)
@@ -78,9 +74,7 @@ class EnvService:
 
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends the server."""
-    token: str = ""
     _episodes: dict[str, ClientEpisode] = field(default_factory=dict)
-    _failures: FailureCount = field(default_factory=FailureCount)
 
     async def serve(self, on_ready: Callable[[str], object]) -> None:
         """Serve until `stop` is set; `on_ready` is called with the URL.
@@ -93,8 +87,7 @@ class EnvService:
         listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
         port = listener.getsockname()[1]
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
-        self.token = env_token()
-        server = http_server(self._answer)
+        server = http_server(self._answer, env_token(), lambda error: {"error": str(error)})
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
             on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -114,19 +107,11 @@ class EnvService:
     async def _answer(self, request: Request) -> Response:
         from starlette.responses import Response
 
-        status, path = 200, request.url.path
-        try:
-            if not has_token(request, self.token):  # before the body is read
-                raise RefusedRequestError(401, f"the token is wrong or missing ({TOKEN_VARIABLE})")
-            if request.method == "GET":
-                answer = encode(self.read(path, request.query_params))
-            else:
-                answer = await self.answer(path, await json_body(request, MAX_BODY))
-        except RefusedRequestError as error:
-            status, answer = error.status, encode({"error": str(error)})
-        except Exception as error:
-            status, answer = 500, encode({"error": describe_error(error)})
-        return Response(answer, status, media_type="application/json")
+        if request.method == "GET":
+            answer = encode(self.read(request.url.path, request.query_params))
+        else:
+            answer = await self.answer(request.url.path, await json_body(request))
+        return Response(answer, media_type="application/json")
 
     # -- what clients read
 
@@ -206,24 +191,21 @@ class EnvService:
         runner, case = self.runner, episode.case
         job: Callable[[], Any]
         if path == "/v1/open":
-            job = partial(runner.open_session, case, call.seed, call.score_bounds)
+            job = partial(runner.open_session, case, call.seed, call.bounds)
         elif path == "/v1/respond":
             if episode.session is None or call.turn is None:
                 raise RefusedRequestError(400, "respond needs an open session and a turn")
             job = partial(episode.session.respond, call.turn)
         elif path == "/v1/score":
             transcript = Transcript(case, call.completion, call.thought)
-            job = partial(runner.score_session, episode.session, transcript, call.score_bounds)
+            job = partial(runner.score_session, episode.session, transcript, call.bounds)
         elif path == "/v1/score_group":
-            job = group_job(runner, Group(case, call.members), call.score_bounds)
+            job = runner.group_job(Group(case, call.members), call.bounds)
         else:
             raise RefusedRequestError(404, f"there is no {path}")
         outcome: Outcome[Any] = await runner.call(job, call.timeout)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
-        value, failure = outcome.value, outcome.failure or getattr(outcome.value, "failure", None)
-        if failure is not None:  # the first of each kind is shown
-            for message in self._failures.first_of_each([(failure.kind, failure.message)]):
-                self.notify(f"A call of case {call.case} failed, it {message}")
+        value = outcome.value
         if path == "/v1/open" and value is not None:
             episode.session, value = value
         return EnvAnswer(value, outcome.failure, outcome.seconds)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from aitrain.errors import AitrainError
+from aitrain.execution.user_code import describe_error
 
 if TYPE_CHECKING:
     import uvicorn
@@ -16,22 +17,44 @@ if TYPE_CHECKING:
 
 JsonObject = dict[str, Any]
 
+MAX_BODY = 64 << 20
+"""Maximum bytes of a request."""
+
 
 class RefusedRequestError(AitrainError, ValueError):
-    """A request that is not answered; `status` is that of HTTP, `code` and `param` are fields of OpenAI's errors."""
+    """A request that is not answered; `status` is that of HTTP, and `code` that of OpenAI's errors."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        self.status, self.code = status, code
 
 
-def http_server(answer: Callable[[Request], Awaitable[Response]]) -> uvicorn.Server:
-    """A server that gives all requests to `answer`. It never closes an idle connection: the client would not know."""
+def http_server(
+    answer: Callable[[Request], Awaitable[Response]],
+    token: str,
+    error_body: Callable[[RefusedRequestError], JsonObject],
+) -> uvicorn.Server:
+    """A server that gives requests with this token to `answer`; pages in a browser and other users of the machine lack
+    it. What `answer` raises becomes a response with `error_body`. It never closes an idle connection: the client would
+    not know."""
     import uvicorn
     from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    async def answered(request: Request) -> Response:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        try:
+            if not hmac.compare_digest(given.encode(), token.encode()):  # before the body is read
+                raise RefusedRequestError(401, "the API key or token is wrong or missing", "invalid_api_key")
+            return await answer(request)
+        except RefusedRequestError as error:
+            refused = error
+        except Exception as error:  # a client that gets no answer, or status 500, asks again
+            refused = RefusedRequestError(400, f"the request cannot be read: {describe_error(error)}")
+        return JSONResponse(error_body(refused), refused.status)
+
+    app = Starlette(routes=[Route("/{path:path}", answered, methods=["GET", "POST"])])
     return uvicorn.Server(
         uvicorn.Config(
             app, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",
@@ -40,27 +63,19 @@ def http_server(answer: Callable[[Request], Awaitable[Response]]) -> uvicorn.Ser
     )  # fmt: skip
 
 
-def has_token(request: Request, token: str) -> bool:
-    """Whether a request has this token, which other users of the machine and pages in a browser lack."""
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
-    return hmac.compare_digest(given, token.encode())
-
-
-async def json_body(request: Request, max_bytes: int) -> JsonObject:
+async def json_body(request: Request) -> JsonObject:
     """The JSON object in a request.
 
     Raises:
-        RefusedRequestError: there is none, or it has more bytes.
+        RefusedRequestError: there is none, or it has more than MAX_BODY bytes.
+        ValueError: it is not JSON.
     """
     received = bytearray()
     async for part in request.stream():
         received += part
-        if len(received) > max_bytes:
-            raise RefusedRequestError(413, f"a request has at most {max_bytes} bytes")
-    try:
-        body = json.loads(received)
-    except (ValueError, RecursionError) as error:
-        raise RefusedRequestError(400, f"the body is not JSON: {error}") from None
+        if len(received) > MAX_BODY:
+            raise RefusedRequestError(413, f"a request has at most {MAX_BODY} bytes")
+    body = json.loads(received)
     if not isinstance(body, dict):
         raise RefusedRequestError(400, "the body is not a JSON object")
     return body

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,19 +15,20 @@ from aitrain.environment.adapters import ADAPTERS, SERVED, Adapter, adapter_name
 from aitrain.environment.adapters.settings import RandomStream
 from aitrain.environment.user_modules import (
     add_to_path,
+    check_objects,
+    check_signature,
+    file_of,
     import_file,
     import_module,
+    member,
     module_specs,
     names_in,
     no_bytecode,
-    parse,
-    top_level,
 )
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.user_code import failure_message
-from aitrain.missing_file import no_file
 from aitrain.options.train import TrainConfig
-from aitrain.packages import BUNDLED, PACKAGE, in_working_directory
+from aitrain.packages import BUNDLED, PACKAGE
 from aitrain.redaction import redact
 
 FOLDER = re.compile(r"[^,]*/(?=[^/,]+\.(?:py|jsonl?|parquet)(?:[@:,]|$))")
@@ -76,20 +74,13 @@ def find_env(config: TrainConfig) -> EnvSource:
     if place in ("http", "https") and class_name.startswith("/"):
         return _adapter_source(SERVED, config.env_place)
     adapter = adapter_named(place)
-    if adapter is not None and not _is_own_module(place, class_name):
+    if adapter is not None:
         return _adapter_source(adapter, class_name)
     wanted = class_name or config.rl_env_class
-    file = Path(os.path.expanduser(place))
-    if place.endswith(".py"):
-        if not os.path.isfile(file):  # False for a name that is too long as well
-            raise ConfigError(f"rl_env: {no_file(place)}")
-        return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), wanted, is_module=False)
-    if os.path.isfile(file) or "/" in place or place.startswith((".", "~")) or place.endswith(".ipynb"):
-        raise ConfigError(
-            f"rl_env: {place} is not a Python file\nName one: --rl-env path/to/file.py:Class. In a notebook, call"
-            " aitrain.train(config, environment=...)."
-        )
-    return _find_module("rl_env", place, wanted)
+    file = file_of(place) if place.endswith(".py") else None
+    if file is None:
+        return _find_module("rl_env", place, wanted)
+    return EnvSource(f"aitrain_environment_{file.stem}", file, wanted, is_module=False)
 
 
 def find_environments(config: TrainConfig) -> dict[str, EnvSource]:
@@ -136,14 +127,6 @@ def errors_of(name: str) -> Iterator[None]:
         raise
 
 
-def _is_own_module(name: str, class_name: str) -> bool:
-    """Whether the working directory has a module of an adapter's name, and in it what is named: that wins."""
-    spec = in_working_directory(name)
-    if spec is None or spec.origin is None:
-        return False
-    return not class_name or (class_name.isidentifier() and class_name in names_in(parse(Path(spec.origin))))
-
-
 def _adapter_source(adapter: Adapter, id: str) -> EnvSource:
     if not id:
         raise ConfigError(f"rl_env: {adapter.name} needs what it is to load, as in {adapter.usage}")
@@ -164,13 +147,6 @@ def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
         )
     chain = module_specs(module)
     if chain:
-        top = chain[0].name
-        own = in_working_directory(top)
-        if own and own.origin == chain[0].origin and (top in sys.stdlib_module_names or top in _NEEDED):
-            raise ConfigError(
-                f"{option}: {module} begins with the name of the library {top}, which training needs\n"
-                f"Rename {top}, or name the file: --rl-env {module.replace('.', '/')}.py"
-            )
         if chain[-1].origin is None:
             raise ConfigError(f"{option}: {module} is a folder, not a module\nName a module in it: {module}.NAME")
         readable = (chain[-1].origin or "").endswith(".py")
@@ -185,13 +161,6 @@ def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
         f"{option}: there is no module {module} (looked in {here} and among the installed packages)."
         f"{did_you_mean(module, [*modules, *bundled, *ADAPTERS])}\nBundled ones: {', '.join(bundled)}"
     )
-
-
-_NEEDED = {
-    "accelerate", "aitrain", "annotated_types", "datasets", "huggingface_hub", "numpy", "peft", "pydantic", "rich",
-    "safetensors", "tokenizers", "torch", "transformers", "trl", "typer", "vllm", "yaml",
-}  # fmt: skip
-"""Libraries that a training process imports."""
 
 
 # -- parsing the file
@@ -211,51 +180,15 @@ def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
         module = import_module(source.adapter.module)
         factory = partial(getattr(module, source.adapter.class_name), source.id)
         check_signature(factory, f"the adapter {source.adapter.name}", keywords)
-        if hasattr(module, "check_id"):
-            module.check_id(source.id, keywords)
+        if source.adapter is SERVED:
+            module.checked_urls(source.id)
         elif source.adapter.by_url:  # which asks its server when it builds the dataset
             factory(**keywords)
     elif source.file is not None:
-        tree = parse(source.file)
-        if source.class_name is not None and {source.class_name, "*"}.isdisjoint(names_in(tree)):
-            classes = [node.name for node in top_level(tree) if isinstance(node, ast.ClassDef)]
-            raise ConfigError(no_such_class(source, source.class_name, classes))
-
-
-def check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:
-    """Check keywords against the signature of a class or function, if it has one that names its parameters.
-
-    Raises:
-        ConfigError: a keyword is not accepted, or a required one is missing.
-    """
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # the call itself will show
-        return
-    taken = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    for keyword in keywords:
-        if keyword not in taken:
-            raise ConfigError(
-                f"rl_env_config: {name} does not take {keyword}.{did_you_mean(keyword, taken)}\n"
-                f"It takes: {', '.join(taken) or 'nothing'}"
-            )
-    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    missing = [name for name in needed if name in taken and name not in keywords]
-    if missing:
-        raise ConfigError(
-            f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
-            f"Set it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
-        )
-
-
-def no_such_class(source: EnvSource, name: str, classes: list[str]) -> str:
-    """Error message for a missing class."""
-    return (
-        f"rl_env_class: there is no class {name} in {source.file}.{did_you_mean(name, classes)}\n"
-        f"Classes there: {', '.join(classes) or 'none'}"
-    )
+        if source.class_name is None:
+            names_in(source.file)  # is it valid Python?
+        else:
+            check_objects([(str(source.file), source.class_name)], "class", "rl_env_class")
 
 
 def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
@@ -273,10 +206,7 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
         except (Exception, SystemExit) as error:
             raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
         name = source.class_name or _only_class(source, module)
-        if not hasattr(module, name):
-            classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-            raise ConfigError(no_such_class(source, name, classes))
-        factory = getattr(module, name)
+        factory = member(module, name, "rl_env_class")
         if not callable(factory):
             raise ConfigError(f"rl_env_class: {name} is not a class, but {factory!r}")
         if adapter is not None:
@@ -302,18 +232,13 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
 
 
 def _only_class(source: EnvSource, module: ModuleType) -> str:
-    public = {name: value for name, value in vars(module).items() if inspect.isclass(value) and name[0] != "_"}
-    own = [name for name, value in public.items() if value.__module__ == module.__name__]
-    found = [name for name in own if hasattr(public[name], "build_dataset")]
-    place = str(source.file or source.module)
-    if len(found) > 1:
+    own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+    classes = [name for name, value in own.items() if inspect.isclass(value) and not name.startswith("_")]
+    found = [name for name in classes if hasattr(own[name], "build_dataset")]
+    if len(found) != 1:
         raise ConfigError(
-            f"rl_env_class: {place} has {len(found)} environments: {', '.join(found)}\n"
-            f"Choose one, such as --rl-env-class {found[-1]}"
-        )
-    if not found:
-        raise ConfigError(
-            f"rl_env_class: no class in {place} has build_dataset (classes there: {', '.join(own) or 'none'}).\n"
-            "Write one, or name a class that is imported there with --rl-env-class."
+            f"rl_env_class: {source.file or source.module} has {len(found)} classes with build_dataset"
+            f" (classes there: {', '.join(classes) or 'none'}).\n"
+            f"Name one, also one that is imported there, such as --rl-env-class {(found or ['MyEnv'])[-1]}"
         )
     return found[0]

@@ -6,6 +6,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from traceback import StackSummary
@@ -22,13 +23,7 @@ from aitrain.environment.contract import (
     parse_score,
     shown,
 )
-from aitrain.environment.endpoint import (
-    ChatAnswer,
-    Endpoint,
-    PendingRequest,
-    RequestQueue,
-    TrainedConversation,
-)
+from aitrain.environment.endpoint import ChatAnswer, ChatRequest, Endpoint, RequestQueue, TrainedConversation
 from aitrain.environment.http_server import RefusedRequestError
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import (
@@ -41,6 +36,7 @@ from aitrain.environment.session import (
     score_of_unfinished,
     within,
 )
+from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.errors import EpisodeTruncated
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.deadline_pool import CANCELLED
@@ -48,19 +44,11 @@ from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.task import Task, current_task, on_cancel
 from aitrain.execution.user_code import stack_of_thread
 
-MAX_AFTER_LIMIT = 20
-"""Requests after the limit of an episode that are answered with EpisodeTruncated; with more, the episode fails."""
-
 MAX_UNTRAINED = 1_000
 """Untrained requests of one episode; with more, it fails, as nothing else ends a loop of them."""
 
 SECONDS_TO_END = 5.0
 """Time that a rollout has to end when its session is closed."""
-
-_SAMPLING_NOTE = (
-    "The environment's requests set {names}: not used, as aitrain samples with its own options"
-    " (aitrain grpo --help: Sampling)."
-)
 
 
 class BackgroundRun:
@@ -68,11 +56,7 @@ class BackgroundRun:
     is called in that thread when it has returned or raised."""
 
     def __init__(self, call: Callable[[], Any], on_end: Callable[[], None]) -> None:
-        self.value: object = None
-        """What it returned."""
-        self.error: BaseException | None = None
-        """What it raised."""
-        self.ended = threading.Event()
+        self.returned: Future[object] = Future()
         self._task = Task(math.inf)
         self._thread = threading.Thread(target=self._run, args=(call, on_end), name="environment-rollout", daemon=True)
         self._thread.start()
@@ -80,12 +64,10 @@ class BackgroundRun:
     def _run(self, call: Callable[[], Any], on_end: Callable[[], None]) -> None:
         current_task.set(self._task)
         try:
-            value = call()
-            self.value = run_if_async(value)
+            self.returned.set_result(run_if_async(call()))
         except BaseException as error:
-            self.error = error
+            self.returned.set_exception(error)
         finally:
-            self.ended.set()
             on_end()
 
     def cancel(self) -> None:
@@ -110,12 +92,12 @@ class RolloutSession:
         self._requests = RequestQueue()
         self._conversation = TrainedConversation()
         self._endpoint: Endpoint | None = None
-        self._pending: PendingRequest | None = None
+        self._pending: ChatRequest | None = None
         """The request that waits for the answer."""
         self._limit = ""
-        self._refusals = self._answers = self._untrained = 0
-        self._calls = self._wrong_calls = 0
-        self._note = ""
+        self._answers = self._untrained = 0
+        self._calls: tuple[ToolCall, ...] = ()
+        """The tool calls of the last trained answer."""
         self._is_over = False
 
     # -- the calls of an episode
@@ -134,20 +116,17 @@ class RolloutSession:
     def respond(self, turn: AssistantTurn) -> EnvResponse:
         """Hand the answer to the rollout, and wait for its next request, or its end."""
         self._answer(turn)
-        pending = self._next()
-        note, self._note = self._note, ""
-        if pending is not None and not pending.request.is_trained:
-            return EnvResponse(untrained=_untrained(pending), note=note)
+        request = self._next()
+        if request is not None and not request.is_trained:
+            return EnvResponse(untrained=_untrained(request))
         if not self._conversation.messages:
-            return EnvResponse(reset=self._begun(pending), note=note)
-        response = EnvResponse((), pending is None, self._calls, self._wrong_calls, note=note)
-        self._calls = self._wrong_calls = 0
-        if pending is None:
-            return response
+            return EnvResponse(reset=self._begun(request))
+        calls, self._calls = self._calls, ()
         try:
-            return replace(response, messages=self._conversation.append(pending.request))
+            messages = () if request is None else self._conversation.append(request)
         except RefusedRequestError as error:
             raise self._failed(error) from None
+        return EnvResponse(messages, request is None, len(calls), sum(bool(call.problem) for call in calls))
 
     def score(self, arguments: Mapping[str, object]) -> ScoreResult:
         """What the rollout returned.
@@ -161,8 +140,9 @@ class RolloutSession:
             while self._next() is not None:
                 self._answer(AssistantTurn("", limit=self._limit))
         with within("rollout"):
-            run = self._run
-            return parse_score(run.value if run.error is None else score_of_unfinished(self.bounds), self.bounds)
+            returned = self._run.returned
+            value = returned.result() if returned.exception() is None else score_of_unfinished(self.bounds)
+            return parse_score(value, self.bounds)
 
     def close(self) -> None:
         """End the rollout, also if `open` has not finished."""
@@ -171,17 +151,17 @@ class RolloutSession:
         if self._endpoint is not None:
             self._endpoint.close()
         run = getattr(self, "_run", None)
-        if run is not None and not run.ended.is_set():
+        if run is not None and not run.returned.done():
             run.cancel()
-            run.ended.wait(SECONDS_TO_END)
+            wait([run.returned], SECONDS_TO_END)
 
     # -- requests and answers
 
-    def _next(self) -> PendingRequest | None:
+    def _next(self) -> ChatRequest | None:
         """The rollout's next request; None if it has ended.
 
         Raises:
-            CallFailed: it raised, has asked too many untrained requests, or asks again after a limit.
+            CallFailed: it raised, or has asked too many untrained requests.
         """
         run = self._run
 
@@ -190,21 +170,20 @@ class RolloutSession:
             run.cancel()
 
         with on_cancel(cancel, run.stack):
-            while (pending := self._requests.take()) is not None:
-                self._pending = pending
-                if pending.request.ignored:
-                    self._note = _SAMPLING_NOTE.format(names=", ".join(pending.request.ignored))
-                self._untrained += not pending.request.is_trained
+            while (request := self._requests.take()) is not None:
+                self._pending = request
+                self._untrained += not request.is_trained
                 if self._untrained > MAX_UNTRAINED:
                     what = f"made more than {MAX_UNTRAINED:,} requests with trained=False in one episode"
                     raise self._failed(RefusedRequestError(410, f"{what}: end the loop that asks them", "episode_over"))
-                if not (self._limit and pending.request.is_trained):
-                    return pending
+                if not (self._limit and request.is_trained):
+                    return request
                 self._refuse(self._limit)
         self._is_over = True
-        if run.error is not None and not self._is_truncation(run.error):
-            failure = as_failure(run.error)
-            raise CallFailed(replace(failure, place=failure.place or "rollout")) from run.error
+        error = run.returned.exception()
+        if error is not None and not self._is_truncation(error):
+            failure = as_failure(error)
+            raise CallFailed(replace(failure, place=failure.place or "rollout")) from error
         return None
 
     def _is_truncation(self, error: BaseException | None) -> bool:
@@ -216,43 +195,36 @@ class RolloutSession:
             error = error.__cause__ or error.__context__
         return False
 
-    def _begun(self, pending: PendingRequest | None) -> ResetResult:
-        if pending is None:
-            what = f"returned {shown(self._run.value)} without asking the policy"
+    def _begun(self, request: ChatRequest | None) -> ResetResult:
+        if request is None:
+            what = f"returned {shown(self._run.returned.result())} without asking the policy"
             what += ": call endpoint.chat, or ask endpoint.base_url"
             raise CallFailed(Failure("wrong_type", what, place="rollout"))
-        note, self._note = self._note, ""
-        request = pending.request
         if not request.is_trained:
-            return ResetResult(untrained=_untrained(pending), note=note)
+            return ResetResult(untrained=_untrained(request))
         self._conversation.begin(request)
         tools = self._conversation.tools
-        return ResetResult(tools, runs_tools=bool(tools), prompt=list(request.messages), note=note)
+        return ResetResult(tools, runs_tools=bool(tools), prompt=list(request.messages))
 
     def _answer(self, turn: AssistantTurn) -> None:
         """Answer the pending request, or refuse it as there is no room for an answer."""
-        pending = self._pending
-        if pending is None:
+        request = self._pending
+        if request is None:
             return
         if turn.limit:
-            if pending.request.is_trained:
-                self._limit = turn.limit
+            self._limit = turn.limit if request.is_trained else self._limit
             self._refuse(turn.limit)
             return
         self._answers += 1
         answer = ChatAnswer.of(turn, self._answers)
-        if pending.request.is_trained:
+        if request.is_trained:
             self._conversation.add_answer(answer)
-            self._calls, self._wrong_calls = len(turn.calls), sum(bool(call.problem) for call in turn.calls)
+            self._calls = turn.calls
         self._pending = None
-        pending.answer.set_result(answer)
+        request.answer.set_result(answer)
 
     def _refuse(self, limit: str) -> None:
         self._fail_pending(EpisodeTruncated(f"no answer: {limit}"))
-        self._refusals += 1
-        if self._refusals > MAX_AFTER_LIMIT:
-            what = f"asked the policy {MAX_AFTER_LIMIT} times after EpisodeTruncated: return the score instead"
-            raise CallFailed(Failure("wrong_type", what, place="rollout"))
 
     def _failed(self, error: Exception) -> CallFailed:
         """The failure of an episode whose pending request gets this error."""
@@ -260,13 +232,13 @@ class RolloutSession:
         return CallFailed(Failure("wrong_type", str(error), place="rollout"))
 
     def _fail_pending(self, error: Exception) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.answer.set_exception(error)
+        request, self._pending = self._pending, None
+        if request is not None:
+            request.answer.set_exception(error)
 
 
-def _untrained(pending: PendingRequest) -> UntrainedChat:
-    return UntrainedChat(pending.request.messages, pending.request.tools or ())
+def _untrained(request: ChatRequest) -> UntrainedChat:
+    return UntrainedChat(request.messages, request.tools or ())
 
 
 def session_for(environment: Any, bounds: Bounds = ZERO_TO_ONE, case: Case | None = None) -> SessionLike:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, 
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify, PolicyCall
@@ -48,23 +48,14 @@ from aitrain.options.train import TrainConfig
 
 @dataclass(frozen=True)
 class RemoteSession:
-    """A session in another process. `is_spent`: the process ends after it, so that the next episode begins with an
-    environment as build_dataset left it."""
+    """A session in another process, where all calls but `close` are made. `is_spent`: the process ends after it, so
+    that the next episode begins with an environment as build_dataset left it."""
 
     lease: WorkerLease
     is_spent: bool
 
-    def open(self, arguments: dict[str, Any]) -> ResetResult:
-        reset: ResetResult = self.lease.call("open", arguments)
-        return reset
-
-    def respond(self, turn: AssistantTurn) -> EnvResponse:
-        response: EnvResponse = self.lease.call("respond", turn)
-        return response
-
-    def score(self, arguments: dict[str, Any]) -> ScoreResult:
-        result: ScoreResult = self.lease.call("score", arguments)
-        return result
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self.lease.call, method)
 
     def close(self) -> None:
         with suppress(CallFailed):
@@ -139,6 +130,7 @@ PAUSES = (0.5, 2.0)
 """Seconds before a call is tried again that failed because of a service."""
 
 T = TypeVar("T")
+MakeCall = Callable[..., Awaitable[Outcome[Any]]]
 
 
 @dataclass(eq=False)
@@ -179,7 +171,6 @@ class EnvRunner:
     on_messages: Callable[[EnvSession, Sequence[Message]], None] = lambda _, __: None
     """Called with what the environment says in an episode, such as to show it."""
 
-    _shown: set[str] = field(default_factory=set)
     _calls: int = 0
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
     _phase: ExitStack = field(default_factory=ExitStack)  # the process's activity while there are calls
@@ -296,7 +287,7 @@ class EnvRunner:
             jobs = [partial(self.open_session, one.case, one.seed) for one in sessions]
             for one, result in zip(sessions, await self._make(sessions, jobs, self.kind), strict=True):
                 one.session, one.reset = result or (None, ResetResult())
-                self._said(one, one.reset)
+                self.on_messages(one, one.reset.messages)
         return sessions
 
     def open_session(self, case: Case, seed: int, bounds: Bounds | None = None) -> tuple[SessionLike, ResetResult]:
@@ -317,7 +308,8 @@ class EnvRunner:
         if self.processes is None:
             return session_for(self.policy.object_for(), bounds, case)
         is_spent = self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
-        return RemoteSession(self.processes.lease(partial(_session_in_process, is_spent, bounds)), is_spent)
+        lease = self.processes.lease(partial(_session_in_process, is_spent, bounds))
+        return cast(SessionLike, RemoteSession(lease, is_spent))
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -326,34 +318,27 @@ class EnvRunner:
         place = "step" if self.kind == "start" else self.kind  # where a call that hangs or crashes is
         if turn.calls and self.kind != "rollout" and not one.reset.takes_calls:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
-        response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
-        self._said(one, response)
-        return response
-
-    def _said(self, one: EnvSession, response: ResetResult | EnvResponse) -> None:
-        """Show what the environment says, and its note, unless that was shown before."""
-        if response.note and response.note not in self._shown:
-            self._shown.add(response.note)
-            self.notify(response.note)
+        response = await self._call(one, partial(one.session.respond, turn), place, self.call) or EnvResponse(
+            is_over=True
+        )
         self.on_messages(one, response.messages)
+        return response
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
-        alive = [(one, text) for one, text in zip(sessions, transcripts, strict=True) if one.failure is None]
-        jobs = [partial(self.score_session, one.session, text) for one, text in alive]
+        pairs = zip(sessions, transcripts, strict=True)
+        jobs = {one: partial(self.score_session, one.session, text) for one, text in pairs if one.failure is None}
         place = "score" if self.kind == "start" else self.kind
         if not self.policy.by_episode:
             self.policy.begin_batch()
-        scored = await self._make([one for one, _ in alive], jobs, place)
-        results: dict[EnvSession, ScoreResult] = {}
-        for (one, _), result in zip(alive, scored, strict=True):
-            results[one] = result or ScoreResult(None)
-            if (failure := results[one].failure) is not None:
+        made = await self._make(list(jobs), list(jobs.values()), place)
+        results = {one: result or ScoreResult(None) for one, result in zip(jobs, made, strict=True)}
+        late = self.policy.end_batch()
+        for one, result in results.items():
+            failure = result.failure or late
+            if one.failure is None and failure is not None:
                 one.failure = replace(failure, place=place)
-        if (failure := self.policy.end_batch()) is not None:
-            for one, _ in alive:
-                one.failure, results[one] = one.failure or replace(failure, place=place), ScoreResult(None)
-        return [replace(results.get(one, ScoreResult(None)), failure=one.failure) for one in sessions]
+        return [results[one] if one.failure is None else ScoreResult(None, failure=one.failure) for one in sessions]
 
     def score_session(
         self, session: SessionLike | None, transcript: Transcript, bounds: Bounds | None = None
@@ -364,6 +349,31 @@ class EnvRunner:
             return session.score(arguments)
         with closing(self._new_session(transcript.case, bounds)) as alone:
             return alone.score(arguments)
+
+    async def score_group(self, group: Group) -> list[ScoreResult]:
+        """The results of a group's episodes. If the call fails, all of them have the failure."""
+        one = EnvSession(group.case, 0)
+        job = self.group_job(group, self.config.score_bounds)
+        results = await self._tried(one, job, "score_group", self.pool.call)
+        return results or [_merged(member.result, ScoreResult(None, failure=one.failure)) for member in group.members]
+
+    def group_job(self, group: Group, bounds: Bounds) -> Callable[[], list[ScoreResult]]:
+        """The call that scores a group, where the environment is."""
+        if self.is_served:
+            return partial(self.environment.score, group, bounds)
+        if self.processes is None:
+            return partial(score_group, bounds, self.environment, group)
+        processes = self.processes
+
+        def score_in_process() -> list[ScoreResult]:
+            lease = processes.lease(partial(partial, score_group, bounds))
+            try:
+                results: list[ScoreResult] = lease.call("__call__", group)
+                return results
+            finally:
+                lease.release()
+
+        return score_in_process
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang (a process that hung was ended)."""
@@ -382,29 +392,27 @@ class EnvRunner:
         pending, values = list(zip(sessions, jobs, strict=True)), list[T | None]()
         async with self._in_order:  # an eval may score beside a rollout that is played ahead
             while pending and self.policy.is_serial:
-                values.append(await self._tried(*pending.pop(0), place))
-        return [*values, *await asyncio.gather(*(self._tried(*each, place) for each in pending))]
+                values.append(await self._tried(*pending.pop(0), place, self.call))
+        return [*values, *await asyncio.gather(*(self._tried(*each, place, self.call) for each in pending))]
 
-    async def _tried(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
-        """The value of a call, which is made again after a failure as often as it should be."""
+    async def _tried(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall) -> T | None:
+        """The value of a call, which is made again after a failure: as often as was asked; else twice if the own code
+        of a `score_episode` (which has a trace: judges and served environments try again themselves) could not reach
+        a service."""
         for tries in itertools.count():
-            value = await self._call(one, job, place)
-            if one.failure is None or tries >= self._most_tries(one.failure):
+            value = await self._call(one, job, place, call)
+            failure = one.failure
+            if failure is None or failure.kind not in REPEATABLE:
                 break
-            if one.failure.kind == "server":
+            is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
+            asked = self.config.rl_env_retries
+            if tries >= (asked if asked is not None else len(PAUSES) if is_own else 0):
+                break
+            if failure.kind == "server":
                 await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
         return value
 
-    def _most_tries(self, failure: Failure) -> int:
-        """How often a call that failed is tried again: as asked; else twice if the own code of a `score_episode` (which
-        has a trace: judges and served environments try again themselves) could not reach a service."""
-        if failure.kind not in REPEATABLE:
-            return 0
-        is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
-        default = len(PAUSES) if is_own else 0
-        return default if self.config.rl_env_retries is None else self.config.rl_env_retries
-
-    async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
+    async def _call(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall) -> T | None:
         """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one."""
         if not self._calls:
             self._phase.enter_context(activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE))
@@ -417,7 +425,7 @@ class EnvRunner:
                 return job()
 
         try:
-            outcome = await self.call(in_thread)
+            outcome: Outcome[T] = await call(in_thread)
         finally:
             self._calls -= 1
             if not self._calls:
@@ -446,8 +454,7 @@ class EnvRunner:
         A failure is shown and changes nothing else: the run is over."""
         leases = [] if self.processes is None else self.processes.lease_idle(_itself)
         if callable(getattr(self.environment, "close", None)):
-            closers: list[Callable[[], object]] = [self.environment.close]
-            closers += [partial(lease.call, "close") for lease in leases]
+            closers = [self.environment.close, *(partial(lease.call, "close") for lease in leases)]
             failures = [outcome.failure for outcome in self.pool.call_all(closers) if outcome.failure is not None]
             if failures:
                 self.notify(f"{type(self.environment).__name__}.close {failures[0].message}")
@@ -511,13 +518,7 @@ class MixedRunner:
         self, cases: Sequence[Case], seeds: Sequence[int], sampling: Sequence[EpisodeSeeds | None] | None = None
     ) -> list[EnvSession]:
         """Open a session for each case; one that cannot be opened has a failure."""
-        drawn = sampling or [None] * len(cases)
-        return await self._each(
-            cases,
-            lambda part, places: part.open(
-                [cases[n] for n in places], [seeds[n] for n in places], [drawn[n] for n in places]
-            ),
-        )
+        return await self._each(EnvRunner.open, cases, cases, seeds, sampling or [None] * len(cases))
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -525,23 +526,25 @@ class MixedRunner:
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
-        return await self._each(
-            [one.case for one in sessions],
-            lambda part, places: part.score([sessions[n] for n in places], [transcripts[n] for n in places]),
-        )
+        return await self._each(EnvRunner.score, [one.case for one in sessions], sessions, transcripts)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang."""
         for name, part in self.parts.items():
             await part.end([one for one in sessions if one.case.env == name])
 
-    async def _each(self, cases: Sequence[Case], call: Callable[[EnvRunner, list[int]], Awaitable[list[T]]]) -> list[T]:
-        """What a call returns for each case, made at the same time by the environments that have any of them, unless
-        the calls of one run alone."""
+    async def _each(
+        self, call: Callable[..., Awaitable[list[T]]], cases: Sequence[Case], *columns: Sequence[Any]
+    ) -> list[T]:
+        """What a call returns for each case, with the values of the columns at its place. The environments that have
+        any of the cases make it at the same time, unless the calls of one run alone."""
         places: dict[str, list[int]] = {}
         for place, case in enumerate(cases):
             places.setdefault(case.env, []).append(place)
-        waiting = [call(self.parts[name], own) for name, own in places.items()]
+        waiting = [
+            call(self.parts[name], *([column[place] for place in own] for column in columns))
+            for name, own in places.items()
+        ]
         is_serial = any(self.parts[name].policy.is_serial for name in places)
         returned = [await one for one in waiting] if is_serial else await asyncio.gather(*waiting)
         found = dict[int, T]()
@@ -585,38 +588,7 @@ def _merged(own: ScoreResult, result: ScoreResult) -> ScoreResult:
     return ScoreResult(result.score, {**own.metrics, **result.metrics}, failure)
 
 
-def group_job(runner: EnvRunner, group: Group, bounds: Bounds) -> Callable[[], list[ScoreResult]]:
-    """The call that scores a group, where the environment is."""
-    if runner.is_served:
-        return partial(runner.environment.score, group, bounds)
-    if runner.processes is None:
-        return partial(score_group, bounds, runner.environment, group)
-    processes = runner.processes
-
-    def score_in_process() -> list[ScoreResult]:
-        lease = processes.lease(partial(partial, score_group, bounds))
-        try:
-            results: list[ScoreResult] = lease.call("__call__", group)
-            return results
-        finally:
-            lease.release()
-
-    return score_in_process
-
-
 async def score_groups(runner: Runner, groups: Sequence[Group]) -> list[list[ScoreResult]]:
     """The results of each group, one call after another, as they may compare with what earlier ones left on the
-    environment. If the call fails, all of its members have the failure."""
-    results = []
-    for group in groups:
-        part, tries = runner.part_of(group.case), 0
-        job = group_job(part, group, part.config.score_bounds)
-        while True:
-            with activity.own.waiting("waiting for the environment", part.pool.timeout + GRACE):
-                outcome = await part.pool.call(job)
-            failure, tries = outcome.failure, tries + 1
-            if failure is None or failure.kind not in REPEATABLE or tries > (part.config.rl_env_retries or 0):
-                break
-        failed = [_merged(member.result, ScoreResult(None, failure=failure)) for member in group.members]
-        results.append(failed if outcome.value is None else outcome.value)
-    return results
+    environment."""
+    return [await runner.part_of(group.case).score_group(group) for group in groups]

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import os
+import sys
 import threading
 import time
 import uuid
@@ -20,7 +21,7 @@ import httpx
 from pydantic import TypeAdapter
 
 from aitrain import activity
-from aitrain.environment.contract import ENV_KINDS, Bounds, Case, ScoreResult
+from aitrain.environment.contract import ZERO_TO_ONE, Bounds, Case, EnvKind, ScoreResult
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tools import ToolOffer, Tools
@@ -46,7 +47,7 @@ class EnvDescription:
     """Hash of source, configuration and rows; every call names it."""
     name: str
     """Name of its class."""
-    kind: str
+    kind: EnvKind
     """The method that plays an episode."""
     train: int
     """Number of rows."""
@@ -80,8 +81,8 @@ class EnvCall:
     seed: int = 0
     timeout: float | None = None
     """Deadline in seconds; None: the server's."""
-    bounds: tuple[float | None, float | None] = (0.0, 1.0)
-    """Lowest and highest score; None: no limit."""
+    bounds: Bounds = ZERO_TO_ONE
+    """Lowest and highest score."""
     turn: AssistantTurn | None = None
     """The answer of the model, of `respond`."""
     completion: str | list[Message] = ""
@@ -90,12 +91,6 @@ class EnvCall:
     """What it thought before its last answer."""
     members: tuple[GroupMember, ...] = ()
     """The episodes of `score_group`."""
-
-    @property
-    def score_bounds(self) -> Bounds:
-        """The lowest and the highest score as numbers."""
-        low, high = self.bounds
-        return (-math.inf if low is None else low, math.inf if high is None else high)
 
 
 @dataclass(frozen=True)
@@ -122,11 +117,6 @@ def env_token() -> str:
             " server and for what trains on it: whoever reaches the server could run the environment's tools."
         )
     return token
-
-
-def finite(bound: float) -> float | None:
-    """A bound of scores as JSON has it."""
-    return bound if math.isfinite(bound) else None
 
 
 def encode(value: JsonObject | EnvCall | EnvAnswer) -> bytes:
@@ -158,7 +148,7 @@ def to_wire(value: object) -> Any:
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
-        return finite(value)
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): to_wire(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -232,11 +222,9 @@ class EnvConnection:
             response = _http(os.getpid()).request(
                 method, self.url + path, content=body, headers=headers, timeout=timeout
             )
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {error}") from error
         except httpx.TransportError as error:
-            what = f"did not answer for {seconds:g} s" if isinstance(error, httpx.TimeoutException) else error
-            raise ConnectionError(f"the environment's server at {self.url}: {what}") from error
+            what = f"{type(error).__name__} {error}".strip()
+            raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {what}") from error
         activity.own.tick()  # the server is alive, and has deadlines of its own
         try:
             found = response.json()
@@ -347,6 +335,8 @@ class ServedSession:
         return server
 
 
+LARGEST = sys.float_info.max
+"""A bound of scores that has no limit: JSON has no infinity."""
 CONCURRENT_CALLS = 256
 """Calls at the same time, unless --rl-env-workers says how many: they only wait."""
 
@@ -386,14 +376,10 @@ class ServedEnvironment:
             )
         return self._rows("train")
 
-    def held_out_rows(self) -> list[JsonObject]:
-        """The rows of build_eval_dataset."""
-        return self._rows("held_out")
-
     def session(self, case: Case | None, bounds: Bounds, **more: Any) -> ServedSession:
         """The session of a new episode."""
         assert case is not None
-        low, high = map(finite, bounds)
+        low, high = (max(-LARGEST, min(LARGEST, bound)) for bound in bounds)
         call = EnvCall(uuid.uuid4().hex, 0, self.description.id, case.own_number, bounds=(low, high), **more)
         return ServedSession(self, call)
 
@@ -442,14 +428,13 @@ class ServedEnvironment:
 # -- connecting
 
 
-def connect(urls: str, /, **keywords: object) -> ServedEnvironment:
-    """The environment that all of these URLs serve.
+def connect(urls: str, /) -> ServedEnvironment:
+    """The environment that all of these URLs serve; its server constructs it, with the keywords that are given there.
 
     Raises:
-        ConfigError: a URL is wrong, or keywords for its constructor are given.
+        ConfigError: a URL is wrong.
         EnvironmentFailed: a server does not answer, or serves another environment than the first.
     """
-    check_id(urls, keywords)
     connections = [EnvConnection(url) for url in checked_urls(urls)]
     descriptions = [_described(connection) for connection in connections]
     first = descriptions[0]
@@ -461,7 +446,7 @@ def connect(urls: str, /, **keywords: object) -> ServedEnvironment:
             )
     methods: dict[str, Any] = {first.kind: _played_elsewhere(first.parameters)}
     if first.held_out is not None:
-        methods["build_eval_dataset"] = ServedEnvironment.held_out_rows
+        methods["build_eval_dataset"] = lambda self: self._rows("held_out")
     if first.scores_groups:
         methods["score_group"] = _played_elsewhere(None)
     if first.has_reference:
@@ -473,20 +458,6 @@ def connect(urls: str, /, **keywords: object) -> ServedEnvironment:
     return kind(connections, first)
 
 
-def check_id(urls: str, keywords: Mapping[str, object]) -> None:
-    """Check the URLs without the servers.
-
-    Raises:
-        ConfigError: a URL is wrong, or keywords for the constructor are given.
-    """
-    checked_urls(urls)
-    if keywords:
-        raise ConfigError(
-            "rl_env_config: the environment is constructed by its server, which takes these keywords\n"
-            "Start it with: aitrain env serve ENV --rl-env-config ..."
-        )
-
-
 def _described(connection: EnvConnection) -> EnvDescription:
     try:
         given = connection.request("GET", "/v1/environment")
@@ -495,10 +466,7 @@ def _described(connection: EnvConnection) -> EnvDescription:
                 f"The server at {connection.url} speaks version {given.get('protocol')} of the protocol, and this"
                 f" aitrain {PROTOCOL}\nInstall the same version of aitrain on both machines."
             )
-        description = decode(EnvDescription, given)
-        is_named = description.name.isprintable() and all(map(str.isidentifier, description.parameters or ()))
-        if description.kind not in ENV_KINDS or not is_named:
-            raise ValueError(f"it describes no environment: kind {description.kind}")
+        return decode(EnvDescription, given)
     except ConnectionError as error:
         raise EnvironmentFailed(
             f"{str(error)[0].upper()}{str(error)[1:]}\nStart it first: aitrain env serve ENV --port PORT"
@@ -508,7 +476,6 @@ def _described(connection: EnvConnection) -> EnvDescription:
         raise EnvironmentFailed(f"The environment's server refused {error}{advice}") from error
     except ValueError as error:
         raise EnvironmentFailed(f"The server at {connection.url} is not one of aitrain env serve: {error}") from error
-    return description
 
 
 def _named(description: EnvDescription) -> str:

@@ -22,6 +22,7 @@ from aitrain.environment.contract import (
     arguments_for,
     copy_arguments,
     env_kind,
+    is_message,
     named_by,
     parse_score,
     shown,
@@ -111,8 +112,6 @@ class ResetResult:
     """The whole conversation before the first answer; None: the row's prompt."""
     untrained: UntrainedChat | None = None
     """A conversation to answer before the episode begins: then the response to its answer has `reset`."""
-    note: str = ""
-    """A note for the user, shown once."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,6 @@ class EnvResponse:
     """A conversation to answer first; its answer is the next argument of `Session.respond`."""
     reset: ResetResult | None = None
     """The start of an episode that began with an untrained conversation."""
-    note: str = ""
-    """A note for the user, shown once."""
 
 
 class SessionLike(Protocol):
@@ -205,7 +202,15 @@ class Session:
         """Run the answer's tool calls; an answer without calls goes to the environment, and so do the calls if `step`
         takes them."""
         if turn.calls and not self.tools.are_only_shown:
-            return self._use_tools(turn.calls)
+            results, wrong = list[Message](), 0
+            for call in turn.calls:  # one after another, as a later one may depend on an earlier one
+                with within(f"the tool {call.name}"):
+                    outcome = self.tools.run(call)
+                results.append({"role": "tool", "name": call.name, "content": outcome.text})
+                wrong += outcome.is_wrong
+                if outcome.ends_episode:
+                    break
+            return EnvResponse(tuple(results), outcome.ends_episode, calls=len(results), wrong_calls=wrong)
         calls = turn.calls if self._takes_calls else ()
         with within(self._place("step")):
             given = {"calls": list(calls)} if self._takes_calls else {}
@@ -217,18 +222,6 @@ class Session:
             response = {"role": "tool", "name": calls[0].name, "content": response}
         messages = () if response is None and is_over else _as_messages(response, self._place("step"))
         return EnvResponse(messages, is_over, len(calls), sum(bool(call.problem) for call in calls))
-
-    def _use_tools(self, calls: tuple[ToolCall, ...]) -> EnvResponse:
-        """Run the calls one after another, as a later one may depend on an earlier one, until one ends the episode."""
-        messages, wrong = list[Message](), 0
-        for call in calls:
-            with within(f"the tool {call.name}"):
-                outcome = self.tools.run(call)
-            messages.append({"role": "tool", "name": call.name, "content": outcome.text})
-            wrong += outcome.is_wrong
-            if outcome.ends_episode:
-                break
-        return EnvResponse(tuple(messages), outcome.ends_episode, calls=len(messages), wrong_calls=wrong)
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`."""
@@ -269,7 +262,8 @@ class _Generator:
         """What it yields first."""
         self.generator = self.method(**copy_arguments(arguments_for(self.method, self.arguments)))
         if not hasattr(self.generator, "send"):
-            raise _wrong_type("episode", f"returned {shown(self.generator)}, not a generator: it has no `yield`")
+            what = f"returned {shown(self.generator)}, not a generator: write it with `def` and `yield`"
+            raise _wrong_type("episode", what)
         response = self._send(None)
         if self.is_over:
             raise _wrong_type("episode", "ended before the model's first answer: `reply = yield` gets it")
@@ -322,16 +316,10 @@ def _as_messages(response: Any, place: str) -> tuple[Message, ...]:
     if isinstance(response, str):
         return ({"role": "user", "content": response},)
     messages = [response] if isinstance(response, Mapping) else response
-    if isinstance(messages, (list, tuple)) and messages and all(_is_message(message) for message in messages):
+    if isinstance(messages, (list, tuple)) and messages and all(map(is_message, messages)):
         return tuple(dict(message) for message in messages)
     what = f'responded with {shown(response)}, which is neither text nor messages with "role" and "content"'
     raise _wrong_type(place, what)
-
-
-def _is_message(message: object) -> bool:
-    if not isinstance(message, Mapping):
-        return False
-    return isinstance(message.get("role"), str) and isinstance(message.get("content"), (str, list))
 
 
 def _wrong_type(place: str, message: str) -> CallFailed:

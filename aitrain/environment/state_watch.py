@@ -262,8 +262,10 @@ class StateSnapshot:
             return True
         if len(now) != len(self._flat) or not all(map(operator.is_, now, self._flat)):
             return True
-        if any(_value(item) != value for item, value in self._values if not (is_mid_call and _is_large(item))):
-            return True
+        for item, value in self._values:
+            is_large = is_mid_call and _is_array(item) and item.nbytes > LARGE_ARRAY
+            if not is_large and _value(item) != value:
+                return True
         return is_mid_call and self.is_process_changed()
 
     def changed_objects(self) -> list[object]:
@@ -328,10 +330,6 @@ class StateSnapshot:
 def _shallow_copy(item: Any) -> Any:
     """A copy by the C type's own method, which calls no code of the user."""
     return next(kind for kind in _COPIED if isinstance(item, kind)).copy(item)
-
-
-def _is_large(item: Any) -> bool:
-    return _is_array(item) and item.nbytes > LARGE_ARRAY
 
 
 def _value(item: Any) -> object:

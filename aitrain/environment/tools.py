@@ -11,12 +11,11 @@ import inspect
 import json
 import re
 import textwrap
-import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.experimental.arguments_schema import generate_arguments_schema
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import SchemaValidator, to_jsonable_python
@@ -97,8 +96,15 @@ class Tools:
         """
         if isinstance(offered := getattr(owner, "offered_tools", None), cls):
             return offered
-        place = f"{type(owner).__name__}.get_tools"
-        items = _listed(owner, place)
+        place, get_tools = f"{type(owner).__name__}.get_tools", getattr(owner, "get_tools", list)
+        try:
+            items = run_if_async(get_tools())
+            items = list(items) if isinstance(items, (tuple, Iterator)) else items
+        except Exception as error:
+            raise EnvironmentFailed(failure_message(f"{place} raised", error)) from error
+        if not isinstance(items, list):
+            returned = f"{short(repr(items))} ({type(items).__name__})"
+            raise EnvironmentFailed(f"{place} returned {returned}\nReturn a list of methods; [] is no tools.")
         found: dict[str, Tool] = {}
         only_shown = not runs_calls or all(isinstance(item, dict) and _method(item, owner) is None for item in items)
         for item in items:
@@ -110,9 +116,8 @@ class Tools:
                 if tool.name in found:
                     raise InvalidToolError("two tools have this name\nRename one of them.")
             except InvalidToolError as error:
-                named = function_part(item).get("name") if isinstance(item, dict) else getattr(item, "__name__", None)
-                label = short(named if isinstance(named, str) and named else repr(item))
-                raise EnvironmentFailed(f"{place}: {label}: {error}") from None
+                named = function_part(item).get("name") if isinstance(item, dict) else getattr(item, "__name__", "")
+                raise EnvironmentFailed(f"{place}: {short(str(named or repr(item)))}: {error}") from None
             found[tool.name] = tool
         return cls(found.values(), only_shown, all(isinstance(item, dict) for item in items))
 
@@ -152,31 +157,6 @@ def _as_text(result: object) -> str:
     except ValueError:  # a list that holds itself, bytes that are no text
         plain = str(result)
     return clean(plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False))
-
-
-def _listed(owner: object, place: str) -> list[object]:
-    get_tools = getattr(owner, "get_tools", None)
-    if get_tools is None:
-        return []
-    if not callable(get_tools):
-        raise EnvironmentFailed(f"{place} is not a method\nWrite `def get_tools(self)`, which returns a list.")
-    try:
-        found = run_if_async(get_tools())
-        found = list(found) if isinstance(found, (tuple, Iterator)) else found
-    except Exception as error:
-        raise EnvironmentFailed(failure_message(f"{place} raised", error)) from error
-    if not isinstance(found, list):
-        returned = f"{short(repr(found))} ({type(found).__name__})"
-        raise EnvironmentFailed(f"{place} returned {returned}\nReturn a list of methods; [] is no tools.")
-    return found
-
-
-def _is_json(value: object) -> bool:
-    try:
-        json.dumps(to_jsonable_python(value), allow_nan=False)
-    except (ValueError, TypeError):
-        return False
-    return True
 
 
 # -- tools that are functions
@@ -254,21 +234,13 @@ def _described(function: Any, is_bound: bool) -> _Described:
         InvalidToolError: a model could not call it by name, or JSON cannot describe its arguments.
     """
     function = inspect.unwrap(function)
-    try:
-        parameters = list(inspect.signature(function).parameters.values())[is_bound:]
-    except (TypeError, ValueError):
-        raise InvalidToolError("Python knows no signature of it\nCall it from a function of your own.") from None
-    for parameter in parameters:
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            name = parameter.name
-            raise InvalidToolError(f"it takes {name} by position only\nRemove the `/`: a model gives names.")
     strict = ConfigDict(allow_inf_nan=False)
     try:
+        parameters = list(inspect.signature(function).parameters.values())[is_bound:]
         core = generate_arguments_schema(
             function, "arguments", lambda place, *_: "skip" if is_bound and place == 0 else None, strict
         )
         schema, validator = _ToolSchema().generate(core), SchemaValidator(core, {"allow_inf_nan": False})
-        hints = get_type_hints(function, include_extras=True)
     except Exception as error:
         why = short(re.split(r"\n|\. ", str(error))[0], 200)
         what = (
@@ -276,22 +248,19 @@ def _described(function: Any, is_bound: bool) -> _Described:
             " defines or imports at its top."
         )
         raise InvalidToolError(f"its arguments cannot be described: {why}\n{what}") from None
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            name = parameter.name
+            raise InvalidToolError(f"it takes {name} by position only\nRemove the `/`: a model gives names.")
     description, texts = _read_docstring(inspect.getdoc(function) or "")
     flat = _flat(schema, schema.pop("$defs", {}))
     for name, each in flat["properties"].items():
-        if text := _text_of_hint(hints.get(name)) or each.get("description") or texts.get(name):
+        if text := each.get("description") or texts.get(name):
             each["description"] = text
     shown = {"type": "object", "properties": flat["properties"], "required": flat.get("required", [])}
     nullable = [parameter.name for parameter in parameters if parameter.default is None]
     star = next((str(one) for one in parameters if one.kind.name.startswith("VAR")), "")
     return _Described(description, shown, validator, nullable, star)
-
-
-def _text_of_hint(hint: object) -> str | None:
-    """The text of `Annotated[int, "text"]`, or of it `| None`."""
-    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
-    texts = (text for each in (hint, *members) for text in getattr(each, "__metadata__", ()) if isinstance(text, str))
-    return next(texts, None)
 
 
 _SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Params|Returns?|Raises|Yields):|^:\w", re.MULTILINE)
@@ -340,6 +309,16 @@ def _method(item: ToolJson, owner: object) -> Callable[..., object] | None:
     return method if callable(method) else None
 
 
+class _Parameters(BaseModel):
+    properties: dict[str, ToolJson] = Field(default_factory=dict)
+    required: list[str] = Field(default_factory=list)
+
+
+class _FunctionSchema(BaseModel):
+    name: str = Field(min_length=1)
+    parameters: _Parameters | None = None
+
+
 def shown_tool(item: ToolJson) -> Tool:
     """A tool that is shown to the model and not run: the environment parses its calls.
 
@@ -347,17 +326,12 @@ def shown_tool(item: ToolJson) -> Tool:
         InvalidToolError: it is no schema of a function.
     """
     inner = function_part(item)
-    name, parameters = inner.get("name"), inner.get("parameters") or {}
-    if not isinstance(name, str) or not name:
-        raise InvalidToolError('the schema has no "name"\nGive it the name that the model is to call.')
-    if not _is_json(item):
-        raise InvalidToolError("the schema holds something that JSON cannot hold")
-    properties = parameters.get("properties", {}) if isinstance(parameters, dict) else None
-    if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
-        raise InvalidToolError('its parameters are not {"type": "object", "properties": {"name": {"type": ...}}}')
-    required = parameters.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(each, str) and each in properties for each in required):
-        raise InvalidToolError('"required" of its parameters is not a list of names of its properties')
+    try:
+        name = _FunctionSchema.model_validate(inner).name
+        json.dumps(to_jsonable_python(item), allow_nan=False)
+    except (ValueError, TypeError) as error:
+        what = "Give it a name, and as parameters a JSON schema with type, properties and required."
+        raise InvalidToolError(f"it is no schema of a function: {short(str(error), 200)}\n{what}") from None
     return Tool(name, {"type": "function", **(item if inner is not item else {"function": item})})
 
 

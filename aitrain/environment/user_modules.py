@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import inspect
 import os
+import symtable
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -48,42 +48,22 @@ def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
     return chain
 
 
-def parse(file: Path) -> ast.Module:
-    """The syntax tree of a file.
+def names_in(file: Path) -> set[str]:
+    """Names that the top level of a file binds; `*` if there is a star import.
 
     Raises:
         EnvironmentFailed: the file cannot be read, or is not valid Python.
     """
     try:
-        return ast.parse(file.read_bytes(), filename=str(file))
+        text = file.read_bytes()
+        table = symtable.symtable(text, str(file), "exec")  # type: ignore[arg-type]  # bytes have their own encoding
     except SyntaxError as error:
         line = f", line {error.lineno}" if error.lineno else ""
         raise EnvironmentFailed(f"{file}{line}: {type(error).__name__}: {error.msg}") from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise EnvironmentFailed(f"{file} cannot be read: {why}") from None
-
-
-def top_level(tree: ast.AST) -> Iterator[ast.AST]:
-    """Module-level statements, including those inside `if`, `try` and `with`."""
-    for node in ast.iter_child_nodes(tree):
-        yield node
-        if isinstance(node, (ast.If, ast.Try, ast.ExceptHandler, ast.With)):
-            yield from top_level(node)
-
-
-def names_in(tree: ast.Module) -> set[str]:
-    """Names that a module's top level binds; `*` for those of a star import."""
-    names = set()
-    for node in top_level(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return names
+        raise EnvironmentFailed(f"{file} cannot be read: {error}") from None
+    bound = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    return bound | ({"*"} if b"import *" in text else set())
 
 
 def _execute(spec: ModuleSpec) -> ModuleType:
@@ -150,8 +130,8 @@ def check_objects(places: Iterable[Place], kind: str, option: str = "rl_env") ->
         EnvironmentFailed: a file is not valid Python.
     """
     for module, name in places:
-        file = _file_of(module, option)
-        names = names_in(parse(file)) if file else {"*"}
+        file = file_of(module, option)
+        names = names_in(file) if file else {"*"}
         if {name, "*", "__getattr__"}.isdisjoint(names):
             near = did_you_mean(name, names)
             raise ConfigError(f"{option}: there is no {kind} {name or 'named'} in {module}.{near}")
@@ -164,7 +144,7 @@ def load_object(module: str, name: str) -> Any:
     Raises:
         ConfigError: the name is not there.
     """
-    file = _file_of(module) if module.endswith(".py") else None
+    file = file_of(module) if module.endswith(".py") else None
     add_to_path(Path.cwd() if file is None else file.parent)
     if file is None:
         loaded = import_module(module)
@@ -175,9 +155,19 @@ def load_object(module: str, name: str) -> Any:
         while own in sys.modules:  # of the same name, in another folder
             own += "_"
         loaded = found or import_file(own, file)
-    if not hasattr(loaded, name):
-        raise ConfigError(f"rl_env: there is no {name} in {module}.{did_you_mean(name, vars(loaded))}")
-    return getattr(loaded, name)
+    return member(loaded, name)
+
+
+def member(module: ModuleType, name: str, option: str = "rl_env") -> Any:
+    """What a module has under a name.
+
+    Raises:
+        ConfigError: it has nothing.
+    """
+    if not hasattr(module, name):
+        place, near = getattr(module, "__file__", None) or module.__name__, did_you_mean(name, vars(module))
+        raise ConfigError(f"{option}: there is no {name} in {place}.{near}")
+    return getattr(module, name)
 
 
 def load_function(option: str, place: str) -> Callable[..., Any]:
@@ -199,10 +189,38 @@ def load_function(option: str, place: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:
+    """Check keywords against the signature of a class or function, if it has one that names its parameters.
+
+    Raises:
+        ConfigError: a keyword is not accepted, or a required one is missing.
+    """
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # the call itself will show
+        return
+    taken = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    for keyword in keywords:
+        if keyword not in taken:
+            raise ConfigError(
+                f"rl_env_config: {name} does not take {keyword}.{did_you_mean(keyword, taken)}\n"
+                f"It takes: {', '.join(taken) or 'nothing'}"
+            )
+    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    missing = [name for name in needed if name in taken and name not in keywords]
+    if missing:
+        raise ConfigError(
+            f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
+            f"Set it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
+        )
+
+
 def source_files(places: Iterable[Place] = (), objects: Iterable[object] = (), framework: str = "") -> list[Path]:
     """The files of these places, then those that define these functions, classes and objects, each once; without those
     of aitrain, of Python and of the framework, whose version says what they are."""
-    files = [file for module, _ in places if module and (file := _file_of(module))]
+    files = [file for module, _ in places if module and (file := file_of(module))]
     known = {"aitrain", framework, *sys.stdlib_module_names}
     for one in objects:
         one = one.func if isinstance(one, partial) else one
@@ -216,13 +234,13 @@ def source_files(places: Iterable[Place] = (), objects: Iterable[object] = (), f
 
 def package_files(module: str) -> list[Path]:
     """The file of a module; of a package, all of its modules."""
-    file = _file_of(module)
+    file = file_of(module)
     if file is None or file.name != "__init__.py":
         return [] if file is None else [file]
     return [file, *(other for other in sorted(file.parent.rglob("*.py")) if other != file)]
 
 
-def _file_of(module: str, option: str = "rl_env") -> Path | None:
+def file_of(module: str, option: str = "rl_env") -> Path | None:
     """The source file of a file or module; None for a module without source.
 
     Raises:
@@ -230,7 +248,7 @@ def _file_of(module: str, option: str = "rl_env") -> Path | None:
     """
     if module.endswith(".py"):
         file = Path(os.path.expanduser(module))
-        if not file.is_file():
+        if not os.path.isfile(file):  # False for a name that is too long as well
             raise ConfigError(f"{option}: {no_file(module)}")
         return file.resolve()
     specs = module_specs(module) if all(part.isidentifier() for part in module.split(".")) else []

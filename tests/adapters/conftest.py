@@ -47,9 +47,9 @@ def made(rl_env: str, **settings: Any) -> Any:
 
 
 def refusal(rl_env: str, **settings: Any) -> str:
-    """The message with which the command line refuses it, before anything is imported."""
+    """The message with which it is refused."""
     with pytest.raises(ConfigError) as caught:
-        check_by_reading(find_env(TrainConfig(rl_env=rl_env)), settings)
+        made(rl_env, **settings)
     assert len(str(caught.value).splitlines()) <= 5
     return str(caught.value)
 

@@ -128,8 +128,6 @@ def test_an_environment_that_reads_text_gets_the_whole_answer() -> None:
 
 
 def test_ids_settings_and_actions_are_checked_when_it_is_made() -> None:
-    with pytest.raises(ConfigError, match="Did you mean Walk-v1"):
-        made("gym:Wakl-v1", score_range="any")
     with pytest.raises(EnvironmentFailed, match="argument 'lenght'"):
         walk(lenght=3)
     with pytest.raises(ConfigError, match="has 2 actions"):

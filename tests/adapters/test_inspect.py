@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from aitrain import ConfigError, Score
-from aitrain.environment.adapters.inspect import check_id, score_of
-from tests.conftest import write
-
-ONE = "from inspect_ai import task\n\n@task\ndef sums():\n    pass\n\n\ndef samples():\n    pass\n"
+from aitrain import Score
+from aitrain.environment.adapters.inspect import score_of
 
 
 @pytest.mark.parametrize(
@@ -27,9 +22,3 @@ def test_the_score_is_the_mean_of_the_scorers_and_each_value_is_a_metric(
     assert score_of(values, {"untrained_requests": 2.0}) == Score(score, {**metrics, "untrained_requests": 2.0})
     with pytest.raises(ValueError, match="not a number"):
         score_of({**values, "graded": "rather good"}, {})
-
-
-def test_a_task_that_is_not_there_is_refused_without_inspect(here: Path) -> None:
-    write(here, {"one.py": ONE})
-    with pytest.raises(ConfigError, match=r"does not name a task\. Did you mean sums\?"):
-        check_id("one.py@sum", {})

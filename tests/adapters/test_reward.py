@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aitrain import ConfigError
 from aitrain.environment.dataset import dataset_note
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
@@ -135,8 +136,7 @@ def test_functions_that_compare_are_named_or_found_by_a_trial(
     assert "number" not in name or "not known, as the trial failed: number" in dataset_note(env)
 
 
-def test_what_is_wrong_is_refused_without_running_the_file() -> None:
-    write(Path.cwd(), {"my_rewards.py": REWARDS + "open('somebody_ran_this', 'w').close()\n"})
-    assert "Did you mean exact?" in refusal("reward:my_rewards.py:exat", data="rows.jsonl")
-    assert "Did you mean rows.jsonl?" in refusal("reward:my_rewards.py:exact", data="row.jsonl")
-    assert not Path("somebody_ran_this").exists()
+def test_what_is_wrong_is_refused() -> None:
+    assert "Did you mean exact?" in refusal("reward:my_rewards.py:exat", data="rows.jsonl", score_range="0,1")
+    with pytest.raises(ConfigError, match=r"Did you mean rows\.jsonl\?"):
+        cases_of(environment("my_rewards.py:exact", data="row.jsonl"))

@@ -82,7 +82,7 @@ def test_public_methods_are_the_tools_of_one_episode_and_get_reward_is_the_score
     assert said == ["Use the tool.Count to 4.", "1", "3", '{"error": "only upwards"}']
     assert (result.score, result.metrics) == (0.75, {"Counter": 0.75})
     assert play(env, case, [add[0], "done"])[1].score == 0.25  # another instance
-    assert "Did you mean Counter?" in refusal("trl:my_envs.py:Countr")
+    assert "Did you mean Counter?" in refusal("trl:my_envs.py:Countr", score_range="0,1")
 
 
 def test_reward_functions_get_the_instance_and_async_methods_are_awaited() -> None:

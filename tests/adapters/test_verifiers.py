@@ -46,7 +46,7 @@ def test_the_rubric_scores_and_each_function_is_a_metric() -> None:
         environment, saying("2"), of=cases_of(environment)[:3], rl_env_isolation="process", rl_score_range="any"
     )
     assert [episode.result.score for episode in episodes] == [0.45, 1.45, 0.45]
-    assert episodes[1].result.metrics == {"exact": 1.0, "short": 0.9, "parts/a": 1.0, "parts/b": 2.0}
+    assert episodes[1].result.metrics == {"exact": 1.0, "short": 0.9}
 
 
 @pytest.mark.parametrize(

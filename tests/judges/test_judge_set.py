@@ -173,13 +173,10 @@ def test_a_judge_that_names_texts_compares_the_answers_of_a_group_without_those_
         ("exakt", "Did you mean exact?"),
         ("own.py:polit", "Did you mean polite?"),
         ({"judge": "exact", "range": [1, 0]}, "the range of exact must be"),
-        ("rubric", "also needs url, model, rubric"),
+        ("rubric", "url of rubric: Field required"),
     ],
 )
-def test_a_wrong_description_is_refused_without_running_the_file(here: Path, description: Any, words: str) -> None:
-    from aitrain.environment.adapters.rows import check_id
-
-    write(here, {"own.py": OWN + "open('somebody_ran_this', 'w').close()\n", "rows.jsonl": ""})
+def test_a_wrong_description_is_refused(here: Path, description: Any, words: str) -> None:
+    write(here, {"own.py": OWN})
     with pytest.raises(ConfigError, match=re.escape(words)):
-        check_id("rows.jsonl", {"judges": description})
-    assert not Path("somebody_ran_this").exists()
+        judges.load(description)

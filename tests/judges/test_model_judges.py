@@ -249,7 +249,7 @@ def test_without_a_network_no_judge_sends_anything(model: JudgeModel, monkeypatc
     [
         ({"url": "http://me:a-secret@host/v1"}, "holds credentials"),
         ({"scale": [10, 10]}, "scale must be two whole numbers"),
-        ({"api_key": "a-secret"}, "key_name names"),
+        ({"api_key": "a-secret"}, "variable of key_name"),
     ],
 )
 def test_wrong_settings_and_secrets_in_them_are_refused(settings: dict[str, Any], words: str) -> None:

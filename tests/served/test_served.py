@@ -119,7 +119,6 @@ def test_a_failure_has_its_kind_and_the_line_of_the_servers_code_and_calls_that_
     assert [failure.kind for failure in failures] == ["raised", "timed_out", "out_of_range", "raised"]
     said = ("environments.py, line", "threading.Event().wait()", "", "cannot be served")
     assert all(words in failure.message for words, failure in zip(said, failures, strict=True))
-    assert len(server.notes) == 3  # the first of each kind
     assert server.episodes == 0
 
 
@@ -243,7 +242,7 @@ def test_servers_of_another_protocol_or_of_different_environments_are_refused(mo
 def test_a_url_with_credentials_and_settings_of_a_server_are_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="holds credentials"):
         check_by_reading(find_env(TrainConfig(rl_env="http://me:secret@host:1")), {})
-    with pytest.raises(ConfigError, match="aitrain env serve ENV --rl-env-config"):
+    with pytest.raises(ConfigError, match="does not take size"):
         check_by_reading(find_env(TrainConfig(rl_env="http://host:1")), {"size": 3})
 
 

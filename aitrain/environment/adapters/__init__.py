@@ -1,7 +1,6 @@
 """Environments of other frameworks as ours: the table of adapters, each imported when `--rl-env NAME:ID` names it.
 
-The module of an adapter imports its framework inside functions only, so that an id and its settings can be checked
-without it, by a function `check_id(id, settings)` of the module that raises ConfigError.
+The module of an adapter imports its framework inside functions only, so that its keywords can be checked without it.
 """
 
 from __future__ import annotations

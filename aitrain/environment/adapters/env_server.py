@@ -6,12 +6,13 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Any
 
 import httpx
 
+from aitrain.environment.adapters.settings import requires
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.environment.urls import check_url, is_local
@@ -55,7 +56,7 @@ class StepRewards:
 
 def numbers_in(values: Mapping[str, object]) -> dict[str, float]:
     """The values of a JSON object that are numbers or truth values."""
-    return {str(name): float(value) for name, value in values.items() if isinstance(value, (bool, int, float))}
+    return {str(name): float(value) for name, value in values.items() if isinstance(value, (int, float))}
 
 
 async def run_calls(
@@ -89,8 +90,6 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]], parameters: str = "input_sc
 CONNECT_SECONDS = 10.0
 DEADLINE_SECONDS = 600.0  # calls of episodes have the shorter one of --rl-env-timeout
 START_SECONDS = 120.0  # for the calls that build the dataset
-RETRY_SECONDS = 0.5
-"""Between requests to a server that says that it is still starting."""
 
 
 class EnvServer(httpx.AsyncClient):
@@ -116,9 +115,6 @@ class EnvServer(httpx.AsyncClient):
         """
         try:
             response = await self.request(method, path, json=body)
-            while response.status_code == 503 and "Retry-After" in response.headers:  # still starting
-                await asyncio.sleep(RETRY_SECONDS)
-                response = await self.request(method, path, json=body)
         except httpx.TransportError as error:
             what = f"{type(error).__name__} {error}"
             raise ConnectionError(f"The server at {self.base_url} did not answer {path}: {what}") from error
@@ -141,16 +137,28 @@ class EnvServer(httpx.AsyncClient):
             raise RuntimeError(f"{path} was answered with no JSON: {response.text[:100]!r}") from error
 
 
-def server_url(given: str, adapter: str) -> str:
-    """The URL without a slash at its end.
+@dataclass(eq=False)
+class ServerEnvironment:
+    """What environments behind a server have in common: its URL, and the settings of `settings.py`.
 
     Raises:
-        ConfigError: it is not a URL, or holds credentials.
+        ConfigError: the URL is none or holds credentials, or there is no score_range.
     """
-    try:
-        return check_url(given, "servers that want a key are not supported")
-    except ValueError as error:
-        raise ConfigError(f"rl_env: {adapter}: {error}") from None
+
+    url: str
+    _: KW_ONLY
+    size: int | None = None
+    seed: int | None = None
+    system: str | None = None
+    score_range: object = None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        try:
+            self.url = check_url(self.url, "servers that want a key are not supported")
+        except ValueError as error:
+            raise ConfigError(f"rl_env: {name}: {error}") from None
+        self.requirements = requires(self.score_range, name, None)
 
 
 @asynccontextmanager
@@ -163,15 +171,9 @@ async def starting(what: str, url: str) -> AsyncIterator[EnvServer]:
     try:
         async with asyncio.timeout(START_SECONDS), EnvServer(url) as server:
             yield server
-    except TimeoutError as error:
-        raise EnvironmentFailed(
-            f"The {what} server at {url} did not answer within {START_SECONDS:g} seconds.\n"
-            "See in its log what it waits for, or start it again."
-        ) from error
-    except ConnectionError as error:
-        raise EnvironmentFailed(f"{error}\nStart the {what} server at {url} first, or correct its URL.") from error
-    except RuntimeError as error:
-        raise EnvironmentFailed(f"The {what} server at {url} cannot be used: {error}") from error
+    except (TimeoutError, ConnectionError, RuntimeError) as error:
+        problem = str(error) or f"It did not answer within {START_SECONDS:g} seconds"
+        raise EnvironmentFailed(f"{problem}\nStart the {what} server at {url} first, or read its log.") from error
 
 
 @cache

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, requires
+from aitrain.environment.adapters.settings import RandomStream, game_rows, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.user_modules import source_files
 from aitrain.errors import ConfigError
@@ -23,7 +23,7 @@ HIGHLIGHT = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")  # coloured text of a term
 class Gymnasium:
     """One episode of the environment for each case. The score is the sum of its rewards."""
 
-    package, framework, registry = "gymnasium", "gym", "registry"
+    package, framework = "gymnasium", "gym"
 
     def __init__(
         self,
@@ -42,8 +42,7 @@ class Gymnasium:
         self.id, self.size, self.seed, self.system = id, size, seed, system
         self.requirements = requires(score_range, self.framework)
         self.imports, self.config = imports, {**config, **(make or {})}
-        with naming_unknown(self.package, id, self.registry):
-            env = self.make()
+        env = self.make()
         if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
             self.config.setdefault("render_mode", "ansi")
         space: Any = getattr(env, "action_space", None)
@@ -118,4 +117,4 @@ class Gymnasium:
 class Gem(Gymnasium):
     """Environments of GEM, which read the whole answer and may add a suffix to what they say."""
 
-    package, framework, registry = "gem", "gem", "ENV_REGISTRY"
+    package = framework = "gem"

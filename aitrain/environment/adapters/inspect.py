@@ -6,16 +6,15 @@ Settings: size, seed, system and score_range as in `settings.py`; `model_roles`;
 
 from __future__ import annotations
 
-import ast
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, requires
 from aitrain.environment.contract import Score
-from aitrain.environment.user_modules import parse, source_files, top_level
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.environment.user_modules import source_files
+from aitrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from aitrain.environment.endpoint import Endpoint
@@ -46,18 +45,20 @@ class InspectTask:
 
         self.requirements = requires(score_range, "inspect")
         self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
-        name = task_name(id)
-        found = load_tasks([name], {**arguments, **(task or {})})
+        file, at, name = id.partition("@")
+        if file.endswith(".py"):
+            file = os.path.relpath(os.path.expanduser(file))
+        found = load_tasks([file + at + name], {**arguments, **(task or {})})
         if len(found) != 1:
             raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {id}: name one, as in file.py@task")
         self.task = found[0]
-        file, solver = (name.partition("@")[0], ""), self.task.solver
+        solver = self.task.solver
         parts = [  # the function that made the task, if it is registered, its solvers and scorers
             registry_lookup("task", self.task.registry_name or ""),
             *(solver if isinstance(solver, Sequence) else [solver]),
             *(self.task.scorer or []),
         ]
-        self.source_files = source_files([file] if file[0].endswith(".py") else (), parts, "inspect_ai")
+        self.source_files = source_files([(file, "")] if file.endswith(".py") else (), parts, "inspect_ai")
         if not self.task.scorer:
             raise ConfigError(f"rl_env: the task {self.task.name} has no scorer, so its samples have no score")
         if self.task.sandbox is not None or any(sample.sandbox for sample in self.task.dataset):
@@ -116,34 +117,3 @@ def _numbers(name: str, value: object) -> dict[str, float]:
         return {name: float(value)}  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ValueError(f"the scorer {name} gave {str(value)[:60]!r}, which is not a number") from None
-
-
-def check_id(id: str, settings: JsonMapping) -> None:
-    """Check the task of a file, and settings, without Inspect.
-
-    Raises:
-        ConfigError: there is no such file or task, or a setting is wrong.
-    """
-    requires(settings.get("score_range", "0,1"), "inspect")
-    task_name(id)
-
-
-def task_name(id: str) -> str:
-    """The id with the name of its task, which may be left out for the only one of a file.
-
-    Raises:
-        ConfigError: there is no such file or task.
-    """
-    file, _, name = id.partition("@")
-    if not file.endswith(".py"):
-        return id
-    if not Path(file).expanduser().is_file():
-        raise ConfigError(f"rl_env: there is no file {file} (looked from {Path.cwd()}).")
-    functions = [node for node in top_level(parse(Path(file).expanduser())) if isinstance(node, ast.FunctionDef)]
-    tasks = [node.name for node in functions if any("task" in ast.unparse(one) for one in node.decorator_list)]
-    if name in tasks or (not name and len(tasks) == 1):
-        return f"{Path(file).expanduser().absolute()}@{name or tasks[0]}"
-    raise ConfigError(
-        f"rl_env: inspect:{id} does not name a task.{did_you_mean(name, tasks)}\n"
-        f"Name one of the file's, as in {file}@task: {', '.join(tasks) or 'it has none'}"
-    )

@@ -30,13 +30,14 @@ from inspect_ai.model import (
     get_model,
     modelapi,
 )
+from inspect_ai.model._call_tools import parse_tool_call
 from inspect_ai.model._model import init_sample_model_data
 from inspect_ai.scorer import Target
 from inspect_ai.scorer._score import init_scoring_context
 from inspect_ai.scorer._scorer import unique_scorer_name
 from inspect_ai.solver import TaskState
 from inspect_ai.solver._task_state import sample_state, set_sample_state
-from inspect_ai.tool import ToolCall, ToolInfo
+from inspect_ai.tool import ToolInfo
 from inspect_ai.util import LimitExceededError, message_limit, turn_limit
 from inspect_ai.util._store import init_subtask_store
 
@@ -71,7 +72,8 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
         fields = {"name", "description", "parameters"}
         schemas = [tool.model_dump(include=fields, exclude_none=True) for tool in tools]
         answer = await self.endpoint.chat(messages, tools=schemas, trained=is_trained)
-        calls = [_as_call(call) for call in answer.get("tool_calls") or ()]
+        functions = [(call["id"], call["function"]) for call in answer.get("tool_calls") or ()]
+        calls = [parse_tool_call(id, function["name"], function["arguments"]) for id, function in functions]
         message = ChatMessageAssistant(
             content=answer["content"] or "", tool_calls=calls or None, model="policy", source="generate"
         )
@@ -104,15 +106,6 @@ def _as_openai(message: ChatMessage) -> JsonObject:
         function = {"name": one.function, "arguments": json.dumps(one.arguments)}
         plain.setdefault("tool_calls", []).append({"id": one.id, "type": "function", "function": function})
     return plain
-
-
-def _as_call(call: JsonObject) -> ToolCall:
-    function, arguments, problem = call["function"], {}, None
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        problem = f"the arguments are not valid JSON: {function['arguments']}"
-    return ToolCall(id=call["id"], function=function["name"], arguments=arguments, parse_error=problem)
 
 
 NO_LIMITS = dict.fromkeys(("token_limit", "cost_limit", "time_limit", "working_limit"))

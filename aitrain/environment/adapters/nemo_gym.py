@@ -6,42 +6,34 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.adapters.env_server import (
     EnvServer,
+    ServerEnvironment,
     StepResponse,
     numbers_in,
     run_calls,
-    server_url,
     starting,
     tool_schemas,
 )
 from aitrain.environment.adapters.rows import as_messages, files_of, read_rows
-from aitrain.environment.adapters.settings import JsonObject, choose, prompted, requires
+from aitrain.environment.adapters.settings import JsonObject, choose, prompted
 from aitrain.environment.contract import Score
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import EnvironmentFailed
 
 
-@dataclass(eq=False)
-class NeMoGym:
+@dataclass(eq=False, kw_only=True)
+class NeMoGym(ServerEnvironment):
     """The rows of a JSONL file, played with a resources server: tools are its routes, and `/verify` scores an episode.
     The policy takes the place of the agent's and the model's server."""
 
-    url: str
-    _: KW_ONLY
     data: str
-    size: int | None = None
-    seed: int | None = None
-    system: str | None = None
-    score_range: object = None
-    done_flag: bool = False
 
     def __post_init__(self) -> None:
-        self.url = server_url(self.url, "nemo-gym")
-        self.requirements = requires(self.score_range, "nemo-gym", None)
+        super().__post_init__()
         files_of(self.data)
 
     async def build_dataset(self) -> list[JsonObject]:
@@ -60,14 +52,14 @@ class NeMoGym:
 
     def start(self, task: JsonObject) -> NeMoGymSession:
         """A session of the server; its cookie is what the server knows it by."""
-        return NeMoGymSession(EnvServer(self.url), task, self.done_flag)
+        return NeMoGymSession(EnvServer(self.url), task)
 
 
 class NeMoGymSession:
     """One episode, with what was said in the form of the Responses API."""
 
-    def __init__(self, server: EnvServer, task: JsonObject, done_flag: bool) -> None:
-        self.server, self.task, self.done_flag = server, task, done_flag
+    def __init__(self, server: EnvServer, task: JsonObject) -> None:
+        self.server, self.task = server, task
         self.tools = task["responses_create_params"].get("tools") or []
         self.output: list[JsonObject] = []
 
@@ -87,17 +79,14 @@ class NeMoGymSession:
         return await run_calls(calls, self._call)
 
     async def _call(self, call: ToolCall) -> tuple[str, bool]:
-        """The tool's result, which may be an error, and whether it ends the episode."""
+        """The tool's result, which may be an error; it ends no episode."""
         call_id, arguments = f"call_{len(self.output)}", call.arguments or {}
         self._add("function_call", name=call.name, arguments=json.dumps(arguments), call_id=call_id)
         result = f"error: there is no tool {call.name}"
         if call.name in [tool["name"] for tool in self.tools]:
             result = (await self.server.ask("POST", f"/{call.name}", arguments, may_fail=True)).text
         self._add("function_call_output", call_id=call_id, output=result)
-        value = None
-        with suppress(ValueError):
-            value = json.loads(result) if self.done_flag else None
-        return result, isinstance(value, dict) and bool(value.get("done"))
+        return result, False
 
     def _add(self, kind: str, **fields: Any) -> None:
         self.output.append({"type": kind, "id": f"item_{len(self.output)}", "status": "completed", **fields})

@@ -7,19 +7,19 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aitrain.environment.adapters.env_server import (
     CONNECT_SECONDS,
+    ServerEnvironment,
     StepResponse,
     StepRewards,
     run_calls,
-    server_url,
     starting,
     tool_schemas,
 )
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, prompted
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.environment.urls import is_local
@@ -85,19 +85,14 @@ class OpenEnvText:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-@dataclass(eq=False)
-class OpenEnv:
+@dataclass(eq=False, kw_only=True)
+class OpenEnv(ServerEnvironment):
     """Episodes on an OpenEnv server, one session each; case number n is reset with the seed `seed` + n. The tools of an
     MCP environment are offered as tools; for any other, the policy's answer is the action, see OpenEnvText."""
 
-    url: str
-    _: KW_ONLY
     size: int = 256
     seed: int = 0
-    system: str | None = None
-    score_range: object = None
     sessions: int = 64
-    split: str | None = None
     reset: JsonMapping | None = None
     field: str | None = None
     shown: Sequence[str] | None = None
@@ -105,8 +100,8 @@ class OpenEnv:
     unrewarded: float | None = 0.0
 
     def __post_init__(self) -> None:
-        self.url = server_url(self.url, "openenv")
-        self.requirements = requires(self.score_range, "openenv", None, episodes_at_once=self.sessions)
+        super().__post_init__()
+        self.requirements = replace(self.requirements, episodes_at_once=self.sessions)
         self.tools: list[ToolJson] = []
         StepRewards(self.rewards)
 
@@ -117,11 +112,6 @@ class OpenEnv:
         async with starting("OpenEnv", self.url) as server:
             self.text = OpenEnvText((await server.json("GET", "/schema"))["action"], self.field, self.shown)
             resets = [{**own, "seed": self.seed + number} for number in range(self.size)]
-            if self.split is not None:
-                name = (await server.json("GET", "/list_environments"))[0]
-                count = (await server.json("POST", f"/{name}/num_tasks", {"split": self.split}))["num_tasks"]
-                tasks = choose(range(count), self.size, self.seed or None)
-                resets = [{**own, "seed": self.seed + n, "split": self.split, "index": n} for n in tasks]
             sessions = [OpenEnvSession(self) for _ in range(self.sessions * int(os.environ.get("WORLD_SIZE", "1")))]
             try:
                 refusals = [why for why in await asyncio.gather(*(one.refusal() for one in sessions)) if why]

@@ -7,19 +7,19 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.adapters.env_server import (
     EnvServer,
+    ServerEnvironment,
     StepResponse,
     StepRewards,
     run_calls,
-    server_url,
     starting,
     tool_schemas,
 )
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted
 from aitrain.environment.contract import Score
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import ConfigError
@@ -28,25 +28,18 @@ PING_SECONDS = 60.0
 """A server ends sessions that it has not heard of for a quarter of an hour."""
 
 
-@dataclass(eq=False)
-class OpenRewardServer:
+@dataclass(eq=False, kw_only=True)
+class OpenRewardServer(ServerEnvironment):
     """The tasks of one environment of an ORS server. Each episode is a session of the server, which gives prompt and
     tools when it begins. It ends with a tool that says so, or with an answer without a call."""
 
-    url: str
-    _: KW_ONLY
     env: str | None = None
     split: str = "train"
-    size: int | None = None
-    seed: int | None = None
-    system: str | None = None
-    score_range: object = None
     rewards: str = "last"
     unrewarded: float | None = 0.0
 
     def __post_init__(self) -> None:
-        self.url = server_url(self.url, "ors")
-        self.requirements = requires(self.score_range, "ors", None)
+        super().__post_init__()
         StepRewards(self.rewards)
 
     async def build_dataset(self) -> list[JsonObject]:

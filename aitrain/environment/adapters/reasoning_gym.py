@@ -6,11 +6,11 @@ Settings: those of `settings.py`, `answer_tag`, and the fields of the task's own
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from aitrain.environment.adapters.rows import with_solved
 from aitrain.environment.adapters.settings import requires
+from aitrain.environment.user_modules import check_signature
 from aitrain.errors import ConfigError, did_you_mean
 
 
@@ -40,19 +40,11 @@ class ReasoningGym:
         def check(task: str, config: Mapping[str, object]) -> None:
             if task not in DATASETS:
                 raise ConfigError(f"rl_env: reasoning-gym has no task {task}.{did_you_mean(task, DATASETS)}")
-            known = [field.name for field in fields(DATASETS[task][1])]
-            for key in config.keys() - known:
-                raise ConfigError(
-                    f"rl_env_config: the task {task} does not take {key}.{did_you_mean(key, known)}\n"
-                    f"It takes: {', '.join(known)}"
-                )
+            check_signature(DATASETS[task][1], f"the task {task}", config)
 
         self.size, self.few_shot, self.system, self.answer_tag = size, few_shot, system, answer_tag
         self.requirements = requires(score_range, "reasoning-gym")
         if id == "composite":
-            if not config.get("datasets"):
-                example = '{"datasets": [{"name": "chain_sum", "weight": 1, "config": {}}]}'
-                raise ConfigError(f"rl_env_config: reasoning-gym:composite needs its tasks: {example}")
             specs = [{"weight": 1, "config": {}, **spec} for spec in config["datasets"]]
             for spec in specs:
                 check(spec["name"], spec["config"])
@@ -89,7 +81,4 @@ class ReasoningGym:
     def reference(self, entry: dict[str, Any]) -> str | None:
         """The task's answer; some tasks have none."""
         answer = entry["answer"]
-        return None if answer is None else self._in_tag(answer)
-
-    def _in_tag(self, answer: str) -> str:
-        return f"<{self.answer_tag}>{answer}</{self.answer_tag}>" if self.answer_tag else answer
+        return f"<{self.answer_tag}>{answer}</{self.answer_tag}>" if answer is not None and self.answer_tag else answer

@@ -8,11 +8,11 @@ Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aitrain.environment.adapters.rows import Row, ScoredRows, files_of
+from aitrain.environment.adapters.rows import Row, ScoredRows
 from aitrain.environment.adapters.settings import requires
 from aitrain.environment.contract import Score, arguments_for
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
@@ -176,16 +176,3 @@ class RewardFunctions(ScoredRows):
                 alone = []
             found += [function.name] if together != alone else []
         return found, failed
-
-
-def check_id(id: str, settings: Mapping[str, object]) -> None:
-    """Check functions and files without running anything.
-
-    Raises:
-        ConfigError: a file, or a function in it, does not exist.
-    """
-    for judge in reward_judges(id):
-        judge.check()
-    for name in ("data", "eval_data"):
-        if settings.get(name) is not None:
-            files_of(settings[name])

@@ -262,16 +262,3 @@ class JudgedRows(ScoredRows):
         """The right answer of a row, if it has one; without another, its ground truth."""
         found = super().reference(case)
         return str(case["ground_truth"]) if found is None and "ground_truth" in case else found
-
-
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
-    """Check files and judges without running anything.
-
-    Raises:
-        ConfigError: a file or a judge does not exist, or a setting is wrong.
-    """
-    for data in (id.split(","), settings.get("eval_data")):
-        if data is not None:
-            files_of(data)
-    for judge in Judges.described(settings.get("judges")):
-        judge.check()

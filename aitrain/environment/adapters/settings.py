@@ -16,11 +16,10 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.requirements import EnvRequirements
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import ConfigError
 from aitrain.options.value_types import score_bounds
 
 _LOCK = threading.RLock()
@@ -61,7 +60,7 @@ JsonMapping = Mapping[str, Any]
 
 
 def requires(
-    score_range: object, adapter: str, isolation: Literal["process"] | None = "process", **more: int | None
+    score_range: object, adapter: str, isolation: Literal["process"] | None = "process", max_turns: int | None = None
 ) -> EnvRequirements:
     """What an adapter's environment requires, with the setting score_range.
 
@@ -77,7 +76,7 @@ def requires(
     if bounds is None:
         what = f"LOW,HIGH with the lower one first, or any; not {score_range}"
         raise ConfigError(f"rl_env_config: score_range must be {what}")
-    return EnvRequirements(isolation, score_range="any" if score_range == "any" else bounds, **more)
+    return EnvRequirements(isolation, max_turns, score_range="any" if score_range == "any" else bounds)
 
 
 def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]:
@@ -107,19 +106,3 @@ def prompted(
     for question, answer in shots:
         solved += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return [*head, *solved, *messages[len(head) :]]
-
-
-@contextmanager
-def naming_unknown(package: str, id: str, registry: str = "ENV_REGISTRY") -> Iterator[None]:
-    """Context that makes an environment of a package which registers its environments.
-
-    Raises:
-        ConfigError: there is none of this id.
-    """
-    try:
-        yield
-    except Exception as error:
-        known = vars(import_module(f"{package}.envs.registration"))[registry]
-        if id in known:
-            raise
-        raise ConfigError(f"rl_env: {package} has no environment {id}.{did_you_mean(id, known)}") from error

@@ -12,10 +12,10 @@ from collections.abc import Callable, Generator, Mapping
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, requires
+from aitrain.environment.adapters.settings import RandomStream, game_rows, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.user_modules import load_object, parse_id, source_files
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import ConfigError
 
 Opponent = Callable[[str, random.Random], str]
 """What another player says after an observation."""
@@ -71,8 +71,7 @@ class TextArena:
             raise ConfigError(f"rl_env_config: {what}")
         self.opponent: Opponent = OPPONENTS.get(opponent) or load_object(*parse_id(opponent)[0])
         self.source_files = source_files((), [self.opponent], "textarena")
-        with naming_unknown("textarena", self.id):
-            self.players = players or self._fewest_players()
+        self.players = players or self._fewest_players()
         if seat not in range(self.players):
             raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {seat}")
         self.requirements = requires(score_range, "textarena")
@@ -119,9 +118,6 @@ class TextArena:
             try:
                 with RandomStream(0).active():
                     self.start_game(players, 0)
-            except LookupError as error:
-                data = " ".join(re.findall(r"nltk.download\('(\w+)'\)", str(error))) or "all"
-                raise EnvironmentFailed(f"{self.id} needs data: python -m nltk.downloader {data}") from error
             except (AssertionError, ValueError) as error:  # the game may refuse this number of players
                 if isinstance(error, ValueError) and "player" not in str(error):
                     raise

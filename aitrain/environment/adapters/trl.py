@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.adapters.reward import RewardFunction, reward_judges
-from aitrain.environment.adapters.rows import Data, Row, RowSource, files_of
+from aitrain.environment.adapters.rows import Data, Row, RowSource
 from aitrain.environment.adapters.settings import RandomStream, prompted, requires
 from aitrain.environment.contract import Prompt, Score
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
-from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
+from aitrain.environment.user_modules import load_object, parse_id, source_files
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 
@@ -43,7 +43,10 @@ class TRLEnvironment(RowSource):
         functions = list(map(RewardFunction, named))
         judges = [function.judge() for function in functions]
         if hasattr(self.factory, "get_reward"):
-            judges.append(Judge(own[0][1], bounds=(-math.inf, math.inf), function=_own_reward))
+            reward = Judge(
+                own[0][1], bounds=(-math.inf, math.inf), function=lambda environment: environment.get_reward()
+            )
+            judges.append(reward)
         self.judges = Judges({ANY_SOURCE: judges})
         self.source_files = source_files(own, [self.factory, *(one.function for one in functions)])
         if not judges:
@@ -93,20 +96,14 @@ class _TRLEpisode:
         return self.judges(completion=completion, text=self.reply, case=case, environment=self.made)
 
 
-def _own_reward(environment: Any) -> object:
-    return run_if_async(environment.get_reward())
-
-
 def _continued(prompt: Prompt, said: Any) -> Prompt:
     """A prompt with what `reset` returned appended to its last message, without a separator, as in TRL."""
     if said is None:
         return prompt
     if isinstance(prompt, str):
         return f"{prompt}{said}"
-    last = prompt[-1] if prompt else {"role": "user", "content": ""}
-    parts = [[{"type": "text", "text": one}] if isinstance(one, str) else one for one in (last["content"], said)]
-    is_text = isinstance(last["content"], str) and isinstance(said, str)
-    return [*prompt[:-1], {**last, "content": last["content"] + said if is_text else parts[0] + parts[1]}]
+    last = prompt[-1] if prompt else {"role": "user", "content": type(said)()}
+    return [*prompt[:-1], {**last, "content": last["content"] + said}]  # of text and text, or of parts and parts
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,16 +117,3 @@ def _answering(method: Callable[..., Any]) -> Callable[..., Any]:
             return {"error": str(error)}
 
     return call
-
-
-def check_id(id: str, settings: Mapping[str, object]) -> None:
-    """Check class, functions and files without running anything.
-
-    Raises:
-        ConfigError: one of them does not exist.
-    """
-    check_objects(parse_id(id), "class")
-    for judge in reward_judges(str(settings["rewards"])) if settings.get("rewards") else ():
-        judge.check()
-    if settings.get("data") is not None:
-        files_of(settings["data"])

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any, TypeAlias
 
-from aitrain.environment.adapters.rows import with_solved
+from aitrain.environment.adapters.rows import as_messages, with_solved
 from aitrain.environment.adapters.settings import choose, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
@@ -50,19 +50,12 @@ class VerifiersEnvironment:
     score_range: object
     arguments: Mapping[str, object]
 
-    def declare(self, weights: Sequence[float], parts: Iterable[object], max_turns: int | None = None) -> None:
+    def declare(self, parts: Iterable[object], max_turns: int | None = None) -> None:
         """Declare what the environment requires, and the files of its module and of these parts of it.
 
         Raises:
             ConfigError: there is no score_range: verifiers does not bound the value of a reward function.
         """
-        if self.score_range is None:
-            low, high = sum(min(0.0, weight) for weight in weights), sum(max(0.0, weight) for weight in weights)
-            raise ConfigError(
-                "rl_env_config: a verifiers environment does not say between which values its rewards are: set"
-                f" score_range\nIts weights are {', '.join(f'{weight:g}' for weight in weights)}: if each reward is"
-                f' from 0 to 1, that is "score_range": "{low:g},{high:g}".'
-            )
         self.requirements = requires(self.score_range, "verifiers", max_turns=max_turns)
         module = module_of(self.id)
         own = package_files(module) if module_specs(module) else []
@@ -154,8 +147,6 @@ class RubricOutcome:
     """Of a function with a weight; the rubric turns it into 0."""
     unknown: set[str] = field(default_factory=set)
     """Functions without a number."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Entries of functions that return several."""
 
 
 _current: ContextVar[RubricOutcome] = ContextVar("rubric_outcome")
@@ -177,11 +168,7 @@ def _watched(function: Foreign, weight: float) -> Foreign:
                 given[name] = list(map(ScorerMessage, given[name]))
         try:
             value = function(**given)
-            value = await value if inspect.isawaitable(value) else value
-            if isinstance(value, Mapping) and not weight:
-                outcome.metrics |= {f"{function.__name__}/{name}": each for name, each in value.items()}
-                raise TypeError("several numbers")
-            return float(value)
+            return float(await value if inspect.isawaitable(value) else value)
         except Exception as error:
             outcome.unknown.add(function.__name__)
             outcome.error = error if weight else outcome.error
@@ -210,8 +197,7 @@ class LegacyVerifiers(VerifiersEnvironment):
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
         turns = getattr(self.env, "max_turns", None) or 0
-        weights = rubric._get_reward_weights()
-        self.declare(weights, [*watch_rubric(rubric), self.env], turns if turns > 0 else None)
+        self.declare([*watch_rubric(rubric), self.env], turns if turns > 0 else None)
 
     def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""
@@ -224,14 +210,10 @@ class LegacyVerifiers(VerifiersEnvironment):
         return (lambda: self._rows(self.env.get_eval_dataset())) if has_own else None
 
     def _rows(self, dataset: Foreign) -> list[Message]:
-        def prompt_of(row: Message) -> list[Message]:
-            prompt = row["prompt"]
-            return list(map(as_openai, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt))
-
         rows = []
         for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.count, self.seed)):
-            vf_input = {key: row[key] for key in row if key != "prompt"}
-            rows.append({"prompt": prompt_of(row), "answer": row.get("answer"), "vf_input": vf_input})
+            asked = list(map(as_openai, as_messages(row.pop("prompt"))))
+            rows.append({"prompt": asked, "answer": row.get("answer"), "vf_input": row})
         return with_solved(rows, self.few_shot, self.system)
 
     async def rollout(self, prompt: list[Message], vf_input: Message, endpoint: Endpoint) -> Score:
@@ -246,7 +228,7 @@ class LegacyVerifiers(VerifiersEnvironment):
         if scoring.error is not None:
             raise scoring.error
         metrics = {name: value for name, value in state["metrics"].items() if name not in scoring.unknown}
-        return Score(state["reward"], {**metrics, **scoring.metrics})
+        return Score(state["reward"], metrics)
 
     async def close(self) -> None:
         """Release what the environment holds; verifiers would do it when the process ends."""
@@ -269,10 +251,7 @@ class VerifiersV1(VerifiersEnvironment):
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
         self.tasks = list(islice(iter(self.env.taskset), self.count if self.seed is None else None))
         self.template = self.tasks[0]
-        rewards = self.template.hooks("reward")
-        weights = [getattr(function, "_vf_weight", 1.0) for function in rewards]
-        weights += [judge.config.weight for judge in self.template.plugged_judges()]
-        self.declare(weights, [*rewards, self.env, self.env.taskset])
+        self.declare([*self.template.hooks("reward"), self.env, self.env.taskset])
         self._starting = asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 
@@ -282,20 +261,18 @@ class VerifiersV1(VerifiersEnvironment):
 
         rows: list[Message] = []
         for data in (task.data for task in choose(self.tasks, self.count, self.seed)):
-            own = data.prompt or []
-            asks: list[Message] = [{"role": "user", "content": own}]
-            asks = asks if isinstance(own, str) else list(map(message_to_wire, own))
-            head: Message = {"role": "system", "content": data.system_prompt}
-            prompt = [head, *asks] if data.system_prompt else asks
-            rows.append({"prompt": prompt, "answer": getattr(data, "answer", None), "vf_data": data})
+            own = as_messages(data.prompt or [])
+            asks = own if isinstance(data.prompt, str) else list(map(message_to_wire, own))
+            head = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+            rows.append({"prompt": [*head, *asks], "answer": getattr(data, "answer", None), "vf_data": data})
         rows = with_solved(rows, self.few_shot, self.system)
         for row in rows:
-            changed: Message = {} if self.system is None else {"system_prompt": self.system}
+            data, changed = row["vf_data"].model_dump(), dict[str, Foreign]()
+            if self.system is not None:
+                changed["system_prompt"] = self.system
             if self.few_shot:
                 changed["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
-            data = row["vf_data"]
-            data = type(data).model_validate({**data.model_dump(), **changed}) if changed else data
-            row["vf_data"] = data.model_dump(mode="json")
+            row["vf_data"] = type(row["vf_data"]).model_validate({**data, **changed}).model_dump(mode="json")
         return rows
 
     async def rollout(self, vf_data: Message, endpoint: Endpoint) -> Score:
@@ -362,21 +339,6 @@ def Verifiers(
     **others: object,
 ) -> object:
     """The environment, by the adapter of the installed version."""
-    kind = LegacyVerifiers if _is_legacy() else VerifiersV1
+    is_legacy = tuple(map(int, version("verifiers").split(".")[:2])) < (0, 4)
+    kind = LegacyVerifiers if is_legacy else VerifiersV1
     return kind(id, size, seed, system, few_shot, score_range, {**others, **(arguments or {})})
-
-
-def check_id(id: str, settings: Mapping[str, object]) -> None:
-    """Check that the module of an id exists, without importing it.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    module = module_of(id)
-    places = [module] if _is_legacy() else [f"verifiers.v1.tasksets.{module}", module]
-    if not any(module_specs(place) for place in places):
-        raise ConfigError(f"rl_env: the verifiers environment {id} is not installed: there is no module {module}")
-
-
-def _is_legacy() -> bool:
-    return tuple(map(int, version("verifiers").split(".")[:2])) < (0, 4)

@@ -49,19 +49,15 @@ class ChatLoop(Harness[ChatLoopConfig]):  # type: ignore[misc]
                 if not message.get("tool_calls"):
                     return ProgramResult(exit_code=0, stdout="", stderr="")
                 for call in message["tool_calls"]:
-                    content = await _result(call["function"], dispatch, servers)
+                    function, content = call["function"], None
+                    try:
+                        arguments = json.loads(function["arguments"])
+                    except ValueError as error:
+                        content = f"error: the arguments are not valid JSON: {error}"
+                    if function["name"] not in dispatch:
+                        content = f"error: there is no tool {function['name']}; tools: {', '.join(dispatch)}"
+                    content = content or await call_mcp(servers, dispatch, function["name"], arguments)
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
-
-
-async def _result(function: dict[str, str], dispatch: Any, servers: Any) -> Any:
-    """The result of a tool call; an error message for the model if the call is wrong."""
-    if function["name"] not in dispatch:
-        return f"error: there is no tool {function['name']}; tools: {', '.join(dispatch)}"
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError as error:
-        return f"error: the arguments are not valid JSON: {error}"
-    return await call_mcp(servers, dispatch, function["name"], arguments)
 
 
 __all__ = ["ChatLoop"]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.environment.contract import ZERO_TO_ONE, Bounds, Score, ScoreResult, arguments_for, parse_score, shown
+from aitrain.environment.judges.model_judge import RemoteJudge
 from aitrain.environment.judges.ranking import Ranking
-from aitrain.environment.judges.remote_judge import RemoteJudge
 from aitrain.environment.judges.rubric import Rubric
 from aitrain.environment.judges.rules import RULES, SOURCES, require_math_verify
-from aitrain.environment.user_modules import Place, check_objects, load_object, source_files
+from aitrain.environment.user_modules import Place, load_object, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import is_on_shared_loop, run_async
 from aitrain.execution.failure import CallFailed, Failure
@@ -81,17 +81,6 @@ class Judge:
         details = ", ".join(f"{name} {self.settings[name]}" for name in told if name in self.settings)
         return f"{weight}{self.name}{details and f' ({details})'}"
 
-    def check(self) -> None:
-        """Check it without running the user's code.
-
-        Raises:
-            ConfigError: there is no such judge, or a setting is wrong.
-        """
-        if self.users_place is not None:
-            check_objects([self.users_place], "judge")
-        else:
-            self.load()
-
     def load(self) -> Judge:
         """The judge with its function, with the user's code imported.
 
@@ -99,26 +88,23 @@ class Judge:
             ConfigError: there is no such judge, or a setting is wrong.
         """
         function: Any
-        if self.users_place is not None:
-            function = load_object(*self.users_place)
+        if self.place.startswith(REMOTE):
+            function = RemoteJudge(url=self.place, **self.settings)
+        elif self.place in MODELS:
+            function = MODELS[self.place](**self.settings)
+        elif self.users_place is None and (self.settings or self.place not in RULES):
+            known = [*RULES, *MODELS]
+            raise ConfigError(
+                f"judges: there is no judge {self.place}{' with settings' if self.place in RULES else ''}."
+                f"{did_you_mean(self.place, known)}\nName one of {', '.join(known)}; your own, such as"
+                " my_judges.py:polite; or a URL."
+            )
+        else:
+            function = RULES[self.place] if self.users_place is None else load_object(*self.users_place)
             if inspect.isclass(function):
                 function = function(**self.settings)
             elif self.settings:
                 function = partial(function, **self.settings)
-        elif self.place.startswith(REMOTE):
-            function = RemoteJudge(url=self.place, **self.settings)
-        elif self.place in MODELS:
-            function = MODELS[self.place](**self.settings)
-        elif self.place not in RULES:
-            known = [*RULES, *MODELS]
-            raise ConfigError(
-                f"judges: there is no judge {self.place}.{did_you_mean(self.place, known)}\nName one of"
-                f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
-            )
-        elif self.settings:
-            raise ConfigError(f"judges: the rule {self.place} has no settings, such as {next(iter(self.settings))}")
-        else:
-            function = RULES[self.place]
         return replace(self, function=function)
 
     def parsed(self, returned: object) -> ScoreResult:

@@ -1,4 +1,4 @@
-"""A model at an OpenAI-compatible address that judges answers: asked in JSON, with a cache and a budget."""
+"""Judges behind an address: a service, and a model that is asked in JSON, with a cache and a budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from aitrain.environment.thoughts import THINK
 from aitrain.environment.urls import check_url
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.redaction import redact
 
@@ -93,20 +93,13 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise ConfigError(f"judges: {self._problem(error)}") from None
+            first, name = error.errors()[0], type(self).__name__.lower()
+            raise ConfigError(
+                f"judges: {'.'.join(map(str, first['loc']))} of {name}: {first['msg'].removeprefix('Value error, ')}\n"
+                f"It takes: {', '.join(type(self).model_fields)}; a key belongs into the variable of key_name."
+            ) from None
         if is_offline():
             not_asked.add(self.url)
-
-    @classmethod
-    def _problem(cls, error: ValidationError) -> str:
-        name, known, errors = cls.__name__.lower(), list(cls.model_fields), error.errors()
-        places = {".".join(map(str, one["loc"])): one for one in errors}
-        for setting in [place for place, one in places.items() if one["type"] == "extra_forbidden"]:
-            key = " A key belongs into an environment variable, which key_name names." if "key" in setting else ""
-            return f"{name} does not take {setting}.{did_you_mean(setting, known)}{key}\nIt takes: {', '.join(known)}"
-        if missing := [place for place, one in places.items() if one["type"] == "missing"]:
-            return f"{name} also needs {', '.join(missing)}"
-        return f"{next(iter(places))} of {name}: {errors[0]['msg'].removeprefix('Value error, ')}"
 
     @field_validator("url")
     @classmethod
@@ -120,7 +113,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
             CallFailed: it refuses the request, or fails it `retries + 1` times; the kind is `server` or `timed_out`.
         """
         key = os.environ.get(self.key_name, "").strip()
-        if not (key.isascii() and key.isprintable()):
+        if not (key.isascii() and key.isprintable()):  # an error of httpx would show it
             raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url, pause, judge = self.url + path, FIRST_PAUSE, f"the judge at {self.url}"
@@ -146,17 +139,33 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
                     return response.json()
                 except ValueError:
                     raise CallFailed(Failure("server", f"{judge} does not answer in JSON: {said}")) from None
-            advice = {
-                401: f"\nPut the key into the environment variable {self.key_name}.",
-                403: f"\nPut a key that may use it into the environment variable {self.key_name}.",
-                404: "\nCheck the address, which often ends in /v1, and the name of the model.",
-            }.get(status, "")
+            advice = f"\nPut the key into the environment variable {self.key_name}." if status in (401, 403) else ""
             failure = Failure("server", f"{judge} answers with status {status}: {said}{advice}")
             if status < 500 and status not in BUSY:
                 break
             wait = response.headers.get("retry-after", "")
             pause = max(pause, float(wait) if wait.isdigit() else 0.0)
         raise CallFailed(failure)
+
+
+class RemoteJudge(JudgeServer, frozen=True):
+    """Posts an answer, and takes a number or an object with `score` for its score; docs/judges.md has the fields."""
+
+    key_name: str = "AITRAIN_JUDGE_KEY"
+    """Environment variable that holds the server's key, which is sent if it is set."""
+
+    async def __call__(self, text: str, case: Mapping[str, Any], **episode: Any) -> Any:
+        """The score, as the server returns it.
+
+        Raises:
+            CallFailed: the server cannot be reached, or refuses the request.
+        """
+        if is_offline():
+            return None
+        asked = {name: episode.get(name) for name in ("prompt", "messages", "case_idx")}
+        fields = {**asked, "response": text, "label": case.get("ground_truth"), "row": dict(case)}
+        fields["extra_info"] = case.get("extra_info") or {}
+        return await self.post("", json.loads(json.dumps(fields, default=str)))
 
 
 LONGEST = 20_000

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError
 from tests.adapters.conftest import cases_of, made, play
 from tests.adapters.real.conftest import Train, in_environment
 
@@ -34,5 +33,3 @@ def test_a_game_of_gem_is_won() -> None:
     env = made("gem:game:GuessTheNumber-v0-easy", size=4, score_range="-1,1", max_turns=11)
     results = [play(env, case, [rf"\boxed{{{n}}}" for n in range(1, 11)])[1] for case in cases_of(env)]
     assert [result.score for result in results] == [1.0] * 4
-    with pytest.raises(ConfigError, match="Did you mean game:GuessTheNumber-v0-easy"):
-        made("gem:game:GuessTheNumber-v0-eazy", score_range="-1,1")
