@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aitrain.errors import AitrainError, ConfigError, RunFailed
-from aitrain.launch.machines import Nodes
+from aitrain.launch.machines import LaunchedRank, Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
 from aitrain.redaction import without_secrets
@@ -51,6 +51,8 @@ SMALL_FILE = 1 << 20
 """Bytes below which a file of a model is compared by its content: configurations, not weights."""
 SEES_WITHIN = 5.0
 """Seconds for a file to appear on the other machines; network file systems are late."""
+JOIN_SECONDS = 600.0
+"""Seconds for the processes of another launcher to connect to the store."""
 ANSWER_SECONDS = 120.0
 """Seconds for the answers while machines agree; libraries on a network file system load slowly."""
 LEAVE_SECONDS = 5.0
@@ -422,6 +424,21 @@ class NodeGroup:
         if not (self._over.is_set() or self.lost or "over" in self._states.get(rank, {})):
             self.lost = f"{self.name(rank)} is gone"
             self.on_lost(self.lost)
+
+
+def open_group(rank: LaunchedRank, ddp_timeout: float) -> tuple[NodeGroup, MachineStore]:
+    """The ranks that another launcher started as machines, and the store of all their starts: rank 0 runs it if the
+    launcher does not.
+
+    Raises:
+        ConfigError: the store does not answer, or its port is in use.
+    """
+    if rank.rank == 0 and not rank.has_store:
+        store = serve_store(rank.address, rank.port, is_local=rank.world == rank.local_world)
+    else:
+        store = join_store(rank.address, rank.port, JOIN_SECONDS)
+    nodes = rank.nodes or Nodes(1, 0, rank.address, rank.port)
+    return NodeGroup(nodes, store.below(rank.restarts), silence(ddp_timeout)), store
 
 
 def silence(ddp_timeout: float) -> float:

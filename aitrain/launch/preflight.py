@@ -69,9 +69,9 @@ class RunPlan:
     notes: tuple[str, ...] = ()
     """Notes for the user before the run starts."""
     nodes: Nodes | None = None
-    """The machines of the run, and which of them this is; None for one machine."""
+    """The machines of the run, or the ranks of another launcher, and which of them this is; None for one."""
     launched: LaunchedRank | None = None
-    """The first training process of this machine, where another launcher starts them."""
+    """The training process of this command, where another launcher starts one for each."""
     folder: RunFolder | None = None
     """Run folder to resume in, which may not exist yet; None for a new one."""
     is_done: bool = False
@@ -81,7 +81,9 @@ class RunPlan:
 
     @property
     def processes(self) -> int:
-        """Number of training processes on this machine; all machines have the same."""
+        """Number of training processes on this machine."""
+        if self.launched is not None:
+            return self.launched.local_world
         return self.batch.processes // (self.nodes.count if self.nodes else 1)
 
     @contextmanager
@@ -124,7 +126,7 @@ def check(
     check_packages(config)
     is_here = config.launcher == "local"  # the GPUs and the memory of other machines are not known
     launched, nodes = (launched_rank(), find_nodes(config)) if is_here else (None, None)
-    is_first, machines = nodes is None or nodes.rank == 0, nodes.count if nodes else 1
+    is_first = nodes is None or nodes.rank == 0
     gpus, served = _divided_gpus(config, visible_gpus(), socket.gethostname().lower()) if is_here else ((), ())
     if launched is not None and config.num_processes not in (None, launched.local_world):
         raise ConfigError(
@@ -132,7 +134,9 @@ def check(
             "\nOmit it."
         )
     processes = _count_processes(config, launched.local_world if launched else config.num_processes, gpus)
-    gpus = gpus[:processes]
+    gpus, world = gpus[:processes], processes * (nodes.count if nodes else 1)
+    if launched is not None:
+        world = launched.world
     if config.starts_vllm_servers:
         if config.weight_sync == "adapter":
             needed_rank(config.lora_r)
@@ -150,8 +154,8 @@ def check(
     if is_here and is_first:  # the others read the choice in config.yaml
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
         shape, device = read_model_shape(config.model), device_memory(gpus)
-        config = choose_batch_size(config, processes * machines, shape, device, recorded)
-    batch = _plan_batch(config, processes * machines)
+        config = choose_batch_size(config, world, shape, device, recorded)
+    batch = _plan_batch(config, world)
     if checkpoint is not None:
         refuse_other_backend(checkpoint, config.distributed_backend)
         if "deepspeed" in config.trl:
@@ -167,7 +171,7 @@ def check(
     if is_here and nodes is None and (idle := idle_nodes(os.environ)) > 0:
         notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
     if is_here:
-        notes += check_resources(config, batch, gpus, nodes)
+        notes += check_resources(config, batch, gpus, processes, is_first)
     own = served if config.starts_vllm_servers else ()
     return RunPlan(config, sources, batch, gpus, checkpoint, own, tuple(notes), nodes, launched, folder, is_done)
 

@@ -18,7 +18,6 @@ from typing import Literal
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.errors import ConfigError
-from aitrain.launch.machines import Nodes
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.nvidia import GpuKind, ask_driver
 from aitrain.machine import free_memory, total_memory
@@ -415,9 +414,10 @@ def free_disk(folder: Path) -> int:
 
 
 def check_resources(
-    config: TrainConfig, batch: BatchPlan, gpus: Sequence[str], nodes: Nodes | None = None
+    config: TrainConfig, batch: BatchPlan, gpus: Sequence[str], processes: int, saves: bool = True
 ) -> list[str]:
-    """Warnings if a run may not fit on this machine; none if the model's shape is unknown.
+    """Warnings if a run, with this number of processes here, may not fit on this machine, where its folder is if it
+    `saves`; none if the model's shape is unknown.
 
     Raises:
         ConfigError: not even the weights fit into the memory, or the result onto the disk.
@@ -427,7 +427,7 @@ def check_resources(
         return []
     device = device_memory(gpus)
     memory = estimate_memory(shape, config, batch, device)
-    sharing = processes_sharing(batch.processes // (nodes.count if nodes else 1), device)
+    sharing = processes_sharing(processes, device)
     if device.free is not None and memory.stay["weights"] * sharing > device.free:
         each = f" for each of {sharing} processes" if sharing > 1 else ""
         raise ConfigError(
@@ -444,7 +444,7 @@ def check_resources(
             f"Memory may run out: with the longest episodes about {format_bytes(memory.peak)}{each} are needed,"
             f" {format_bytes(device.free)} are free{f'. {way_out}' if way_out else ''} (aitrain plan shows more)."
         )
-    if nodes is None or nodes.rank == 0:  # where it is saved
+    if saves:
         wanted, room = estimate_disk(shape, config, batch), free_disk(Path(config.output_dir))
         if wanted.model > room:
             raise ConfigError(
