@@ -433,11 +433,13 @@ def open_group(rank: LaunchedRank, ddp_timeout: float) -> tuple[NodeGroup, Machi
     Raises:
         ConfigError: the store does not answer, or its port is in use.
     """
+    is_local = rank.world == rank.local_world and not rank.has_store
+    address = "127.0.0.1" if is_local else rank.address
     if rank.rank == 0 and not rank.has_store:
-        store = serve_store(rank.address, rank.port, is_local=rank.world == rank.local_world)
+        store = serve_store(address, rank.port, is_local)
     else:
-        store = join_store(rank.address, rank.port, JOIN_SECONDS)
-    nodes = rank.nodes or Nodes(1, 0, rank.address, rank.port)
+        store = join_store(address, rank.port, JOIN_SECONDS)
+    nodes = Nodes(rank.world, rank.rank, address, rank.port)
     return NodeGroup(nodes, store.below(rank.restarts), silence(ddp_timeout)), store
 
 

@@ -414,7 +414,7 @@ def free_disk(folder: Path) -> int:
 
 
 def check_resources(
-    config: TrainConfig, batch: BatchPlan, gpus: Sequence[str], processes: int, saves: bool = True
+    config: TrainConfig, batch: BatchPlan, gpus: Sequence[str], processes: int = 1, saves: bool = True
 ) -> list[str]:
     """Warnings if a run, with this number of processes here, may not fit on this machine, where its folder is if it
     `saves`; none if the model's shape is unknown.
