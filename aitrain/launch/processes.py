@@ -324,7 +324,7 @@ class Processes:
         code = tree.wait_for_program()
         if code != 0 and not self._is_killed:
             self.lost = self.lost or (rank, code)
-            if code < 0 and self.last is None and not self.stops:
+            if -code in CRASHES and not isinstance(self.last, Ended) and not self.stops:
                 self._say_end(Failed(self._how_it_ended(rank, code), RunFailed.exit_code), is_cause=True)
             if self.world > 1 and self.last is None:
                 self._kill_in(PATIENCE if code > 0 else 0.0)  # its error may still be in the pipe
@@ -348,10 +348,11 @@ class Processes:
             elif self.node == 0:
                 self.group.wait_for_others(PATIENCE)
         is_failure = isinstance(self.last, Failed) and self.last.exit_code == RunFailed.exit_code
-        if self.cause is not None and is_failure and not self.stops:
-            return self.cause
         rank, code = self.lost or (min(self.trees, default=0), 0)
-        if self.last is not None and not (is_failure and -code in CRASHES):
+        has_crashed = is_failure and -code in CRASHES
+        if self.cause is not None and is_failure and not self.stops and not has_crashed:
+            return self.cause
+        if self.last is not None and not has_crashed:
             return self.last
         if self.stops:
             return Failed("Stopped.", Interrupted.exit_code)
