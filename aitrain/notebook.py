@@ -39,7 +39,7 @@ from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
-    from aitrain.jobs.chat_session import ChatSession
+    from aitrain.jobs.chat import ChatSession
     from aitrain.runs.comparison import Comparison
     from aitrain.training.run_context import StopRequest
 
@@ -299,7 +299,7 @@ def chat(
         raise ConfigError(f"chat: this loads the models; ask what it returns: chat(...)({questions[0]!r})")
     model = str(model)
     _silence_tqdm()
-    from aitrain.jobs.chat_session import open_session
+    from aitrain.jobs.chat import open_session
 
     with errors_in_python():
         own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}
