@@ -45,26 +45,27 @@ def as_rank(rank: LaunchedRank, options: TrainConfig, train: Callable[[TrainConf
         AitrainError: on rank 0, the run failed.
     """
     group, store = open_group(rank, options.ddp_timeout)
+    if rank.rank == 0:
+        try:
+            return train(_restarted(options, rank, store), group)
+        finally:
+            group.store.put("done", True)
     try:
-        return train(_restarted(options, rank, store), group)
+        code = train(options, group)
     except AitrainError as error:
-        if rank.rank == 0:
-            raise
         write_error_file(error)
-        return error.exit_code
-    finally:
-        with suppress(StoreLostError):
-            if rank.rank == 0:
-                group.store.put("done", True)
-            deadline = time.monotonic() + END_SECONDS
-            while not group.store.get("done") and time.monotonic() < deadline:
-                time.sleep(POLL)
+        code = error.exit_code
+    deadline = time.monotonic() + END_SECONDS
+    with suppress(StoreLostError):
+        while not group.store.get("done") and time.monotonic() < deadline:
+            time.sleep(POLL)
+    return code
 
 
 def _restarted(config: TrainConfig, rank: LaunchedRank, store: MachineStore) -> TrainConfig:
-    """The options of a start; after a restart by the launcher, those that continue in the run folder."""
+    """The options of rank 0; after a restart by the launcher, those that continue in the run folder."""
     folders = (store.below(number).get("folder") for number in reversed(range(rank.restarts)))
-    if (found := next(filter(None, folders), None)) is None or rank.rank > 0:
+    if (found := next(filter(None, folders), None)) is None:
         return config
     path = Path(found)
     place = {"output_dir": str(path.parent), "project_name": path.name}
