@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -168,9 +168,9 @@ def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int)
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: version_of(name) for name in PACKAGES},
-        "aitrain's code": _code_hash(PACKAGE / "__init__.py"),
-        "the environment's code": ", ".join(str(_code_hash(file)) for file in env_files),
-        "the model's files": _hash(model, model.iterdir()) if model.is_dir() else None,
+        "aitrain's code": _hash(PACKAGE, "**/*.py"),
+        "the environment's code": ", ".join(_code_hash(file) for file in env_files if file is not None),
+        "the model's files": _hash(model, "*"),
         "number of training processes": processes,
         **without_secrets(json.loads(json.dumps(options, default=str))),
     }
@@ -178,28 +178,19 @@ def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int)
 
 def difference(own: Facts, theirs: Facts) -> str:
     """The first facts that differ, as `trl 1.17.0 (node 0: 1.16.0)`; empty if none does."""
-
-    def short(value: object) -> str:
-        text = value if isinstance(value, str) else json.dumps(value)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-
     names = [name for name in own if own[name] != theirs.get(name)]
-    shown = [f"{name} {short(theirs.get(name))} (node 0: {short(own[name])})" for name in names[:3]]
-    return "; ".join([*shown, *(["..."] if len(names) > 3 else [])])
+    return "; ".join(f"{name} {str(theirs.get(name))[:60]} (node 0: {str(own[name])[:60]})" for name in names[:3])
 
 
-def _code_hash(file: Path | None) -> str | None:
+def _code_hash(file: Path) -> str:
     """Of the environment's file, or of all modules of its package."""
-    if file is None or not file.is_file():
-        return None
-    is_package = (file.parent / "__init__.py").exists()
-    return _hash(file.parent, file.parent.rglob("*.py") if is_package else [file])
+    return _hash(file.parent, "**/*.py" if (file.parent / "__init__.py").exists() else file.name)
 
 
-def _hash(folder: Path, files: Iterable[Path]) -> str:
-    """Of names and sizes of files, and the content of the small ones."""
+def _hash(folder: Path, pattern: str) -> str:
+    """Of names and sizes of the files in a folder, and the content of the small ones."""
     total = hashlib.sha256()
-    for file in sorted(file for file in files if file.is_file()):
+    for file in sorted(file for file in folder.glob(pattern) if file.is_file()):
         size = file.stat().st_size
         content = file.read_bytes() if size < SMALL_FILE else b""
         total.update(f"{file.relative_to(folder).as_posix()} {size}\0".encode() + content)
