@@ -62,10 +62,11 @@ def as_rank(rank: LaunchedRank, options: TrainConfig, train: Callable[[TrainConf
     return code
 
 
-def _restarted(config: TrainConfig, rank: LaunchedRank, store: MachineStore) -> TrainConfig:
+def _restarted(config: TrainConfig, rank: LaunchedRank, store: MachineStore | None) -> TrainConfig:
     """The options of rank 0; after a restart by the launcher, those that continue in the run folder."""
-    folders = (store.below(number).get("folder") for number in reversed(range(rank.restarts)))
-    if (found := next(filter(None, folders), None)) is None:
+    starts = reversed(range(rank.restarts))
+    found = next(filter(None, (store.below(number).get("folder") for number in starts)), None) if store else None
+    if found is None:
         return config
     path = Path(found)
     place = {"output_dir": str(path.parent), "project_name": path.name}

@@ -209,6 +209,8 @@ class NodeGroup:
     silence: float = SILENCE
     infos: list[NodeInfo] = field(default_factory=list)
     """All machines, once they have met."""
+    launchers: MachineStore | None = None
+    """The store of this start in the launcher, where a start after this one looks."""
     on_state: Callable[[int, State], None] = lambda rank, state: None
     """Called again and again with the state of another machine, in a thread."""
     on_lost: Callable[[str], None] = lambda why: None
@@ -325,7 +327,8 @@ class NodeGroup:
             told = {"path": str(folder.resolve()), "proof": f".seen-{secrets.token_hex(8)}", "epoch": epoch}
             told["checkpoint"] = name
             (folder / told["proof"]).touch()
-            self.store.put("folder", told["path"])  # for a start after this one
+            if self.launchers is not None:
+                self.launchers.put("folder", told["path"])
         try:
             self.say(folder=told)
             sees = {rank: self.hear(rank, "sees", ANSWER_SECONDS) for rank in self.others}
@@ -417,21 +420,27 @@ class NodeGroup:
             self.on_lost(self.lost)
 
 
-def open_group(rank: LaunchedRank, ddp_timeout: float) -> tuple[NodeGroup, MachineStore]:
-    """The ranks that another launcher started as machines, and the store of all their starts: rank 0 runs it if the
-    launcher does not.
+def open_group(rank: LaunchedRank, ddp_timeout: float) -> tuple[NodeGroup, MachineStore | None]:
+    """The ranks that another launcher started as machines, and the launcher's own store, if it has one, which tells
+    where that of rank 0 is: the run outlives its launcher until it is saved.
 
     Raises:
-        ConfigError: the store does not answer, or its port is in use.
+        ConfigError: a store does not answer, or its port is in use.
     """
-    is_local = rank.world == rank.local_world and not rank.has_store
-    address = "127.0.0.1" if is_local else rank.address
-    if rank.rank == 0 and not rank.has_store:
-        store = serve_store(address, rank.port, is_local)
+    address, port = "127.0.0.1" if rank.world == rank.local_world else rank.address, rank.port
+    launchers = join_store(rank.address, rank.port, JOIN_SECONDS) if rank.has_store else None
+    own = None if launchers is None else launchers.below(rank.restarts)
+    if own is not None:
+        if rank.rank == 0:
+            own.put("port", free_port())
+        while (port := own.get("port")) is None:
+            time.sleep(POLL)
+    if rank.rank == 0:
+        store = serve_store(address, port, is_local=rank.world == rank.local_world)
     else:
-        store = join_store(address, rank.port, JOIN_SECONDS)
-    nodes = Nodes(rank.world, rank.rank, address, rank.port)
-    return NodeGroup(nodes, store.below(rank.restarts), silence(ddp_timeout)), store
+        store = join_store(address, port, JOIN_SECONDS)
+    nodes = Nodes(rank.world, rank.rank, address, port)
+    return NodeGroup(nodes, store, silence(ddp_timeout), launchers=own), launchers
 
 
 def silence(ddp_timeout: float) -> float:
@@ -463,6 +472,13 @@ def not_shared(folder: Path, whom: str, verb: str) -> ConfigError:
 
 
 # -- addresses
+
+
+def free_port() -> int:
+    """A port that is free on all addresses of this machine."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
 
 
 def own_address(other: str) -> str:

@@ -24,7 +24,7 @@ from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, Step, decode, encode
 from aitrain.execution.ray_connection import connected, has_gpus, machines
 from aitrain.launch.machines import LaunchedRank
-from aitrain.launch.nodes import facts, open_group
+from aitrain.launch.nodes import facts, free_port, open_group
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes, on_stop_signals
 from aitrain.redaction import disable_telemetry
@@ -272,12 +272,9 @@ def first_words(job: RankJob, address: str) -> dict[str, Any]:
     checkpoint = job.plan.checkpoint
     if any((private / f"start-{earlier:03d}" / "0.steps").exists() for earlier in range(number)):
         checkpoint = newest_checkpoint(job.folder, lambda _: None) or checkpoint
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
     name = f"start-{number:03d}"
     (private / name).mkdir()
-    return {"name": name, "address": address, "port": port, "checkpoint": checkpoint and str(checkpoint)}
+    return {"name": name, "address": address, "port": free_port(), "checkpoint": checkpoint and str(checkpoint)}
 
 
 def write_event(said: Path, rank: int, event: Event) -> None:
