@@ -196,26 +196,17 @@ def served_weights(shape: ModelShape, config: TrainConfig) -> int:
 # -- what saves memory
 
 
-def memory_savers(
-    shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory
-) -> list[tuple[str, int]]:
-    """Flags and the bytes that each of them saves in a process, the largest first."""
-    now = estimate_memory(shape, config, batch, device).peak
-    saved = [(change.flag, now - change.peak) for change in _changes(shape, config, batch, device)]
-    return sorted((pair for pair in saved if pair[1] > now // 50), key=lambda pair: -pair[1])
-
-
 def changes_that_fit(
-    shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory
+    shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory, allowed: float
 ) -> list[str] | None:
-    """Flags with which a run fits: none if it does; the first one that suffices; or the one that saves most, and what
-    then suffices. None if nothing does."""
+    """Flags with which a process needs at most this many bytes: none if it does; the first one that suffices; or the
+    one that saves most, and what then suffices. None if nothing does."""
     flags = dict[str, str]()
-    while (peak := estimate_memory(shape, config, batch, device).peak) > TIGHT * (device.total or 0):
+    while (peak := estimate_memory(shape, config, batch, device).peak) > allowed:
         changes = [one for one in _changes(shape, config, batch, device) if one.peak < peak and one.name not in flags]
         if not changes:
             return None
-        enough = (change for change in changes if change.peak <= TIGHT * (device.total or 0))
+        enough = (change for change in changes if change.peak <= allowed)
         best = next(enough, None) or min(changes, key=lambda change: change.peak)
         flags[best.name], config, batch = best.flag, best.config, best.batch
     return list(flags.values())
@@ -341,51 +332,35 @@ def choose_batch_size(
 
 # -- disk
 
-LETTERS = 4
-"""Bytes of a token in a rollout record, which has each completion twice."""
-RECORD = 1024
-"""Other bytes of a record."""
-
 
 @dataclass(frozen=True)
 class DiskEstimate:
-    """Bytes of the run folder at its largest."""
+    """Bytes of a run's model and checkpoints at their largest, without its records."""
 
     model: int
     checkpoint: int
     """One checkpoint; 0 if none is written."""
     checkpoints: int
-    rollouts: int | None
-    """None if the number of steps is not known."""
-
-    @property
-    def total(self) -> int:
-        return self.model + self.checkpoints + (self.rollouts or 0)
 
 
-def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> DiskEstimate:
-    """Disk space of model, records and checkpoints; while a checkpoint is written, there is one more than is kept."""
+def estimate_disk(shape: ModelShape, config: TrainConfig) -> DiskEstimate:
+    """Disk space of model and checkpoints; while a checkpoint is written, there is one more than is kept."""
     weights = WeightSizes.of(shape, config, halves=False)
     merged = shape.weights * weights.width if config.peft and config.merge_adapter else 0
     one = 0 if config.save_strategy == "no" else weights.trained + weights.optimizer
     one += weights.all if one and config.trl.get("sync_ref_model") else 0  # the reference model
+    kept = config.epochs
     if config.save_total_limit is not None:
         kept = config.save_total_limit + 1
     elif config.save_strategy == "steps" and config.max_steps is not None:
         kept = max(1, config.max_steps // config.save_steps)
-    else:
-        kept = config.epochs
-    record = 2 * assumed_lengths(config)[1] * LETTERS + RECORD
-    rollouts = None if config.max_steps is None else config.max_steps * batch.completions_per_step * record
-    return DiskEstimate(weights.trained + merged, one, one * kept, rollouts)
+    return DiskEstimate(weights.trained + merged, one, one * kept)
 
 
 # -- this machine
 
 TIGHT = 0.9
 """Estimated share of the free memory above which the user is warned."""
-SHOWN = 3
-"""Number of flags that the warning names."""
 
 
 def memory_of(kind: GpuKind) -> DeviceMemory:
@@ -437,21 +412,21 @@ def check_resources(
         )
     warnings = []
     if device.free is not None and memory.peak * sharing > TIGHT * device.free:
-        helpful = memory_savers(shape, config, batch, device)[:SHOWN]
-        way_out = "; ".join(f"{flag} saves {format_bytes(saved)}" for flag, saved in helpful)
+        changes = changes_that_fit(shape, config, batch, device, TIGHT * device.free / sharing)
+        way_out = f"It fits with {' '.join(changes)}." if changes else "aitrain plan shows what needs it."
         each = f" x {sharing} processes" if sharing > 1 else ""
         warnings.append(
             f"Memory may run out: with the longest episodes about {format_bytes(memory.peak)}{each} are needed,"
-            f" {format_bytes(device.free)} are free{f'. {way_out}' if way_out else ''} (aitrain plan shows more)."
+            f" {format_bytes(device.free)} are free. {way_out}"
         )
     if saves:
-        wanted, room = estimate_disk(shape, config, batch), free_disk(Path(config.output_dir))
+        wanted, room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
         if wanted.model > room:
             raise ConfigError(
                 f"output_dir: the trained model alone needs {format_bytes(wanted.model)}, and {format_bytes(room)} are"
                 f" free in {config.output_dir}\nChoose another place with --output-dir, or make room."
             )
-        if wanted.total > room:
+        if wanted.model + wanted.checkpoints > room:
             warnings.append(
                 f"The disk may run full: {format_bytes(wanted.checkpoints)} of checkpoints,"
                 f" {format_bytes(wanted.model)} of model, and {format_bytes(room)} are free."
