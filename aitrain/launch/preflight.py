@@ -269,7 +269,9 @@ def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str
     if not with_environment:
         yield "the environment, its dataset, the tokenizer, and what TRL refuses (--options-only)"
     is_here = folder_of(config.model) is not None
-    yield f"the {'weights' if is_here else 'download'} of {config.model}, and what is done to them (quantization, vLLM)"
+    yield f"the {'weights' if is_here else 'download'} of {config.model}"
+    if config.use_vllm or config.quantization is not None:
+        yield "vLLM, and the quantization of the weights"
     yield f"memory of the {'GPUs' if plan.gpus else 'CPU'}, beyond the estimate of aitrain plan"
     if with_environment:
         yield "how the environment takes the model's own answers (aitrain env check tries many)"
