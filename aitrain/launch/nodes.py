@@ -133,8 +133,8 @@ def serve_store(address: str, port: int, is_local: bool) -> MachineStore:
     )
 
 
-def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> MachineStore:
-    """Connect to the store, which may not run yet. `meanwhile` is called between two attempts.
+def join_store(address: str, port: int, seconds: float) -> MachineStore:
+    """Connect to the store, which may not run yet.
 
     Raises:
         ConfigError: nothing answers there within these seconds.
@@ -149,7 +149,6 @@ def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], 
             return MachineStore(store)
         except (OSError, RuntimeError) as error:
             why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        meanwhile()
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"master_addr: node 0 does not answer at {address}:{port}: {why}\n"
