@@ -11,7 +11,6 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.cli.grpo import train_options
-from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check, check_eval
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields
@@ -52,20 +51,6 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-# -- memory for vLLM
-
-
-@pytest.mark.usefixtures("driver", "vllm")
-def test_a_gpu_must_have_free_what_vllm_will_take_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert visible_gpus() == ("0", "1")
-    assert plan(use_vllm=True, trl={"num_iterations": 2}).gpus == ("0", "1")  # 0.3 beside the model
-    assert "0.8 of GPU 1 is 112.3 GiB, and 100.0" in refusal(use_vllm=True, vllm_gpu_memory_utilization=0.8)
-    assert "0.9 of GPU 1" in refusal(**OURS)
-    assert plan(**OURS, vllm_gpu_memory_utilization=0.7).server_gpus == ("1",)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert plan(**OURS).server_gpus == ("0",)
 
 
 # -- GPUs and processes

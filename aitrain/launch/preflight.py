@@ -20,7 +20,6 @@ from aitrain.launch.model_shape import KNOWN, ModelShape, folder_of, read_model_
 from aitrain.launch.nvidia import Hardware, visible_gpus
 from aitrain.launch.resource_estimate import (
     check_resources,
-    check_vllm_memory,
     choose_batch_size,
     device_memory,
     memory_of,
@@ -152,8 +151,6 @@ def check(
     else:
         if config.starts_vllm_servers:
             _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
-        elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
-            check_vllm_memory(config, gpus)
         if is_first:  # which decides for the others
             folder = _folder_to_resume(config)
             if folder is not None and locks is not None:
@@ -426,7 +423,6 @@ def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | No
         )
     if config.weight_sync == "adapter":
         needed_rank(config.lora_r)
-    check_vllm_memory(config, gpus)
     if address is not None:
         check_listen_address(address)
 

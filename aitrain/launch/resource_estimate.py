@@ -446,7 +446,7 @@ def format_bytes(count: float) -> str:
     return f"{round(count) // MIB:,} MiB" if count < 1024 * MIB else f"{tenths // 10:,}.{tenths % 10} GiB"
 
 
-# -- memory of vLLM, which itself fails only after a minute
+# -- memory of vLLM
 
 GRAPHS = 3 << 29
 """Memory of vLLM's activations and CUDA graphs."""
@@ -456,31 +456,3 @@ def cached_episodes(shape: ModelShape, config: TrainConfig, total: int) -> float
     """The longest episodes that vLLM has room for in its share of a GPU's bytes; below 0 if the weights do not fit."""
     room = (config.vllm_memory * total - GRAPHS - served_weights(shape, config)) * config.vllm_tensor_parallel_size
     return room / (2 * shape.cached_values * sum(assumed_lengths(config)))
-
-
-def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...]) -> None:
-    """Check that vLLM's share of each of these GPUs is free and holds a server's weights.
-
-    Raises:
-        ConfigError: there is too little memory.
-    """
-    driver, share = ask_driver() if gpus else None, config.vllm_memory
-    shape = read_model_shape(config.model) if driver and config.starts_vllm_servers else None
-    need = served_weights(shape, config) if shape else 0
-    for gpu in driver.gpus if driver else ():
-        if gpu.index not in gpus or not gpu.total:  # its memory is unknown if it is the system's
-            continue
-        if gpu.free is not None and gpu.free < share * gpu.total:
-            raise ConfigError(
-                f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {format_bytes(share * gpu.total * MIB)},"
-                f" and {format_bytes(gpu.free * MIB)} of its {format_bytes(gpu.total * MIB)} are free\n"
-                "End other processes on it (nvidia-smi lists them), leave it out of CUDA_VISIBLE_DEVICES, or lower the"
-                " share."
-            )
-        if need > share * gpu.total * MIB:
-            raise ConfigError(
-                f"vllm_gpu_memory_utilization: the weights of {config.model} need {format_bytes(need)} on each GPU of a"
-                f" server, and vLLM gets {format_bytes(share * gpu.total * MIB)} of GPU {gpu.index}\n"
-                "Divide them over more GPUs (--vllm-tensor-parallel-size, --vllm-server-gpus), or halve them:"
-                " --vllm-quantization fp8 with --peft."
-            )
