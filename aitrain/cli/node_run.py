@@ -20,10 +20,9 @@ from aitrain.launch.nodes import (
     MachineStore,
     NodeGroup,
     StoreLostError,
+    connect,
     facts,
-    join_store,
     open_group,
-    serve_store,
     silence,
 )
 from aitrain.launch.preflight import RunPlan
@@ -99,10 +98,8 @@ def _interrupt(*_: object) -> None:
 
 
 def _connect(nodes: Nodes, seconds: float) -> NodeGroup:
-    if nodes.rank == 0:
-        is_local = nodes.address in ("127.0.0.1", "localhost")
-        return NodeGroup(nodes, serve_store(nodes.address, nodes.port, is_local), silence(seconds))
-    return NodeGroup(nodes, join_store(nodes.address, nodes.port, seconds), silence(seconds))
+    store = connect(nodes, seconds, is_local=nodes.address in ("127.0.0.1", "localhost"))
+    return NodeGroup(nodes, store, silence(seconds))
 
 
 def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
+from aitrain.vllm.addresses import LOOPBACK
 
 DEFAULT_PORT = TrainConfig.model_fields["master_port"].default
 PORTS = range(20000, 30000)
@@ -62,7 +63,7 @@ class LaunchedRank:
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
-    address: str = "127.0.0.1"
+    address: str = LOOPBACK
     port: int = 0
     has_store: bool = False
     """Whether the launcher runs the TCPStore at this address; else node 0 does."""
@@ -72,7 +73,8 @@ class LaunchedRank:
     @property
     def nodes(self) -> Nodes | None:
         """The ranks as machines; None for one."""
-        return None if self.world == 1 else Nodes(self.world, self.rank, self.address, self.port)
+        address = LOOPBACK if self.world == self.local_world else self.address
+        return None if self.world == 1 else Nodes(self.world, self.rank, address, self.port)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -105,7 +107,7 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
             world,
             number("LOCAL_RANK", 0),
             number("LOCAL_WORLD_SIZE", world),
-            environ.get("MASTER_ADDR", "127.0.0.1"),
+            environ.get("MASTER_ADDR", LOOPBACK),
             number("MASTER_PORT", 29500),
             environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             number("TORCHELASTIC_RESTART_COUNT", 0),
@@ -124,7 +126,7 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
             )
         # on one machine, a port by the number of the process that started the ranks
         port = PORTS[os.getppid() % len(PORTS)] if world == share else DEFAULT_PORT
-        place = environ.get("MASTER_ADDR", "127.0.0.1"), number("MASTER_PORT", port)
+        place = environ.get("MASTER_ADDR", LOOPBACK), number("MASTER_PORT", port)
         return LaunchedRank(rank, world, number(local, 0), share, *place)
     if {ONE_PROCESS, "MASTER_PORT"} <= environ.keys() and "RANK" not in environ:
         raise ConfigError("accelerate launch was asked for several processes, and started one\nAdd --multi_gpu.")

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aitrain.errors import AitrainError, ConfigError, RunFailed
-from aitrain.launch.machines import LaunchedRank, Nodes
+from aitrain.launch.machines import LOOPBACK, LaunchedRank, Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
 from aitrain.redaction import without_secrets
@@ -155,6 +155,17 @@ def join_store(address: str, port: int, seconds: float) -> MachineStore:
                 "Start the command with --node-rank 0 there."
             )
         time.sleep(POLL)
+
+
+def connect(nodes: Nodes, seconds: float, is_local: bool) -> MachineStore:
+    """The store of a run, which node 0 runs.
+
+    Raises:
+        ConfigError: its port is in use, or it does not answer.
+    """
+    if nodes.rank == 0:
+        return serve_store(nodes.address, nodes.port, is_local)
+    return join_store(nodes.address, nodes.port, seconds)
 
 
 # -- what must be equal
@@ -426,7 +437,7 @@ def open_group(rank: LaunchedRank, ddp_timeout: float) -> tuple[NodeGroup, Machi
     Raises:
         ConfigError: a store does not answer, or its port is in use.
     """
-    address, port = "127.0.0.1" if rank.world == rank.local_world else rank.address, rank.port
+    nodes = rank.nodes or Nodes(1, 0, LOOPBACK, rank.port)
     launchers = join_store(rank.address, rank.port, JOIN_SECONDS) if rank.has_store else None
     own = None if launchers is None else launchers.below(rank.restarts)
     if own is not None:
@@ -434,11 +445,8 @@ def open_group(rank: LaunchedRank, ddp_timeout: float) -> tuple[NodeGroup, Machi
             own.put("port", free_port())
         while (port := own.get("port")) is None:
             time.sleep(POLL)
-    if rank.rank == 0:
-        store = serve_store(address, port, is_local=rank.world == rank.local_world)
-    else:
-        store = join_store(address, port, JOIN_SECONDS)
-    nodes = Nodes(rank.world, rank.rank, address, port)
+        nodes = replace(nodes, port=port)
+    store = connect(nodes, JOIN_SECONDS, is_local=nodes.address == LOOPBACK)
     return NodeGroup(nodes, store, silence(ddp_timeout), launchers=own), launchers
 
 
