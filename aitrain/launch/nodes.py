@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aitrain.errors import AitrainError, ConfigError, RunFailed
-from aitrain.launch.machines import LOOPBACK, LaunchedRank, Nodes
+from aitrain.launch.machines import LaunchedRank, Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
 from aitrain.redaction import without_secrets
 from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.run_folder import RunFolder
+from aitrain.vllm.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
