@@ -253,8 +253,13 @@ def run_rank(config: dict[str, RankJob]) -> None:
     local = context.get_local_rank(), context.get_local_world_size()
     launched, processes = LaunchedRank(rank, world, *local, start["address"], start["port"]), None
     end: Failed | Ended
+
+    def announce(event: Event) -> None:  # of a failure the cause is known at the end
+        if rank == 0 and not isinstance(event, Failed):
+            say(event)
+
     try:
-        processes = parent_of(launched, job, start["checkpoint"], say if rank == 0 else lambda event: None)
+        processes = parent_of(launched, job, start["checkpoint"], announce)
         with listening(processes):
             end = processes.run()
     except AitrainError as error:
