@@ -11,7 +11,7 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,14 +83,13 @@ class Part:
 class PlayedEpisodes:
     """Counts the episodes of one rollout that are over."""
 
-    episodes: int
-    publish: Callable[[], None]
+    activity: Activity
     done: int = 0
 
     def end(self, count: int = 1) -> None:
         """Count episodes whose conversation is over."""
         self.done += count
-        self.publish()
+        self.activity.slot.done += count
 
 
 class Activity:
@@ -101,7 +100,7 @@ class Activity:
         """Memory of all processes that share it, and the slot of this one."""
         self._base = Part("starting")
         self._nested: list[Part] = []
-        self._rollouts: list[PlayedEpisodes] = []  # several at once: one of the next batch, one of held-out cases
+        self._rollouts = 0  # several at once: one of the next batch, one of held-out cases
         self._write()
 
     @property
@@ -136,29 +135,26 @@ class Activity:
     @contextmanager
     def rollout(self, episodes: int) -> Iterator[PlayedEpisodes]:
         """A rollout of this number of episodes, which counts those that are over."""
-        slot, played = self.slot, PlayedEpisodes(episodes, self._write_rollouts)
+        slot, played = self.slot, PlayedEpisodes(self)
         if not self._rollouts:
-            slot.tokens, slot.since, slot.ended = 0, time.time(), 0.0
-        self._rollouts.append(played)
-        self._write_rollouts()
+            slot.done = slot.episodes = slot.tokens = 0
+            slot.since, slot.ended = time.time(), 0.0
+        self._rollouts += 1
+        slot.episodes += episodes
         try:
             yield played
         finally:
-            self._rollouts.remove(played)
+            self._rollouts -= 1
             if self._rollouts:
-                self._write_rollouts()
+                slot.done -= played.done
+                slot.episodes -= episodes
             else:
-                self.slot.ended = time.time()
+                slot.ended = time.time()
 
     def add_tokens(self, count: int) -> None:
         """Count tokens that the policy sampled, which are progress."""
         self.slot.tokens += count
         self.tick()
-
-    def _write_rollouts(self) -> None:
-        slot = self.slot
-        slot.done = sum(played.done for played in self._rollouts)
-        slot.episodes = sum(played.episodes for played in self._rollouts)
 
     @contextmanager
     def _nesting(self, part: Part) -> Iterator[None]:
@@ -218,28 +214,19 @@ def add_tokens(count: int) -> None:
     own.add_tokens(count)
 
 
-@dataclass(frozen=True)
-class RolloutProgress:
-    """The episodes that processes play at the same time; all 0 if none are played."""
-
-    done: int = 0
-    episodes: int = 0
-    tokens: int = 0
-    since: float = 0.0
-
-
-def rollouts() -> RolloutProgress:
-    """The rollouts of the processes that share the memory, as one. Processes that have ended theirs count while others
-    still play."""
+def rollouts() -> Snapshot:
+    """The rollouts of the processes that share the memory, as one; without episodes if none are played. Processes that
+    have ended theirs count while others still play."""
     found = [seen for rank in range(processes()) if (seen := read(own.memory, rank)).episodes]
     begun = min((seen.since for seen in found if not seen.ended), default=math.inf)
-    together = [seen for seen in found if not seen.ended or seen.ended > begun]
-    return RolloutProgress(
-        sum(seen.done for seen in together),
-        sum(seen.episodes for seen in together),
-        sum(seen.tokens for seen in together),
-        min((seen.since for seen in together), default=0.0),
-    )
+    all_of = Snapshot(since=begun)
+    for seen in found:
+        if not seen.ended or seen.ended > begun:
+            all_of.done += seen.done
+            all_of.episodes += seen.episodes
+            all_of.tokens += seen.tokens
+            all_of.since = min(all_of.since, seen.since)
+    return all_of
 
 
 def processes() -> int:

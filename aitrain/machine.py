@@ -4,15 +4,13 @@ groups."""
 from __future__ import annotations
 
 import os
+import re
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-PARTS = ("quota", "period")
-"""The two numbers of a CPU limit, in version 1 of control groups."""
 
 # -- cores
 
@@ -20,12 +18,10 @@ PARTS = ("quota", "period")
 def usable_cores() -> int:
     """Number of cores, at least 1; a quota of 2.5 cores counts as 2."""
     cores: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for folder in _groups("cpu"):
-        parts = _read(folder / "cpu.max").split() or [_read(folder / f"cpu.cfs_{part}_us") for part in PARTS]
+    for folder in _groups():
         with suppress(ValueError):  # `max 100000`: no limit
-            quota, period = map(int, parts)
-            if quota > 0 and period > 0:  # version 1 has -1 for no limit
-                cores = min(cores, quota / period)
+            quota, period = map(int, _read(folder / "cpu.max").split())
+            cores = min(cores, quota / period)
     return max(1, int(cores))
 
 
@@ -54,11 +50,10 @@ def _memory() -> tuple[int, int] | None:
     except (OSError, KeyError):
         return None
     total, free = int(memory.total), int(memory.available)
-    for folder in _groups("memory"):
-        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
-        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+    for folder in _groups():
+        limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
         stat = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
-        cached = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
+        cached = stat.get("inactive_file", "0")
         if limit.isdecimal() and used.isdecimal():
             total = min(total, int(limit))
             free = min(free, max(0, int(limit) - max(0, int(used) - int(cached))))
@@ -84,21 +79,14 @@ def allow_open_files(wanted: int = 8192) -> int:
 # -- control groups
 
 
-def _groups(controller: str) -> Iterator[Path]:
-    """Folders of this process's control groups, innermost first, in both versions of the kernel's interface.
+def _groups() -> list[Path]:
+    """Folders of this process's control groups in version 2 of the kernel's interface, innermost first.
 
     A group's limit holds for the groups inside it. A container may see its own group as the root.
     """
-    for line in _read(PROC / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root = CGROUPS
-        elif controller in controllers.split(","):
-            root = next((one for one in (CGROUPS / controllers, CGROUPS / controller) if one.is_dir()), CGROUPS)
-        else:
-            continue
-        inner = PurePosixPath(os.path.relpath(path, "/"))
-        yield from dict.fromkeys(root / part for part in (inner, *inner.parents))
+    paths = re.findall("^0::(.*)", _read(PROC / "self" / "cgroup"), re.MULTILINE)
+    inner = PurePosixPath(os.path.relpath(paths[0] if paths else "/", "/"))
+    return [CGROUPS / part for part in (inner, *inner.parents)]
 
 
 def _read(file: Path) -> str:

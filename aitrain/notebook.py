@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +39,7 @@ from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
-    from aitrain.jobs.chat_session import ChatSession
+    from aitrain.jobs.chat import ChatSession
     from aitrain.runs.comparison import Comparison
     from aitrain.training.run_context import StopRequest
 
@@ -156,22 +156,25 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         from aitrain.jobs.grpo import run
         from aitrain.training.run_context import RunContext, StopRequest
 
-        resolved, required, runner = plan.config, "", None
+        required = ""
         if environment is None:
             runner = load_runner(plan.config, show)
-            resolved = runner.config
         else:
-            resolved, required = with_requirements(plan.config, environment)
-        if runner is None or isinstance(runner, EnvRunner):  # what each of several requires is in environment.json
-            folder.write_config(resolved)
+            config, required = with_requirements(plan.config, environment)
+            runner = start_runner(environment, config)
+        if isinstance(runner, EnvRunner):  # what each of several requires is in environment.json
+            folder.write_config(runner.config)
         for note in (*plan.notes, *remarks(folder, plan.config.project_name), *filter(None, [required])):
             show(Note(note))
         server = stack.enter_context(managed_server(plan, folder, show))
-        stack.enter_context(_variables(server))
+        before = {name: os.environ[name] for name in server if name in os.environ}
+        stack.callback(os.environ.update, before)
+        for name, value in server.items():
+            os.environ[name] = value
+            stack.callback(os.environ.pop, name, None)
         stop = stack.enter_context(StopRequest(raises_on_second=True).on_signals())
         served = {"vllm_server_url": server[SERVER_VARIABLE]} if server else {}
-        config = resolved.model_copy(update={"project_name": folder.path.name, **served})
-        runner = runner or start_runner(environment, config)
+        config = runner.config.model_copy(update={"project_name": folder.path.name, **served})
         activity.own.enter("starting", moves_files=True)  # not the last phase of this process's run before
         heartbeat.start()
         screen.start()  # the thread that redraws the clocks, after forking
@@ -188,20 +191,6 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         )
     assert result is not None  # as it is no dry run
     return result
-
-
-@contextmanager
-def _variables(added: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process until the end of the block."""
-    before = {name: os.environ.get(name) for name in added}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 INTERRUPT_SECONDS = 5.0
@@ -299,7 +288,7 @@ def chat(
         raise ConfigError(f"chat: this loads the models; ask what it returns: chat(...)({questions[0]!r})")
     model = str(model)
     _silence_tqdm()
-    from aitrain.jobs.chat_session import open_session
+    from aitrain.jobs.chat import open_session
 
     with errors_in_python():
         own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}

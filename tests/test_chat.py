@@ -11,7 +11,7 @@ import pytest
 
 from aitrain import ConfigError
 from aitrain.environment.thoughts import THINK
-from aitrain.jobs.chat_session import ChatSession, ModelChat
+from aitrain.jobs.chat import ChatSession, ModelChat
 from aitrain.options.yaml_text import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding
@@ -40,7 +40,7 @@ def ask(chat: ModelChat, question: str) -> str:
 def test_a_question_that_leaves_no_room_is_refused_and_not_part_of_the_conversation() -> None:
     chat, engine, _ = model_chat(context=10)
 
-    with pytest.raises(ConfigError, match="The question has"):
+    with pytest.raises(ConfigError, match="The conversation has"):
         ask(chat, "a question of many letters")
 
     assert (chat.messages, engine.requests) == ([], [])

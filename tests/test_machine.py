@@ -40,16 +40,8 @@ def eight_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"proc/self/cgroup": "0::/a/b\n", "cgroup/a/cpu.max": "400000 100000\n", "cgroup/a/b/cpu.max": "max 1\n"}, 4),
         # a container whose group has another name outside than inside
         ({"proc/self/cgroup": "0::/docker/4f\n", "cgroup/cpu.max": "300000 100000\n"}, 3),
-        (
-            {
-                "proc/self/cgroup": "5:memory:/m\n4:cpu,cpuacct:/docker/4f\n0::/\n",
-                "cgroup/cpu,cpuacct/docker/4f/cpu.cfs_quota_us": "500000\n",
-                "cgroup/cpu,cpuacct/docker/4f/cpu.cfs_period_us": "100000\n",
-            },
-            5,
-        ),
     ],
-    ids=range(5),
+    ids=range(4),
 )  # fmt: skip
 def test_cores_are_those_of_the_affinity_within_every_quota(tmp_path: Path, files: Files, cores: int) -> None:
     write(tmp_path, files)
@@ -62,26 +54,14 @@ def test_memory_is_the_machines_without_a_limit(tmp_path: Path) -> None:
     assert (total_memory(), free_memory()) == (None, None)
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {
-            "proc/self/cgroup": "0::/a\n",
-            "cgroup/a/memory.max": "1000000\n",
-            "cgroup/a/memory.current": "900000\n",
-            "cgroup/a/memory.stat": "anon 5\ninactive_file 50000\n",
-            "cgroup/memory.max": "max\n",
-            "cgroup/memory.current": "7\n",
-        },
-        {
-            "proc/self/cgroup": "9:memory:/a\n",
-            "cgroup/memory/a/memory.limit_in_bytes": "1000000\n",
-            "cgroup/memory/a/memory.usage_in_bytes": "900000\n",
-            "cgroup/memory/a/memory.stat": "inactive_file 1\ntotal_inactive_file 50000\n",
-        },
-    ],
-    ids=["version 2", "version 1"],
-)
-def test_a_containers_limit_counts_less_what_it_uses_and_not_what_it_caches(tmp_path: Path, files: Files) -> None:
+def test_a_containers_limit_counts_less_what_it_uses_and_not_what_it_caches(tmp_path: Path) -> None:
+    files: Files = {
+        "proc/self/cgroup": "0::/a\n",
+        "cgroup/a/memory.max": "1000000\n",
+        "cgroup/a/memory.current": "900000\n",
+        "cgroup/a/memory.stat": "anon 5\ninactive_file 50000\n",
+        "cgroup/memory.max": "max\n",
+        "cgroup/memory.current": "7\n",
+    }
     write(tmp_path, files)
     assert (total_memory(), free_memory()) == (1_000_000, 150_000)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import activity
-from aitrain.activity import SLOT, Activity, RolloutProgress
+from aitrain.activity import SLOT, Activity, Snapshot
 from aitrain.events import Event, Playing
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.runs.heartbeat import BEAT, Heartbeat, Progress
@@ -43,7 +43,7 @@ class Watched(Scripted):
 
     def __init__(self) -> None:
         super().__init__(lambda _: "ab$")
-        self.seen: list[RolloutProgress] = []
+        self.seen: list[Snapshot] = []
 
     async def generate(self, request: GenerationRequest) -> Completion:
         self.seen.append(activity.rollouts())
@@ -59,7 +59,7 @@ def test_episodes_and_tokens_are_counted_while_they_are_played() -> None:
     assert seen[0] == (0, 3, 0)
     assert seen[-1][1:] == (3, 12)
     assert max(done for done, _, _ in seen) >= 1
-    assert activity.rollouts() == RolloutProgress()
+    assert activity.rollouts().episodes == 0
 
 
 def test_a_heartbeat_tells_of_the_rollouts_of_all_ranks_where_they_take_seconds(

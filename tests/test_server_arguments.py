@@ -11,10 +11,7 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError
-from aitrain.launch import resource_estimate
 from aitrain.launch.managed_server import server_plans
-from aitrain.launch.model_shape import Linear, ModelShape
-from aitrain.launch.nvidia import Driver, Gpu
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.reading import resolve
 from aitrain.runs.run_folder import RunFolder
@@ -89,24 +86,6 @@ def test_an_fp8_base_is_computed_in_half_precision() -> None:
 def test_what_cannot_work_is_refused_before_anything_starts(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"^{says}"):
         TrainConfig(**options)
-
-
-SHAPE = ModelShape(8_000_000_000, 32, 4096, 14336, 32, 8, 128, 128_256, (Linear("q_proj", 8192, 7_000_000_000),))
-
-
-def test_weights_that_do_not_fit_into_a_servers_share_are_refused_before_it_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(resource_estimate, "ask_driver", lambda: Driver((Gpu("0", "small", 12_000, 12_000),)))
-    monkeypatch.setattr(resource_estimate, "read_model_shape", lambda _: SHAPE)
-
-    def check(**options: Any) -> None:
-        resource_estimate.check_vllm_memory(TrainConfig(**ADAPTER, **options), ("0",))
-
-    with pytest.raises(ConfigError, match=r"^vllm_gpu_memory_utilization: the weights of .* need 14.9 GiB on each GPU"):
-        check()
-    check(vllm_quantization="fp8")
-    check(vllm_tensor_parallel_size=2)
 
 
 def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from aitrain.launch import system_recorder
 from aitrain.launch.system_recorder import SystemRecorder
-from aitrain.runs.run_folder import append_lines, read_lines
+from aitrain.runs.run_folder import read_lines
 from tests.conftest import write
 
 SMI = """#!/bin/sh
@@ -47,18 +47,22 @@ def test_a_sample_has_the_cores_the_memory_and_each_gpu(
     assert "--id=1,3" in gpus.read_text()
 
 
-def test_the_file_stays_small_and_covers_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_recorder, "MOST_LINES", 8)
-    monkeypatch.setattr(system_recorder, "SHARE", 1e9)
+def test_samples_are_taken_while_the_run_lasts_ever_further_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(system_recorder, "ask_driver", lambda only: None)
-    file, taken = tmp_path / "system.jsonl", threading.Semaphore(0)
-    append_lines(file, [{"time": float(n)} for n in range(5)])  # of the run before it was resumed
-    sample = SystemRecorder.sample
-    monkeypatch.setattr(SystemRecorder, "sample", lambda self: [sample(self), taken.release()][0])
-    with SystemRecorder(file, every=0.001):
-        for _ in range(8):
-            taken.acquire(timeout=20)
-    times = [line["time"] for line in read_lines(file)]
-    assert len(times) <= 8
-    assert times[0] == 0.0
-    assert times == sorted(times)
+    now = [0.0]
+    monkeypatch.setattr(system_recorder, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    waited = list[float]()
+
+    def wait(seconds: float) -> bool:
+        now[0] += seconds
+        waited.append(seconds)
+        return len(waited) > 600
+
+    recorder = SystemRecorder(tmp_path / "system.jsonl")
+    monkeypatch.setattr(recorder._over, "wait", wait)
+    recorder._record()
+    assert len(list(read_lines(recorder.path))) == 600
+    assert waited[0] == 5.0
+    assert 8.0 < waited[-1] < 60.0

@@ -56,9 +56,8 @@ def run(folder: Path, what: str, count: int = 1, timeout: float = 60.0) -> tuple
 
 def plan_of(config: TrainConfig, processes: int) -> Any:
     """What the parent reads of a plan."""
-    return SimpleNamespace(
-        config=config, batch=SimpleNamespace(processes=processes), processes=processes, gpus=[], checkpoint=None
-    )
+    batch = SimpleNamespace(processes=processes)
+    return SimpleNamespace(config=config, batch=batch, processes=processes, gpus=[], checkpoint=None, launched=None)
 
 
 @pytest.fixture(autouse=True)

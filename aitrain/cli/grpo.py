@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +26,9 @@ from aitrain.cli.flags import (
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
+
+if TYPE_CHECKING:
+    from aitrain.launch.nodes import NodeGroup
 
 
 @with_options(TrainConfig)
@@ -68,7 +72,7 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
     Raises:
         AitrainError: an option is wrong, or the run failed.
     """
-    from aitrain.launch.machines import find_nodes, launched_rank  # these here, because help needs none of them
+    from aitrain.launch.machines import launched_rank  # these here, because help needs none of them
     from aitrain.launch.preflight import check
 
     if options_only and not dry_run:
@@ -78,12 +82,17 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
 
         show_plan(check(options), options_only, verbosity.debug, verbosity.as_json)
         return 0
-    group, rank = None, launched_rank()
-    if rank is not None:
-        from aitrain.launch.launched_ranks import open_group, restarted
+    if (rank := launched_rank()) is not None:
+        from aitrain.cli.node_run import as_rank
 
-        group, store = open_group(rank)
-        options = restarted(options, rank, store)
+        return as_rank(rank, options, partial(_train, verbosity))
+    return _train(verbosity, options)
+
+
+def _train(verbosity: Verbosity, options: TrainConfig, group: NodeGroup | None = None) -> int:
+    from aitrain.launch.machines import find_nodes  # these here, because help needs none of them
+    from aitrain.launch.preflight import check
+
     with ExitStack() as locks:
         try:
             plan = check(options, locks=locks)

@@ -225,7 +225,6 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
         format_bytes,
         free_disk,
         memory_of,
-        memory_savers,
         processes_sharing,
     )
 
@@ -248,14 +247,11 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     for name, size in {**need.stay, **phases}.items():
         if size >= MIB:
             yield "", f"{format_bytes(size):>10} {name}"
-    for flag, saved in memory_savers(shape, config, plan.batch, device)[:4]:
-        yield "", f"{'-' + format_bytes(saved):>10} with {flag}"
-    room = estimate_disk(shape, config, plan.batch)
+    room = estimate_disk(shape, config)
     if config.distributed_backend == "fsdp2":
         sizes = f"over {plan.batch.processes} processes, a checkpoint of {format_bytes(room.checkpoint)}"
         yield "sharding", f"{sizes}; {fsdp_settings(config, shape.weights)}"
-    rollouts = "" if room.rollouts is None else f" + rollouts at most {format_bytes(room.rollouts)}"
-    kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{rollouts}"
+    kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}"
     yield "disk", kept if hardware else f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
 
 

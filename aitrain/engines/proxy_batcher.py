@@ -7,6 +7,7 @@ loop uses the model.
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -110,9 +111,6 @@ class ModelProxy:
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._model, name, value)
-
-    def __repr__(self) -> str:
-        return repr(self._model)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError("the model that is being trained cannot be copied or pickled from inside an episode")
@@ -290,38 +288,39 @@ class GenerateRequest:
         mask, own = given.pop("attention_mask", None), given.pop("generation_config", None)
         if len(args) > 2 or not isinstance(ids, torch.Tensor) or ids.dtype != torch.long or ids.dim() != 2:
             return None
-        configs = [model.generation_config] if own is None else [own, model.generation_config]
-        settings: dict[str, Any] = {  # as `generate` resolves them: an argument, also None, else the first that is set
-            name: next((value for config in configs if (value := getattr(config, name)) is not None), None)
-            for name in _SETTINGS
-        }
-        settings |= given
-        ends, pad = _eos_ids(settings["eos_token_id"]), settings["pad_token_id"]
-        is_usual = set(ends) == set(_eos_ids(model.generation_config.eos_token_id))
-        used = {name for name, value in settings.items() if value}
-        if used - ENGINE_SETTINGS or (settings["num_beams"] or 1) > 1 or not is_usual:
-            return None
+        usual = model.generation_config
+        settings = copy.deepcopy(own or usual)
+        for name in _SETTINGS:  # as `generate` resolves them: an argument, also None, else the first that is set
+            if getattr(settings, name) is None:
+                setattr(settings, name, getattr(usual, name))
+        if settings.top_k is None:
+            settings.top_k = 50
+        unknown = settings.update(**given)
+        ends, pad = _eos_ids(settings.eos_token_id), settings.pad_token_id
+        used = {name for name in _SETTINGS if getattr(settings, name)}
+        is_known = not (any(unknown.values()) or used - ENGINE_SETTINGS or (settings.num_beams or 1) > 1)
         is_masked = mask is not None or pad is None or not (ids == pad).any()
-        if not settings["max_new_tokens"] or not ids.numel() or not is_masked:
+        if not (is_known and is_masked and settings.max_new_tokens and ids.numel()):
+            return None
+        if set(ends) != set(_eos_ids(usual.eos_token_id)):
             return None
         rows = list[BatchRow]()
         for row, kept in zip(ids, torch.ones_like(ids) if mask is None else mask, strict=True):
             prompt = row[kept.bool()].tolist()
-            for _ in range(settings["num_return_sequences"] or 1):
+            for _ in range(settings.num_return_sequences or 1):
                 row_seed = None if seed is None else SampleSeed(derived_seed(seed, len(rows)))
                 rows.append(BatchRow(prompt, seed=row_seed))
-        top_k = 50 if settings["top_k"] is None and "top_k" not in given else settings["top_k"]
         sampling = Sampling(
-            temperature=1.0 if settings["temperature"] is None else settings["temperature"],
-            top_k=top_k or 0,
-            top_p=settings["top_p"] or 1.0,
-            min_p=settings["min_p"] or 0.0,
-            repetition_penalty=settings["repetition_penalty"] or 1.0,
-            min_new_tokens=settings["min_new_tokens"] or 0,
+            temperature=1.0 if settings.temperature is None else settings.temperature,
+            top_k=settings.top_k or 0,
+            top_p=settings.top_p or 1.0,
+            min_p=settings.min_p or 0.0,
+            repetition_penalty=settings.repetition_penalty or 1.0,
+            min_new_tokens=settings.min_new_tokens or 0,
         )
-        if not settings["do_sample"]:
+        if not settings.do_sample:
             sampling = replace(sampling.greedy, min_p=0.0)
-        return cls(ids, rows, settings["max_new_tokens"], sampling, next(iter(ends), 0) if pad is None else pad)
+        return cls(ids, rows, settings.max_new_tokens, sampling, next(iter(ends), 0) if pad is None else pad)
 
     def result(self, completions: list[list[int]]) -> torch.Tensor:
         """What `generate` returns: each prompt and its completion, filled up to the longest of the call."""

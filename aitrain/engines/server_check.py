@@ -115,7 +115,7 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
         base = next(
             (card for card in cards if not card.get("parent") and needs.model in (card["id"], card["root"])), None
         )
-        rank, adapters = setting("lora_config", "max_lora_rank"), needs.rank or needs.keeps_weights
+        rank = setting("lora_config", "max_lora_rank")
         if base is None:
             names = ", ".join(str(card["id"]) for card in cards)
             lack = f"serves {names}, but the run {'plays' if needs.keeps_weights else 'trains'} {needs.model}"
@@ -124,10 +124,6 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
             lack = f"takes {longest} tokens of prompt and completion, but the run needs {needs.context}"
         elif needs.rank and rank is not None and rank < needs.rank:
             lack = f"takes adapters of rank {rank} at most, but the run trains one of rank {needs.rank}"
-        elif needs.is_on_cpu and setting("scheduler_config", "enable_chunked_prefill"):
-            lack = "runs on the CPU with chunked prefill, where requests with a seed end it"
-        elif needs.is_on_cpu and not setting("parallel_config", "worker_extension_cls") and not adapters:
-            lack = "runs on the CPU and lacks the worker extension that loads weights there"
         elif needs.is_on_cpu and config.get("speculative_config"):
             lack = "drafts tokens on the CPU, where vLLM samples them from another distribution"
         else:

@@ -1,29 +1,46 @@
-"""The process of `aitrain chat`: `python -m aitrain.jobs.chat FILE`, on the terminal of the command.
-
-FILE holds the request as JSON. Questions are typed, or come line by line from a file or a pipe.
+"""Conversations with one or two models, which get the same questions with the same seeds, and the process of `aitrain
+chat`: `python -m aitrain.jobs.chat FILE`, on the terminal of the command, where FILE holds the request as JSON.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
+from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.environment.seeds import derived_seed
+from aitrain.environment.session import Message
 from aitrain.environment.tool_call_parser import clean
 from aitrain.errors import AitrainError, ConfigError
-from aitrain.jobs.chat_session import NOT_PART, ChatSession, ChatStoppedError, open_session
 from aitrain.jobs.terminal_job import exit_now, run_job
 from aitrain.redaction import redact
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
+from aitrain.rollout.episode import sample_turn
+from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.chat_setup import ChatSetup
+from aitrain.runs.model_reference import before_training, read_model
+from aitrain.training.chat_templates import chat_format
+from aitrain.training.model import load_policy
 from aitrain.ui.chat_view import ChatView
 from aitrain.ui.escape_controls import escape_controls
 
+ANSWER_TOKENS = 512
+"""Maximum tokens of an answer, unless the user sets it: a run's limit may be that of short answers."""
+NOT_PART = "interrupted: this is not part of the conversation"
 HELP = """\
 /system TEXT  begin a new conversation with this system prompt; without TEXT with none
 /reset        begin a new conversation
@@ -31,77 +48,251 @@ HELP = """\
 Ctrl-C interrupts an answer."""
 
 
-class TerminalChat:
-    """Reads questions and commands from a terminal, and shows the answers while they come."""
+class ChatStoppedError(AitrainError):
+    """The person has interrupted an answer."""
 
-    def __init__(self, session: ChatSession, console: Console) -> None:
-        self.session, self.console = session, console
 
-    def run(self) -> int:
-        """Answer until /quit or Ctrl-D; returns the exit code."""
-        import readline  # noqa: F401  # input() then edits lines and has a history
+@dataclass
+class ModelChat:
+    """One model in a chat, and its messages so far. It is the engine of its own answers, which are shown while they are
+    sampled."""
 
-        for title in self.session.titles.values():
-            self._say(title, "bold")
-        self._say("/help shows the commands, Ctrl-D ends.")
-        line = ""
-        while line not in ("/quit", "/exit"):
-            try:
-                if line.startswith("/"):
-                    self._command(line)
-                elif line:
-                    self._ask(line)
-            except AitrainError as error:
-                self._say(str(error), "red")
-            except KeyboardInterrupt:
-                if self.session.is_stopped:  # the second one during an answer
-                    raise
-                self._say("\n(Ctrl-D ends)")  # the answer was complete, and was being printed
-            try:
-                line = clean(input("> ")).strip()
-            except EOFError:
-                print()
-                return 0
-            except KeyboardInterrupt:
-                print("\n(Ctrl-D ends)")
-                line = ""
-        return 0
+    name: str
+    """`base`, `tuned` or `model`."""
+    label: str
+    """Which model it is."""
+    engine: Engine
+    chat: ChatFormat
+    limits: Limits
+    end: EndOfTurn
+    scope: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Context in which the engine has the weights of this model, such as a base without the adapter beside it."""
+    has_template: bool = True
+    """Whether conversations are rendered by a chat template; if not, the model continues the plain text."""
+    messages: list[Message] = field(default_factory=list)
+    cut_off: str = ""
+    """Why the last answer ends before its end, and what to do; empty if the model ended it."""
+    show: Callable[[str], None] = lambda _: None
+    """Called with the whole answer so far; it is never shorter than before."""
+    is_stopped: Callable[[], bool] = lambda: False
+    ids: list[int] = field(default_factory=list)
+    """The tokens of the answer so far."""
 
-    def _command(self, line: str) -> None:
-        word, _, rest = line[1:].partition(" ")
-        if word in ("system", "reset"):
-            if word == "system":
-                self.session.system = rest.strip()
-            self.session.reset()
-            prompt = self.session.system and f" with the system prompt: {self.session.system}"
-            self._say(f"new conversation{prompt}")
-        else:
-            if word != "help":
-                self._say(f"there is no command /{word}", "red")
-            self._say(HELP)
+    def _text(self) -> str:
+        """The answer so far, without special tokens."""
+        return str(self.chat.tokenizer.decode(self.ids, skip_special_tokens=True))
 
-    def _ask(self, question: str) -> None:
-        with self._view() as view:
-            self.session.ask(question, view)
-            for chat in self.session.chats:
-                if chat.cut_off:
-                    view.note(chat.name, chat.cut_off, "yellow")
+    def on_tokens(self, tokens: list[int]) -> None:
+        """Take the newest token of each row, of which there is one.
 
-    @contextmanager
-    def _view(self) -> Iterator[ChatView]:
-        """Where the answers are shown, also after Ctrl-C."""
-        view, interrupted = ChatView(self.console, self.session.titles), ""
+        Raises:
+            ChatStoppedError: the answer was interrupted.
+        """
+        self.ids += tokens[:1]
+        if self.is_stopped():
+            raise ChatStoppedError(NOT_PART)
+        self.show(self._text().rstrip("\ufffd"))  # the rest of a character may come with the next token
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Sample one completion; what was not shown while it was sampled is shown at its end."""
+        if self.is_stopped():
+            raise ChatStoppedError(NOT_PART)
+        begun = request.prompt_ids[len(request.prompt_ids) - request.begun :]
+        self.ids = list(begun)
+        completion = await self.engine.generate(request)
+        self.ids = [*begun, *completion.ids]
+        self.show(self._text())
+        return completion
+
+    def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
+        """The engine's own."""
+        return self.engine.batch(episodes)
+
+    async def ask(self, question: str, seed: int, decoding: Decoding) -> str:
+        """The model's answer to the person; the conversation is as before if it cannot be had.
+
+        Raises:
+            ConfigError: the conversation leaves no room for an answer.
+            ChatStoppedError: the answer was interrupted.
+        """
+        asked = [*self.messages, {"role": "user", "content": question}]
+        text = "".join(str(message["content"]) for message in asked)
+        ids = self.chat.prompt_ids(asked if self.has_template else text)
+        room = self.limits.room(len(ids), 0)
+        if room < 1:
+            raise ConfigError(
+                f"The conversation has {len(ids)} of {self.limits.context} tokens: there is no room for an answer.\n"
+                "Begin a new one: /reset, or reset() in Python."
+            )
+        said = Trajectory(ids)
+        async with self.batch(1) as leave:
+            await sample_turn(self, self.chat, said, GenerationRequest([], room, decoding=decoding), seed)
+            leave()
+        self.messages = [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
+        self.cut_off = ""
+        if not said.ended_by_policy:
+            advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"
+            self.cut_off = f"cut off after {len(said.ids)} tokens: {advice}"
+        return self._text()
+
+
+@dataclass
+class ChatSession:
+    """The conversations of a chat; close it at the end."""
+
+    chats: list[ModelChat]
+    seed: int = 0
+    decoding: Decoding = Decoding.SEEDED
+    system: str = ""
+    is_stopped: bool = False
+    """Whether Ctrl-C was pressed during the last answer."""
+    _loop: EventLoop = field(default_factory=EventLoop)
+    _asked: int = 0
+
+    def __post_init__(self) -> None:
+        for chat in self.chats:
+            chat.is_stopped = lambda: self.is_stopped
+        self.reset()
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """What each model is, by its name."""
+        return {chat.name: f"{chat.name}: {chat.label}" for chat in self.chats}
+
+    def reset(self) -> None:
+        """Begin new conversations, with the system prompt if there is one."""
+        for chat in self.chats:
+            chat.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def ask(self, question: str, view: ChatView | None = None) -> dict[str, str]:
+        """The answers by the models' names, shown in a view while they come. Ctrl-C in the main thread ends an answer;
+        a second one raises KeyboardInterrupt.
+
+        Raises:
+            ConfigError: a conversation leaves no room for an answer.
+            ChatStoppedError: the person has interrupted; then the question is part of no conversation.
+        """
+        before = [chat.messages for chat in self.chats]
+        self.is_stopped, answers = False, dict[str, str]()
+        self._asked += 1
+        seed = derived_seed(self.seed, "chat", self._asked)
+
+        def stop(*_: object) -> None:
+            if self.is_stopped:
+                raise KeyboardInterrupt
+            self.is_stopped = True
+
+        is_main = threading.current_thread() is threading.main_thread()
+        handler = signal.signal(signal.SIGINT, stop) if is_main else None
         try:
-            yield view
-        except ChatStoppedError:
-            interrupted = NOT_PART
+            for chat in self.chats:
+                chat.show = partial(view.answer, chat.name) if view is not None else lambda _: None
+                with chat.scope():
+                    answers[chat.name] = self._loop.run(chat.ask(question, seed, self.decoding))
+        except (ChatStoppedError, ConfigError):
+            for chat, messages in zip(self.chats, before, strict=True):
+                chat.messages = messages
+            raise
         finally:
-            view.finish()
-        if interrupted:
-            self._say(interrupted, "yellow")
+            if is_main:
+                signal.signal(signal.SIGINT, handler)
+        return answers
 
-    def _say(self, text: str, style: str = "dim") -> None:
-        self.console.print(Text(escape_controls(redact(text)), style), soft_wrap=True)
+    def close(self) -> None:
+        """End its thread."""
+        self._loop.close()
+
+
+def open_session(request: ChatSetup) -> ChatSession:
+    """Load the models of a chat: one that was trained, and what it was before the training; with LoRA, they are one set
+    of weights.
+
+    Raises:
+        ConfigError: a model cannot be loaded, or the base is not known.
+    """
+    reference = read_model(request.model)
+    before = before_training(reference)
+    if before is None and request.only == "base":
+        raise ConfigError(f"only: it is not known what {reference.given} was trained from")
+    label = reference.label if reference.step is None else f"{reference.label}, step {reference.step}"
+    named = [("model" if before is None else "tuned", label, reference)]
+    is_one_model = False
+    if before is not None:
+        named.insert(0, ("base", before.label, before))
+        is_one_model = reference.adapter is not None and before.adapter is None and before.base == reference.base
+    chats, policy = list[ModelChat](), None
+    for name, label, each in named:
+        if request.only not in (None, name) and before is not None:
+            continue
+        if policy is None or not is_one_model:
+            policy = load_policy(reference if is_one_model else each, request.config)
+        config, shown = policy.config, HFModel(policy.model, policy.tokenizer)
+        engine = HFEngine(shown, policy.sampling, policy.end, policy.context)
+        engine.keeps_cache = True  # from one question to the next
+        answer = max(ANSWER_TOKENS, config.rl_max_new_tokens if config.thinking else 0)
+        limits = Limits(config.rl_max_turns, request.answer_tokens or answer, None, policy.context)
+        chat = ModelChat(name, label, engine, chat_format(policy.tokenizer, config), limits, policy.end)
+        chat.has_template = policy.tokenizer.chat_template is not None
+        if is_one_model and name == "base":
+            chat.scope = policy.model.disable_adapter
+        engine.policy = replace(shown, on_tokens=chat.on_tokens)
+        chats.append(chat)
+    decoding = Decoding.GREEDY if request.greedy else Decoding.SEEDED
+    return ChatSession(chats, request.seed, decoding, request.system)
+
+
+# -- in the terminal
+
+
+def talk(session: ChatSession, console: Console) -> None:
+    """Answer what a person types until /quit or Ctrl-D."""
+    import readline  # noqa: F401  # input() then edits lines and has a history
+
+    def say(text: str, style: str = "dim") -> None:
+        console.print(Text(escape_controls(redact(text)), style), soft_wrap=True)
+
+    for title in session.titles.values():
+        say(title, "bold")
+    say("/help shows the commands, Ctrl-D ends.")
+    while True:
+        try:
+            line = clean(input("> ")).strip()
+            word, _, rest = line.partition(" ")
+            if word in ("/quit", "/exit"):
+                return
+            if word in ("/system", "/reset"):
+                session.system = rest.strip() if word == "/system" else session.system
+                session.reset()
+                prompt = session.system and f" with the system prompt: {session.system}"
+                say(f"new conversation{prompt}")
+            elif line.startswith("/"):
+                say(HELP)
+            elif line:
+                show_answers(session, console, line)
+        except EOFError:
+            print()
+            return
+        except ChatStoppedError:
+            session.is_stopped = False
+            say(NOT_PART, "yellow")
+        except AitrainError as error:
+            say(str(error), "red")
+        except KeyboardInterrupt:
+            if session.is_stopped:  # the second one during an answer
+                raise
+            print("\n(Ctrl-D ends)")
+
+
+def show_answers(session: ChatSession, console: Console, question: str) -> None:
+    """Show the answers to a question while they come, also what was answered before Ctrl-C."""
+    view = ChatView(console, session.titles)
+    try:
+        session.ask(question, view)
+        for chat in session.chats:
+            if chat.cut_off:
+                view.note(chat.name, chat.cut_off, "yellow")
+    finally:
+        view.finish()
 
 
 def answer_lines(session: ChatSession, as_json: bool) -> int:
@@ -134,9 +325,10 @@ def main(request: ChatSetup) -> int:
             print("loading the model ...", file=sys.stderr)
         with closing(open_session(request)) as session:
             try:
-                if is_typed:
-                    return TerminalChat(session, Console(highlight=False)).run()
-                return answer_lines(session, request.as_json)
+                if not is_typed:
+                    return answer_lines(session, request.as_json)
+                talk(session, Console(highlight=False))
+                return 0
             except ChatStoppedError:
                 raise KeyboardInterrupt from None
 

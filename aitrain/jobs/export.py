@@ -73,7 +73,8 @@ def export(request: ExportRequest) -> None:
         if not request.as_json:
             print(escape_controls(text), flush=True)
 
-    say(f"{'' if is_in_place else 'exported '}{folder}  {len(files)} files, {_size(sum(files.values()))}{in_dtype}")
+    size = f"{sum(files.values()) / 1e6:,.1f} MB"
+    say(f"{'' if is_in_place else 'exported '}{folder}  {len(files)} files, {size}{in_dtype}")
     if check is not None:
         facts |= {"logit_difference": check.difference, "adapter_effect": check.adapter_effect}
         say(check.sentence(getattr(torch, str(dtype))))
@@ -90,18 +91,15 @@ def export(request: ExportRequest) -> None:
 
 def _trained_dtype(request: ExportRequest, reference: ModelReference, options: dict[str, object]) -> str:
     """The type of the weights in the training."""
-    run, found = reference.run, list[object]()
-    if reference.adapter is None:
-        found = [read_object(Path(reference.base) / "config.json").get("dtype")]
-    elif run is None:
+    if reference.adapter is None or reference.run is None:
         found = [str(_base_config(request, reference).dtype).removeprefix("torch.")]
     else:
+        run = RunFolder(reference.run)
         known = {name: options[name] for name in TrainConfig.model_fields if name in options}
-        had_gpus = bool(read_object(RunFolder(run).environment).get("gpus"))
-        is_half = had_gpus and resolve(TrainConfig, None, known).may_halve_base
-        merged = read_object(RunFolder(run).model / "merged" / "config.json").get("dtype")
-        found = [merged, options.get("dtype"), "bfloat16" if is_half else "float32"]
-    return next((str(each) for each in found if each in DTYPES), "float32")
+        is_half = bool(read_object(run.environment).get("gpus")) and resolve(TrainConfig, None, known).may_halve_base
+        merged = read_object(run.model / "merged" / "config.json").get("dtype")
+        found = [str(merged), str(options.get("dtype")), "bfloat16" if is_half else "float32"]
+    return next((each for each in found if each in DTYPES), "float32")
 
 
 def _base_config(request: ExportRequest, reference: ModelReference) -> PretrainedConfig:
@@ -135,15 +133,12 @@ def _write(
             "Export the adapter as it is with --adapter-only, or serve it beside its base:\n"
             f"  aitrain serve {request.model}"
         )
-    given = as_object(as_object(options.get("trl")).get("model_init_kwargs"))
-    revision: dict[str, object] = {}
-    if "revision" in given:
-        revision = {"model_init_kwargs": {"revision": given["revision"]}}
+    revision = as_object(as_object(options.get("trl")).get("model_init_kwargs")).get("revision")
     config = TrainConfig(
         model=reference.base,
         peft=adapter is not None,
         trust_remote_code=request.trust_remote_code,
-        trl=revision,
+        trl={"model_init_kwargs": {"revision": revision}} if revision else {},
         vllm_args={},
     )
     if dtype:
@@ -173,24 +168,16 @@ def _write(
 
 def _files(folder: Path) -> dict[str, int]:
     """The files of an export with their sizes; hidden ones and those of a trainer are left out."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    names = {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
-    return {
-        name: size
-        for name, size in names.items()
-        if not any(part.startswith(".") for part in name.split("/")) and Path(name).name not in NOT_UPLOADED
-    }
+    sizes = dict[str, int]()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and "/." not in f"/{name}" and path.name not in NOT_UPLOADED:
+            sizes[name] = path.stat().st_size
+    return sizes
 
 
 def _show_progress(text: str) -> None:
     print(f"{escape_controls(text)} ...", file=sys.stderr, flush=True)
-
-
-def _size(count: int) -> str:
-    for unit, amount in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= amount:
-            return f"{count / amount:.1f} {unit}"
-    return f"{count} B"
 
 
 if __name__ == "__main__":

@@ -60,10 +60,8 @@ def _machine() -> Iterator[Finding]:
     yield Finding("aitrain", aitrain.__version__, "\n".join(wrong), "problem" if wrong else "ok")
     yield Finding("Python", platform.python_version())
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    if os.name != "posix":
-        yield Finding("platform", system, "aitrain needs a POSIX system: use WSL", "problem")
-    else:
-        yield Finding("platform", system)
+    advice = "" if os.name == "posix" else "aitrain needs a POSIX system: use WSL"
+    yield Finding("platform", system, advice, "problem" if advice else "ok")
     yield Finding("CPU", f"{usable_cores()} cores")
 
 
@@ -108,17 +106,14 @@ def _gpus(driver: Driver | None) -> Iterator[Finding]:
     yield Finding("NVIDIA driver", (driver.version or "of unknown version") + cuda if driver else "none")
     gpus, usable = driver.gpus if driver else (), visible_gpus()
     for gpu in gpus:
-        is_hidden = gpu.index not in usable and all(name.isdecimal() for name in usable)
-        found = gpu.name
+        found, advice = gpu.name, ""
         if gpu.total and gpu.free is not None:
             found += f", {gpu.free / 1024:.1f} of {gpu.total / 1024:.1f} GiB free"
-        if is_hidden:
-            yield Finding(f"GPU {gpu.index}", f"{found}, hidden by CUDA_VISIBLE_DEVICES")
-        elif gpu.total and gpu.free is not None and gpu.free < gpu.total / 2:
-            advice = "other processes use it: nvidia-smi lists them; CUDA_VISIBLE_DEVICES can exclude this GPU"
-            yield Finding(f"GPU {gpu.index}", found, advice, "note")
-        else:
-            yield Finding(f"GPU {gpu.index}", found)
+            if gpu.free < gpu.total / 2:
+                advice = "other processes use it: nvidia-smi lists them; CUDA_VISIBLE_DEVICES can exclude this GPU"
+        if gpu.index not in usable and all(name.isdecimal() for name in usable):
+            found, advice = f"{found}, hidden by CUDA_VISIBLE_DEVICES", ""
+        yield Finding(f"GPU {gpu.index}", found, advice, "note" if advice else "ok")
     missing = [name for name in usable if name.isdecimal() and name not in [gpu.index for gpu in gpus]]
     if missing:
         found = f"CUDA_VISIBLE_DEVICES names GPU {', '.join(missing)}, which is not there"
@@ -154,14 +149,12 @@ def _torch(driver: Driver | None) -> Finding:
     finding, cuda = _library("torch"), _cuda_of_torch()
     if finding.state == "problem":
         return finding
-    found = f"{finding.found}, built for {f'CUDA {cuda}' if cuda else 'the CPU'}"
+    found, advice = f"{finding.found}, built for {f'CUDA {cuda}' if cuda else 'the CPU'}", ""
     if not cuda and driver and driver.gpus and visible_gpus():
         advice = "there are GPUs, but this torch cannot use them: reinstall it for CUDA"
-        return Finding("torch", found, advice, "problem")
-    if cuda and driver and driver.cuda and int(cuda.split(".")[0]) > int(driver.cuda.split(".")[0]):
+    elif cuda and driver and driver.cuda and int(cuda.split(".")[0]) > int(driver.cuda.split(".")[0]):
         advice = f"the driver runs CUDA up to {driver.cuda}: update it, or install a torch built for that"
-        return Finding("torch", found, advice, "problem")
-    return Finding("torch", found)
+    return Finding("torch", found, advice, "problem" if advice else "ok")
 
 
 def _cuda_of_torch() -> str:
@@ -178,8 +171,9 @@ def _vllm() -> Finding:
     version, needed = version_of(name), _needs("aitrain", "vllm").get("vllm", SpecifierSet())
     if version is None:
         return Finding("vLLM", "not installed", 'to generate with it, --use-vllm: pip install "aitrain[vllm]"')
+    advice = ""
     if not needed.contains(version, prereleases=True):
-        return Finding("vLLM", version, f'aitrain needs {needed}: pip install "aitrain[vllm]"', "problem")
-    if "cpu" not in name + version and not _cuda_of_torch():
-        return Finding("vLLM", version, "it is built for GPUs, and torch for the CPU: reinstall torch", "problem")
-    return Finding("vLLM", version)
+        advice = f'aitrain needs {needed}: pip install "aitrain[vllm]"'
+    elif "cpu" not in name + version and not _cuda_of_torch():
+        advice = "it is built for GPUs, and torch for the CPU: reinstall torch"
+    return Finding("vLLM", version, advice, "problem" if advice else "ok")

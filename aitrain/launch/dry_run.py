@@ -43,14 +43,16 @@ def dry_run(
         end = processes.run()
         if show_output is not None:
             show_output(folder.log.read_text(encoding="utf-8", errors="replace"))
-    if isinstance(end, Failed):
-        seconds, error = plan.config.stall_timeout, AitrainError(end.message)
-        error.exit_code = end.exit_code
-        if end.status == "stalled":
-            why = f"The dry run made no progress for {seconds:g} seconds (--stall-timeout), while {phases[-1]}"
-            error = EnvironmentFailed(why)
-        raise Interrupted(end.message) if end.exit_code == Interrupted.exit_code else error
-    return notes
+    if not isinstance(end, Failed):
+        return notes
+    if end.exit_code == Interrupted.exit_code:
+        raise Interrupted(end.message)
+    if end.status == "stalled":
+        seconds = f"{plan.config.stall_timeout:g} seconds (--stall-timeout)"
+        raise EnvironmentFailed(f"The dry run made no progress for {seconds}, while {phases[-1]}")
+    error = AitrainError(end.message)
+    error.exit_code = end.exit_code
+    raise error
 
 
 class _AtOnce(Processes):

@@ -96,18 +96,15 @@ def servers_in_words(plan: RunPlan) -> str:
 
 @dataclass
 class _Restarter:
-    """Restarts servers that have died, each at most `restarts` times; what is known of them is in vllm-server.json."""
+    """Restarts servers that have died, each at most `restarts` times; when none is left, vllm-server.json says why."""
 
     servers: list[VLLMServer]
     restarts: int
     announce: Announce
     folder: RunFolder
     over: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.states = {server.url: {"state": "running", "restarts": 0, "why": ""} for server in self.servers}
-        self._write()
+    reasons: list[str] = field(default_factory=list)
+    """Why servers have ended for good."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -128,37 +125,29 @@ class _Restarter:
                     thread.join(LOOK)
 
     def _watch(self, server: VLLMServer) -> None:
-        name = "vLLM's server" if len(self.servers) == 1 else f"The vLLM server at {server.url}"
+        name, why = "vLLM's server" if len(self.servers) == 1 else f"The vLLM server at {server.url}", ""
         for restart in range(1, self.restarts + 2):
             while (code := server.poll()) is None:
                 if self.over.wait(LOOK):
                     return
-            ended = f"{name} ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+            why = f"{name} ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
             if restart > self.restarts:
-                why = f"{ended}, and is not restarted again (--vllm-max-restarts)."
-                self._note(server, "ended", self.restarts, why, why)
-                return
-            self._note(server, "starting", restart, f"{ended}: restart {restart} of {self.restarts}.")
+                why = f"{why}, and is not restarted again (--vllm-max-restarts)."
+                break
+            self._note(f"{why}: restart {restart} of {self.restarts}.")
             try:
                 server.restart()
             except RunFailed as error:
-                if not self.over.is_set():
-                    self._note(server, "ended", restart, str(error), str(error))
-                return
-            self._note(server, "running", restart)
+                why = str(error)
+                break
+        if not self.over.is_set():
+            self._note(why)
+            self.reasons.append(why)
+            if len(self.reasons) == len(self.servers):  # so that the training processes stop waiting
+                write_json(self.folder.server, {"why": "\n".join(self.reasons[-2:])}, durable=False)
 
-    def _note(self, server: VLLMServer, state: str, restarts: int, text: str = "", why: str = "") -> None:
-        """Write a server's state, and show a text, which train.log gets as well; once all have ended, the reason is
-        written, so that the training processes stop waiting."""
-        if text:
-            self.announce(Note(text))
-            with self.folder.log.open("a", encoding="utf-8") as log:
-                log.write(f"{text}\n")
-        with self.lock:
-            self.states[server.url] = {"state": state, "restarts": restarts, "why": why}
-            self._write()
-
-    def _write(self) -> None:
-        reasons = [state["why"] for state in self.states.values()]
-        written = {"why": "\n".join(map(str, reasons[-2:])) if all(reasons) else "", "servers": self.states}
-        write_json(self.folder.server, written, durable=False)
+    def _note(self, text: str) -> None:
+        """Show a text, which train.log gets as well."""
+        self.announce(Note(text))
+        with self.folder.log.open("a", encoding="utf-8") as log:
+            log.write(f"{text}\n")

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aitrain.errors import AitrainError, ConfigError, RunFailed
-from aitrain.launch.machines import Nodes
+from aitrain.launch.machines import LaunchedRank, Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
 from aitrain.redaction import without_secrets
 from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.run_folder import RunFolder
+from aitrain.vllm.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -51,6 +52,8 @@ SMALL_FILE = 1 << 20
 """Bytes below which a file of a model is compared by its content: configurations, not weights."""
 SEES_WITHIN = 5.0
 """Seconds for a file to appear on the other machines; network file systems are late."""
+JOIN_SECONDS = 600.0
+"""Seconds for the processes of another launcher to connect to the store."""
 ANSWER_SECONDS = 120.0
 """Seconds for the answers while machines agree; libraries on a network file system load slowly."""
 LEAVE_SECONDS = 5.0
@@ -131,8 +134,8 @@ def serve_store(address: str, port: int, is_local: bool) -> MachineStore:
     )
 
 
-def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> MachineStore:
-    """Connect to the store, which may not run yet. `meanwhile` is called between two attempts.
+def join_store(address: str, port: int, seconds: float) -> MachineStore:
+    """Connect to the store, which may not run yet.
 
     Raises:
         ConfigError: nothing answers there within these seconds.
@@ -147,13 +150,23 @@ def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], 
             return MachineStore(store)
         except (OSError, RuntimeError) as error:
             why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        meanwhile()
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"master_addr: node 0 does not answer at {address}:{port}: {why}\n"
                 "Start the command with --node-rank 0 there."
             )
         time.sleep(POLL)
+
+
+def connect(nodes: Nodes, seconds: float, is_local: bool) -> MachineStore:
+    """The store of a run, which node 0 runs.
+
+    Raises:
+        ConfigError: its port is in use, or it does not answer.
+    """
+    if nodes.rank == 0:
+        return serve_store(nodes.address, nodes.port, is_local)
+    return join_store(nodes.address, nodes.port, seconds)
 
 
 # -- what must be equal
@@ -166,9 +179,9 @@ def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int)
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: version_of(name) for name in PACKAGES},
-        "aitrain's code": _code_hash(PACKAGE / "__init__.py"),
-        "the environment's code": ", ".join(str(_code_hash(file)) for file in env_files),
-        "the model's files": _hash(model, model.iterdir()) if model.is_dir() else None,
+        "aitrain's code": _hash(PACKAGE, "**/*.py"),
+        "the environment's code": ", ".join(_code_hash(file) for file in env_files if file is not None),
+        "the model's files": _hash(model, "*"),
         "number of training processes": processes,
         **without_secrets(json.loads(json.dumps(options, default=str))),
     }
@@ -176,28 +189,19 @@ def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int)
 
 def difference(own: Facts, theirs: Facts) -> str:
     """The first facts that differ, as `trl 1.17.0 (node 0: 1.16.0)`; empty if none does."""
-
-    def short(value: object) -> str:
-        text = value if isinstance(value, str) else json.dumps(value)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-
     names = [name for name in own if own[name] != theirs.get(name)]
-    shown = [f"{name} {short(theirs.get(name))} (node 0: {short(own[name])})" for name in names[:3]]
-    return "; ".join([*shown, *(["..."] if len(names) > 3 else [])])
+    return "; ".join(f"{name} {str(theirs.get(name))[:60]} (node 0: {str(own[name])[:60]})" for name in names[:3])
 
 
-def _code_hash(file: Path | None) -> str | None:
+def _code_hash(file: Path) -> str:
     """Of the environment's file, or of all modules of its package."""
-    if file is None or not file.is_file():
-        return None
-    is_package = (file.parent / "__init__.py").exists()
-    return _hash(file.parent, file.parent.rglob("*.py") if is_package else [file])
+    return _hash(file.parent, "**/*.py" if (file.parent / "__init__.py").exists() else file.name)
 
 
-def _hash(folder: Path, files: Iterable[Path]) -> str:
-    """Of names and sizes of files, and the content of the small ones."""
+def _hash(folder: Path, pattern: str) -> str:
+    """Of names and sizes of the files in a folder, and the content of the small ones."""
     total = hashlib.sha256()
-    for file in sorted(file for file in files if file.is_file()):
+    for file in sorted(file for file in folder.glob(pattern) if file.is_file()):
         size = file.stat().st_size
         content = file.read_bytes() if size < SMALL_FILE else b""
         total.update(f"{file.relative_to(folder).as_posix()} {size}\0".encode() + content)
@@ -216,6 +220,8 @@ class NodeGroup:
     silence: float = SILENCE
     infos: list[NodeInfo] = field(default_factory=list)
     """All machines, once they have met."""
+    launchers: MachineStore | None = None
+    """The store of this start in the launcher, where a start after this one looks."""
     on_state: Callable[[int, State], None] = lambda rank, state: None
     """Called again and again with the state of another machine, in a thread."""
     on_lost: Callable[[str], None] = lambda why: None
@@ -332,7 +338,8 @@ class NodeGroup:
             told = {"path": str(folder.resolve()), "proof": f".seen-{secrets.token_hex(8)}", "epoch": epoch}
             told["checkpoint"] = name
             (folder / told["proof"]).touch()
-            self.store.put("folder", told["path"])  # for a start after this one
+            if self.launchers is not None:
+                self.launchers.put("folder", told["path"])
         try:
             self.say(folder=told)
             sees = {rank: self.hear(rank, "sees", ANSWER_SECONDS) for rank in self.others}
@@ -424,6 +431,26 @@ class NodeGroup:
             self.on_lost(self.lost)
 
 
+def open_group(rank: LaunchedRank, ddp_timeout: float) -> tuple[NodeGroup, MachineStore | None]:
+    """The ranks that another launcher started as machines, and the launcher's own store, if it has one, which tells
+    where that of rank 0 is: the run outlives its launcher until it is saved.
+
+    Raises:
+        ConfigError: a store does not answer, or its port is in use.
+    """
+    nodes = rank.nodes or Nodes(1, 0, LOOPBACK, rank.port)
+    launchers = join_store(rank.address, rank.port, JOIN_SECONDS) if rank.has_store else None
+    own = None if launchers is None else launchers.below(rank.restarts)
+    if own is not None:
+        if rank.rank == 0:
+            own.put("port", free_port())
+        while (port := own.get("port")) is None:
+            time.sleep(POLL)
+        nodes = replace(nodes, port=port)
+    store = connect(nodes, JOIN_SECONDS, is_local=nodes.address == LOOPBACK)
+    return NodeGroup(nodes, store, silence(ddp_timeout), launchers=own), launchers
+
+
 def silence(ddp_timeout: float) -> float:
     """Maximum seconds without a new state: less than a collective operation waits, which would only say that it timed
     out."""
@@ -453,6 +480,13 @@ def not_shared(folder: Path, whom: str, verb: str) -> ConfigError:
 
 
 # -- addresses
+
+
+def free_port() -> int:
+    """A port that is free on all addresses of this machine."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
 
 
 def own_address(other: str) -> str:

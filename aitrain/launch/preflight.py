@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,11 +16,10 @@ from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
-from aitrain.launch.model_shape import KNOWN, folder_of, read_model_shape
+from aitrain.launch.model_shape import KNOWN, ModelShape, folder_of, read_model_shape
 from aitrain.launch.nvidia import Hardware, visible_gpus
 from aitrain.launch.resource_estimate import (
     check_resources,
-    check_vllm_memory,
     choose_batch_size,
     device_memory,
     memory_of,
@@ -32,7 +30,7 @@ from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.options.trl_fields import check_trl_effects, check_trl_fields, enum_values
+from aitrain.options.trl_fields import check_trl_effects, check_trl_fields
 from aitrain.packages import installed
 from aitrain.redaction import found_secret
 from aitrain.runs.checkpoint import (
@@ -69,9 +67,9 @@ class RunPlan:
     notes: tuple[str, ...] = ()
     """Notes for the user before the run starts."""
     nodes: Nodes | None = None
-    """The machines of the run, and which of them this is; None for one machine."""
+    """The machines of the run, or the ranks of another launcher, and which of them this is; None for one."""
     launched: LaunchedRank | None = None
-    """The first training process of this machine, where another launcher starts them."""
+    """The training process of this command, where another launcher starts one for each."""
     folder: RunFolder | None = None
     """Run folder to resume in, which may not exist yet; None for a new one."""
     is_done: bool = False
@@ -81,7 +79,9 @@ class RunPlan:
 
     @property
     def processes(self) -> int:
-        """Number of training processes on this machine; all machines have the same."""
+        """Number of training processes on this machine."""
+        if self.launched is not None:
+            return self.launched.local_world
         return self.batch.processes // (self.nodes.count if self.nodes else 1)
 
     @contextmanager
@@ -115,73 +115,74 @@ def check(
         EnvironmentFailed: the environment's file is not valid Python.
     """
     check_trl_effects(config)
-    _check_names(config)
     sources = _check_options(config, has_environment)
     check_functions(config)
-    if hardware is not None:
-        return _plan_on(hardware, config, sources)
-    _check_model(config)
-    check_packages(config)
-    is_here = config.launcher == "local"  # the GPUs and the memory of other machines are not known
+    if hardware is None or named_folder(config.model) is None:  # else it is made where the run starts
+        _check_model(config)
+    is_here = hardware is None and config.launcher == "local"  # only of this machine GPUs and memory are known
     launched, nodes = (launched_rank(), find_nodes(config)) if is_here else (None, None)
-    is_first, machines = nodes is None or nodes.rank == 0, nodes.count if nodes else 1
-    gpus, served = _divided_gpus(config, visible_gpus(), socket.gethostname().lower()) if is_here else ((), ())
-    if launched is not None and config.num_processes not in (None, launched.local_world):
-        raise ConfigError(
-            f"num_processes: a launcher has started {launched.local_world} on this machine, not {config.num_processes}"
-            "\nOmit it."
-        )
-    processes = _count_processes(config, launched.local_world if launched else config.num_processes, gpus)
-    gpus = gpus[:processes]
-    if config.starts_vllm_servers:
-        if config.weight_sync == "adapter":
-            needed_rank(config.lora_r)
-        _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
-    elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
-        check_vllm_memory(config, gpus)
-
-    folder, checkpoint, is_done, skipped = None, None, False, list[str]()
-    if is_first:  # which decides for the others
-        folder = _folder_to_resume(config)
-        if folder is not None and locks is not None:
-            folder = locks.enter_context(locked(folder))
-        is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
-        checkpoint = None if is_done else _find_checkpoint(config, folder, skipped.append)
-    if is_here and is_first:  # the others read the choice in config.yaml
-        recorded = None if checkpoint is None else read_manifest(checkpoint).config
-        shape, device = read_model_shape(config.model), device_memory(gpus)
-        config = choose_batch_size(config, processes * machines, shape, device, recorded)
-    batch = _plan_batch(config, processes * machines)
-    if checkpoint is not None:
-        refuse_other_backend(checkpoint, config.distributed_backend)
-        if "deepspeed" in config.trl:
-            raise ConfigError(
-                "--trl deepspeed: DeepSpeed's checkpoints are pickles, which are not loaded\n"
-                "Use --distributed-backend fsdp2 for runs that resume, or start a new run from a saved model."
-            )
-        if not config.resume_anyway:
-            refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, batch.processes))
-    elif is_first:
-        RunFolder.check_place(config)
-    notes = [*remarks(config), *_note_on_truncation(config), *skipped]
-    if is_here and nodes is None and (idle := idle_nodes(os.environ)) > 0:
-        notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
+    visible, host, wanted = tuple[str, ...](), "", config.num_processes
+    if hardware is not None:
+        visible = tuple(map(str, range(hardware.gpus)))
+        if hardware.machines > 1:
+            nodes = Nodes(hardware.machines, 0, config.master_addr or "", config.master_port)
+        if config.launcher == "ray" and wanted is not None:  # of all machines
+            wanted = math.ceil(wanted / hardware.machines)
+    else:
+        check_packages(config)
     if is_here:
-        notes += check_resources(config, batch, gpus, nodes)
+        visible, host = visible_gpus(), socket.gethostname().lower()
+    if launched is not None:
+        if wanted not in (None, launched.local_world):
+            raise ConfigError(
+                f"num_processes: a launcher has started {launched.local_world} on this machine, not {wanted}\nOmit it."
+            )
+        wanted = launched.local_world
+    gpus, served = _divided_gpus(config, visible, host)
+    processes = _count_processes(config, wanted, gpus)
+    gpus, world = gpus[:processes], processes * (nodes.count if nodes else 1)
+    if launched is not None:
+        world = launched.world
+    shape, device = read_model_shape(config.model), memory_of(hardware.kind) if hardware else device_memory(gpus)
+    notes, folder, checkpoint, is_done = list[str](), None, None, False
+    is_first = nodes is None or nodes.rank == 0
+    if hardware is not None:
+        notes = _check_kind(hardware, config, shape)
+    else:
+        if config.starts_vllm_servers:
+            _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
+        if is_first:  # which decides for the others
+            folder = _folder_to_resume(config)
+            if folder is not None and locks is not None:
+                folder = locks.enter_context(locked(folder))
+            is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
+            checkpoint = None if is_done else _find_checkpoint(config, folder, notes.append)
+    if (is_here and is_first) or hardware is not None:  # the others read the choice in config.yaml
+        recorded = None if checkpoint is None else read_manifest(checkpoint).config
+        config = choose_batch_size(config, world, shape, device, recorded)
+    batch = _plan_batch(config, world)
+    if checkpoint is not None:
+        _check_resumed(checkpoint, config, batch)
+    elif is_first and hardware is None:
+        RunFolder.check_place(config)
+    notes = [*remarks(config), *_note_on_truncation(config), *notes]
+    if is_here:
+        if nodes is None and (idle := idle_nodes(os.environ)) > 0:
+            notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
+        notes += check_resources(config, batch, gpus, processes, is_first)
     own = served if config.starts_vllm_servers else ()
-    return RunPlan(config, sources, batch, gpus, checkpoint, own, tuple(notes), nodes, launched, folder, is_done)
+    return RunPlan(
+        config, sources, batch, gpus, checkpoint, own, tuple(notes), nodes, launched, folder, is_done, hardware
+    )
 
 
-def _plan_on(hardware: Hardware, config: TrainConfig, sources: Mapping[str, EnvSource]) -> RunPlan:
-    """The plan of a run on other hardware.
+def _check_kind(hardware: Hardware, config: TrainConfig, shape: ModelShape | None) -> list[str]:
+    """Notes about a run on other hardware.
 
     Raises:
         ConfigError: the run cannot work there, or the model's shape is not known.
     """
-    kind, machines = hardware.kind, hardware.machines
-    if named_folder(config.model) is None:  # else it is made where the run starts
-        _check_model(config)
-    shape = read_model_shape(config.model)
+    kind = hardware.kind
     if shape is None:
         raise ConfigError(
             f"model: the shape of {config.model} is not known, as it is not on this machine"
@@ -189,21 +190,21 @@ def _plan_on(hardware: Hardware, config: TrainConfig, sources: Mapping[str, EnvS
         )
     if config.mixed_precision == "bf16" and not kind.has_bf16:
         raise ConfigError(f"mixed_precision: a {kind.name} has no bfloat16\nUse --mixed-precision fp16, or omit it.")
-    gpus, served = _divided_gpus(config, tuple(map(str, range(hardware.gpus))))
-    wanted = config.num_processes
-    if config.launcher == "ray" and wanted is not None:  # of all machines
-        wanted = math.ceil(wanted / machines)
-    processes = _count_processes(config, wanted, gpus)
-    config = choose_batch_size(config, processes * machines, shape, memory_of(kind))
-    notes = [*remarks(config), *_note_on_truncation(config)]
-    if not kind.has_bf16 and config.mixed_precision is None:
-        slow = f"A {kind.name} has no bfloat16, and computes in float32, which is slow: use --mixed-precision fp16"
-        notes.append(f"{slow}, and with --peft --dtype float16.")
-    batch, nodes = _plan_batch(config, processes * machines), None
-    if machines > 1:
-        nodes = Nodes(machines, 0, config.master_addr or "", config.master_port)
-    own = served if config.starts_vllm_servers else ()
-    return RunPlan(config, sources, batch, gpus[:processes], None, own, tuple(notes), nodes, hardware=hardware)
+    if kind.has_bf16 or config.mixed_precision is not None:
+        return []
+    slow = f"A {kind.name} has no bfloat16, and computes in float32, which is slow: use --mixed-precision fp16"
+    return [f"{slow}, and with --peft --dtype float16."]
+
+
+def _check_resumed(checkpoint: Path, config: TrainConfig, batch: BatchPlan) -> None:
+    refuse_other_backend(checkpoint, config.distributed_backend)
+    if "deepspeed" in config.trl:
+        raise ConfigError(
+            "--trl deepspeed: DeepSpeed's checkpoints are pickles, which are not loaded\n"
+            "Use --distributed-backend fsdp2 for runs that resume, or start a new run from a saved model."
+        )
+    if not config.resume_anyway:
+        refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, batch.processes))
 
 
 def _plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
@@ -266,6 +267,8 @@ def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str
         yield "the environment, its dataset, the tokenizer, and what TRL refuses (--options-only)"
     is_here = folder_of(config.model) is not None
     yield f"the {'weights' if is_here else 'download'} of {config.model}"
+    if config.use_vllm or config.quantization is not None:
+        yield "vLLM, and the quantization of the weights"
     yield f"memory of the {'GPUs' if plan.gpus else 'CPU'}, beyond the estimate of aitrain plan"
     if with_environment:
         yield "how the environment takes the model's own answers (aitrain env check tries many)"
@@ -273,20 +276,8 @@ def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str
         yield f"the weights and states in {plan.checkpoint}, and whether another process trains there"
     if plan.batch.processes > 1:
         yield f"the {plan.batch.processes} training processes and their connections"
-    if config.distributed_backend == "fsdp2":
-        yield "TRL's trainer with FSDP2, which needs all processes"
-    if config.trl_table("model_init_kwargs"):
-        yield "--trl model_init_kwargs, which are used with the weights"
-    if config.use_vllm:
-        urls = config.vllm_server_urls
-        servers = f"the vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
-        yield servers if urls else "vLLM, which was not started"
-    if config.quantization is not None:
-        yield f"the quantization of the weights ({config.quantization})"
-    if config.push_to_hub:
-        yield "whether the token may write to the Hub"
-    if config.log != "none":
-        yield f"the login of {config.log}"
+    if config.push_to_hub or config.log != "none":
+        yield "the logins of the Hub and of trackers"
 
 
 def absolute(path: str) -> str:
@@ -382,24 +373,6 @@ def _check_model(config: TrainConfig) -> None:
         )
 
 
-_ENUMERATIONS = {
-    "optimizer": ("training_args.py", "OptimizerNames"),
-    "scheduler": ("trainer_utils.py", "SchedulerType"),
-}
-
-
-def _check_names(config: TrainConfig) -> None:
-    """Check names that transformers would refuse only after seconds, with a long message."""
-    for option, (file, enumeration) in _ENUMERATIONS.items():
-        given = getattr(config, option)
-        is_default = given == TrainConfig.model_fields[option].default
-        names = [] if is_default else enum_values("transformers", file, enumeration)
-        if names and given not in names:
-            near = [name for name in names if given in name] or get_close_matches(given, names) or names
-            shown = ", ".join(near[:6]) + (", ..." if len(near) > 6 else "")
-            raise ConfigError(f"{option}: transformers has no {option} {given}\nIt has {shown}")
-
-
 def check_packages(config: TrainConfig) -> None:
     """Check that the packages of the options are installed.
 
@@ -448,7 +421,8 @@ def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | No
         raise ConfigError(
             "vllm_speculative: on the CPU, vLLM samples drafted tokens from another distribution\nLeave it out."
         )
-    check_vllm_memory(config, gpus)
+    if config.weight_sync == "adapter":
+        needed_rank(config.lora_r)
     if address is not None:
         check_listen_address(address)
 

@@ -18,7 +18,6 @@ from typing import Literal
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.errors import ConfigError
-from aitrain.launch.machines import Nodes
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.nvidia import GpuKind, ask_driver
 from aitrain.machine import free_memory, total_memory
@@ -197,26 +196,17 @@ def served_weights(shape: ModelShape, config: TrainConfig) -> int:
 # -- what saves memory
 
 
-def memory_savers(
-    shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory
-) -> list[tuple[str, int]]:
-    """Flags and the bytes that each of them saves in a process, the largest first."""
-    now = estimate_memory(shape, config, batch, device).peak
-    saved = [(change.flag, now - change.peak) for change in _changes(shape, config, batch, device)]
-    return sorted((pair for pair in saved if pair[1] > now // 50), key=lambda pair: -pair[1])
-
-
 def changes_that_fit(
-    shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory
+    shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory, allowed: float
 ) -> list[str] | None:
-    """Flags with which a run fits: none if it does; the first one that suffices; or the one that saves most, and what
-    then suffices. None if nothing does."""
+    """Flags with which a process needs at most this many bytes: none if it does; the first one that suffices; or the
+    one that saves most, and what then suffices. None if nothing does."""
     flags = dict[str, str]()
-    while (peak := estimate_memory(shape, config, batch, device).peak) > TIGHT * (device.total or 0):
+    while (peak := estimate_memory(shape, config, batch, device).peak) > allowed:
         changes = [one for one in _changes(shape, config, batch, device) if one.peak < peak and one.name not in flags]
         if not changes:
             return None
-        enough = (change for change in changes if change.peak <= TIGHT * (device.total or 0))
+        enough = (change for change in changes if change.peak <= allowed)
         best = next(enough, None) or min(changes, key=lambda change: change.peak)
         flags[best.name], config, batch = best.flag, best.config, best.batch
     return list(flags.values())
@@ -342,51 +332,35 @@ def choose_batch_size(
 
 # -- disk
 
-LETTERS = 4
-"""Bytes of a token in a rollout record, which has each completion twice."""
-RECORD = 1024
-"""Other bytes of a record."""
-
 
 @dataclass(frozen=True)
 class DiskEstimate:
-    """Bytes of the run folder at its largest."""
+    """Bytes of a run's model and checkpoints at their largest, without its records."""
 
     model: int
     checkpoint: int
     """One checkpoint; 0 if none is written."""
     checkpoints: int
-    rollouts: int | None
-    """None if the number of steps is not known."""
-
-    @property
-    def total(self) -> int:
-        return self.model + self.checkpoints + (self.rollouts or 0)
 
 
-def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> DiskEstimate:
-    """Disk space of model, records and checkpoints; while a checkpoint is written, there is one more than is kept."""
+def estimate_disk(shape: ModelShape, config: TrainConfig) -> DiskEstimate:
+    """Disk space of model and checkpoints; while a checkpoint is written, there is one more than is kept."""
     weights = WeightSizes.of(shape, config, halves=False)
     merged = shape.weights * weights.width if config.peft and config.merge_adapter else 0
     one = 0 if config.save_strategy == "no" else weights.trained + weights.optimizer
     one += weights.all if one and config.trl.get("sync_ref_model") else 0  # the reference model
+    kept = config.epochs
     if config.save_total_limit is not None:
         kept = config.save_total_limit + 1
     elif config.save_strategy == "steps" and config.max_steps is not None:
         kept = max(1, config.max_steps // config.save_steps)
-    else:
-        kept = config.epochs
-    record = 2 * assumed_lengths(config)[1] * LETTERS + RECORD
-    rollouts = None if config.max_steps is None else config.max_steps * batch.completions_per_step * record
-    return DiskEstimate(weights.trained + merged, one, one * kept, rollouts)
+    return DiskEstimate(weights.trained + merged, one, one * kept)
 
 
 # -- this machine
 
 TIGHT = 0.9
 """Estimated share of the free memory above which the user is warned."""
-SHOWN = 3
-"""Number of flags that the warning names."""
 
 
 def memory_of(kind: GpuKind) -> DeviceMemory:
@@ -415,9 +389,10 @@ def free_disk(folder: Path) -> int:
 
 
 def check_resources(
-    config: TrainConfig, batch: BatchPlan, gpus: Sequence[str], nodes: Nodes | None = None
+    config: TrainConfig, batch: BatchPlan, gpus: Sequence[str], processes: int = 1, saves: bool = True
 ) -> list[str]:
-    """Warnings if a run may not fit on this machine; none if the model's shape is unknown.
+    """Warnings if a run, with this number of processes here, may not fit on this machine, where its folder is if it
+    `saves`; none if the model's shape is unknown.
 
     Raises:
         ConfigError: not even the weights fit into the memory, or the result onto the disk.
@@ -427,7 +402,7 @@ def check_resources(
         return []
     device = device_memory(gpus)
     memory = estimate_memory(shape, config, batch, device)
-    sharing = processes_sharing(batch.processes // (nodes.count if nodes else 1), device)
+    sharing = processes_sharing(processes, device)
     if device.free is not None and memory.stay["weights"] * sharing > device.free:
         each = f" for each of {sharing} processes" if sharing > 1 else ""
         raise ConfigError(
@@ -437,21 +412,21 @@ def check_resources(
         )
     warnings = []
     if device.free is not None and memory.peak * sharing > TIGHT * device.free:
-        helpful = memory_savers(shape, config, batch, device)[:SHOWN]
-        way_out = "; ".join(f"{flag} saves {format_bytes(saved)}" for flag, saved in helpful)
+        changes = changes_that_fit(shape, config, batch, device, TIGHT * device.free / sharing)
+        way_out = f"It fits with {' '.join(changes)}." if changes else "aitrain plan shows what needs it."
         each = f" x {sharing} processes" if sharing > 1 else ""
         warnings.append(
             f"Memory may run out: with the longest episodes about {format_bytes(memory.peak)}{each} are needed,"
-            f" {format_bytes(device.free)} are free{f'. {way_out}' if way_out else ''} (aitrain plan shows more)."
+            f" {format_bytes(device.free)} are free. {way_out}"
         )
-    if nodes is None or nodes.rank == 0:  # where it is saved
-        wanted, room = estimate_disk(shape, config, batch), free_disk(Path(config.output_dir))
+    if saves:
+        wanted, room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
         if wanted.model > room:
             raise ConfigError(
                 f"output_dir: the trained model alone needs {format_bytes(wanted.model)}, and {format_bytes(room)} are"
                 f" free in {config.output_dir}\nChoose another place with --output-dir, or make room."
             )
-        if wanted.total > room:
+        if wanted.model + wanted.checkpoints > room:
             warnings.append(
                 f"The disk may run full: {format_bytes(wanted.checkpoints)} of checkpoints,"
                 f" {format_bytes(wanted.model)} of model, and {format_bytes(room)} are free."
@@ -471,7 +446,7 @@ def format_bytes(count: float) -> str:
     return f"{round(count) // MIB:,} MiB" if count < 1024 * MIB else f"{tenths // 10:,}.{tenths % 10} GiB"
 
 
-# -- memory of vLLM, which itself fails only after a minute
+# -- memory of vLLM
 
 GRAPHS = 3 << 29
 """Memory of vLLM's activations and CUDA graphs."""
@@ -481,31 +456,3 @@ def cached_episodes(shape: ModelShape, config: TrainConfig, total: int) -> float
     """The longest episodes that vLLM has room for in its share of a GPU's bytes; below 0 if the weights do not fit."""
     room = (config.vllm_memory * total - GRAPHS - served_weights(shape, config)) * config.vllm_tensor_parallel_size
     return room / (2 * shape.cached_values * sum(assumed_lengths(config)))
-
-
-def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...]) -> None:
-    """Check that vLLM's share of each of these GPUs is free and holds a server's weights.
-
-    Raises:
-        ConfigError: there is too little memory.
-    """
-    driver, share = ask_driver() if gpus else None, config.vllm_memory
-    shape = read_model_shape(config.model) if driver and config.starts_vllm_servers else None
-    need = served_weights(shape, config) if shape else 0
-    for gpu in driver.gpus if driver else ():
-        if gpu.index not in gpus or not gpu.total:  # its memory is unknown if it is the system's
-            continue
-        if gpu.free is not None and gpu.free < share * gpu.total:
-            raise ConfigError(
-                f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {format_bytes(share * gpu.total * MIB)},"
-                f" and {format_bytes(gpu.free * MIB)} of its {format_bytes(gpu.total * MIB)} are free\n"
-                "End other processes on it (nvidia-smi lists them), leave it out of CUDA_VISIBLE_DEVICES, or lower the"
-                " share."
-            )
-        if need > share * gpu.total * MIB:
-            raise ConfigError(
-                f"vllm_gpu_memory_utilization: the weights of {config.model} need {format_bytes(need)} on each GPU of a"
-                f" server, and vLLM gets {format_bytes(share * gpu.total * MIB)} of GPU {gpu.index}\n"
-                "Divide them over more GPUs (--vllm-tensor-parallel-size, --vllm-server-gpus), or halve them:"
-                " --vllm-quantization fp8 with --peft."
-            )

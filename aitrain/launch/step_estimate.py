@@ -11,6 +11,7 @@ from aitrain.batch import BatchPlan, RolloutSize
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.nvidia import Hardware
 from aitrain.launch.resource_estimate import (
+    TIGHT,
     MemoryEstimate,
     WeightSizes,
     assumed_lengths,
@@ -91,7 +92,7 @@ class HardwareEstimate:
             hardware,
             estimate_memory(shape, config, batch, device),
             cached_episodes(shape, config, device.total or 0) if config.use_vllm else None,
-            changes_that_fit(shape, config, batch, device),
+            changes_that_fit(shape, config, batch, device, TIGHT * (device.total or 0)),
             passes,
             passes * _scorings(config, RolloutSize.of(config, batch)),
             {part: (fast[part], slow[part]) for part in fast},

@@ -10,14 +10,11 @@ from pathlib import Path
 
 from aitrain.launch.nvidia import ask_driver
 from aitrain.machine import free_memory
-from aitrain.runs.run_folder import append_lines, read_lines, write_text
+from aitrain.runs.run_folder import append_lines
 
-EVERY = 5.0
-"""Seconds between the first samples."""
-MOST_LINES = 720
-"""Lines of the file. At this number every second one is removed, and samples are taken half as often."""
-SHARE = 0.02
-"""Maximum share of the time that is spent on samples: slow ones are taken less often."""
+EVERY, SHARE = 5.0, 0.005
+"""Seconds between the first samples; later ones are as far apart as this share of the run so far, so that the file of a
+week has 2,000 lines."""
 PATIENCE = 2.0
 """Seconds that the end of a run waits for a sample that is being taken."""
 GIB = 2**30
@@ -29,9 +26,8 @@ Cpu = dict[tuple[int, float], float]
 class SystemRecorder:
     """Samples this process and its descendants, and the GPUs, in a thread. Errors do not end the run."""
 
-    def __init__(self, path: Path, every: float = EVERY) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._every = every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._record, name="system recorder", daemon=True)
         self._has_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
@@ -47,19 +43,10 @@ class SystemRecorder:
 
     def _record(self) -> None:
         with suppress(Exception):  # a full disk, or a process that may not be read: the curves end here
-            lines = sum(1 for _ in read_lines(self.path))  # of a run that is resumed
+            begin = time.monotonic()
             self.sample()
-            took = 0.0
-            while not self._over.wait(max(self._every, took / SHARE)):
-                start = time.monotonic()
+            while not self._over.wait(max(EVERY, SHARE * (time.monotonic() - begin))):
                 append_lines(self.path, [self.sample()])
-                lines += 1
-                if lines >= MOST_LINES:  # every second one goes, but not the first
-                    kept = self.path.read_text(encoding="utf-8").splitlines(keepends=True)[::2]
-                    write_text(self.path, "".join(kept), durable=False)
-                    lines = len(kept)
-                    self._every *= 2
-                took = time.monotonic() - start
 
     def sample(self) -> dict[str, float]:
         """One line: `cpu_cores` since the last sample, `memory_gib` of the run's processes (pages that processes share

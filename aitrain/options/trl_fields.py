@@ -199,10 +199,3 @@ def has_type(annotation: str, value: object) -> bool:
     if isinstance(value, bool):
         return "bool" in kinds
     return any(isinstance(value, _TYPES[kind]) for kind in kinds)
-
-
-def enum_values(package: str, file: str, enum: str) -> list[str]:
-    """The values of a library's enumeration, such as the names of its optimizers; empty if it is not found."""
-    nodes = (node for node in classes_in(package, file) if node.name == enum)
-    items = (item.value for node in nodes for item in node.body if isinstance(item, ast.Assign))
-    return [value.value for value in items if isinstance(value, ast.Constant) and isinstance(value.value, str)]

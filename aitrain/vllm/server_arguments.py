@@ -29,18 +29,15 @@ OPTION_OF = {
 }
 """Arguments that an option of aitrain stands for."""
 
-SET_BY_AITRAIN = (
+NOT_THE_USERS = (
     "config", "generation_config", "logprobs_mode", "max_logprobs", "model_tag", "port", "served_model_name",
-    "worker_extension_cls",
-)  # fmt: skip
-"""Arguments that a training needs as aitrain sets them."""
-
-OTHER_SERVERS = (
-    "api_server_count", "enable_ssl_refresh", "grpc", "headless", "nnodes", "root_path", "runner", "tokens_only", "uds",
+    "worker_extension_cls", "api_server_count", "enable_ssl_refresh", "grpc", "headless", "nnodes", "root_path",
+    "runner", "tokens_only", "uds",
 )  # fmt: skip
 OTHER_KINDS = ("data_parallel_", "master_", "node_", "ssl_")
-"""Arguments, and beginnings of such, of servers that aitrain does not start: on several machines, with several
-processes that answer requests, each with its own list of adapters, or at other addresses than http://HOST:PORT."""
+"""Arguments, and beginnings of such, that a training needs as aitrain sets them, or of servers that it does not start:
+on several machines, with several processes that answer requests, each with its own list of adapters, or at other
+addresses than http://HOST:PORT."""
 
 SECRETS = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
 """Arguments that are secrets, and the environment variables for them."""
@@ -119,13 +116,11 @@ def check_server_arguments(given: Mapping[str, object]) -> None:
         name = key.replace("-", "_")
         if name in OPTION_OF:
             raise ConfigError(f"--vllm-args {key}: aitrain has an option for it: {OPTION_OF[name]}")
-        if name in SET_BY_AITRAIN:
-            raise ConfigError(f"--vllm-args {key}: aitrain sets it by itself: leave it out")
         if name in SECRETS:
             raise ConfigError(f"--vllm-args {key}: a secret: set {SECRETS[name]} in the environment")
-        if name in OTHER_SERVERS or (name.startswith(OTHER_KINDS) and name != "data_parallel_size"):
+        if name in NOT_THE_USERS or (name.startswith(OTHER_KINDS) and name != "data_parallel_size"):
             raise ConfigError(
-                f"--vllm-args {key}: aitrain does not start such servers\n"
+                f"--vllm-args {key}: aitrain sets it by itself, or does not start such servers\n"
                 "Leave it out, or start the server yourself and give its address: --vllm-server-url."
             )
 

@@ -12,8 +12,7 @@ from peft import LoraConfig, get_peft_model
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from aitrain.jobs.chat import answer_lines
-from aitrain.jobs.chat_session import ChatSession, open_session
+from aitrain.jobs.chat import ChatSession, answer_lines, open_session
 from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.training.model import TINY_MODEL
 from aitrain.ui.chat_view import ChatView

@@ -84,8 +84,7 @@ def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_thoug
 def test_nothing_survives_a_torchrun_that_is_ended(
     number: signal.Signals, small_model: Path, folder: Path, torchrun: list[str]
 ) -> None:
-    isolated = ["--rl-env-isolation=process", "--max-steps=500", "--save-strategy=no"]
-    running = start(torchrun, folder, small_model, *isolated)
+    running = start(torchrun, folder, small_model, "--max-steps=500", "--save-strategy=no")
     Command(small_model, folder).wait_for_step(1, running)
     running.send_signal(number)  # which the preloaded server passes on
     running.communicate(timeout=240)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine, HFModel, with_noise
 from aitrain.engines.sampling import Sampling
-from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
+from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.limits import EndOfTurn
 
 LENGTH = 12
@@ -87,11 +87,3 @@ def test_tokens_of_a_seed_are_those_of_every_version() -> None:
     seeds = [[SampleSeed(row).token_seed(step) for row in range(4)] for step in range(3)]
     steps = [with_noise(torch.zeros(4, 100), of_rows).argmax(-1).tolist() for of_rows in seeds]
     assert steps == [[47, 54, 14, 23], [74, 26, 23, 38], [17, 40, 13, 98]]
-
-
-def test_seeds_follow_from_names_and_places() -> None:
-    assert derived_seed(1, "a", 2) == derived_seed(1, "a", 2) != derived_seed(1, "a", 3)
-    assert len({SampleSeed(5, position).request_seed for position in range(100)}) == 100
-    assert SampleSeed(5, 3).token_seed(2) == SampleSeed(5, 5).token_seed(0) != SampleSeed(5, 5).request_seed
-    seeds = EpisodeSeeds(5)
-    assert len({seeds.next_call() for _ in range(100)}) == 100

@@ -33,7 +33,6 @@ from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.client import VLLMClient
-from aitrain.vllm.server_arguments import EXTENSION
 
 END = 258
 FIRST = WeightVersion(0, 1)
@@ -444,8 +443,7 @@ def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that
 
 
 ADAPTER, ALL = ServerNeeds("some/model", 100, 8), ServerNeeds("some/model", 100, None)
-ON_CPU = {"device_config": {"device": "cpu"}, "parallel_config": {"worker_extension_cls": ""}}
-EXTENDED = ON_CPU | {"parallel_config": {"worker_extension_cls": EXTENSION}}
+ON_CPU = {"device_config": {"device": "cpu"}}
 DRAFTS = {"speculative_config": {"method": "ngram"}}
 HALF = {"model_config": {"dtype": "torch.bfloat16", "quantization": None}}
 QUANTIZED = {"model_config": {"dtype": "torch.bfloat16", "quantization": "fp8_per_channel"}}
@@ -478,8 +476,7 @@ def test_a_fitting_server_is_found_so(
         (None, "/weight_info", ALL, "VLLM_SERVER_DEV_MODE"),
         (None, "/v1/models", ALL, "does not answer like a vLLM server"),
         (RANK_8, "", ServerNeeds("some/model", 100, 9), "--max-lora-rank 16"),
-        (ON_CPU | {"scheduler_config": {"enable_chunked_prefill": True}}, "", ADAPTER, "--no-enable-chunked-prefill"),
-        (EXTENDED | DRAFTS, "", ADAPTER, "from another distribution"),
+        (ON_CPU | DRAFTS, "", ADAPTER, "from another distribution"),
     ],
 )
 def test_what_a_server_lacks_is_said_with_what_starts_it(
