@@ -45,7 +45,7 @@ def view(
             break
     else:
         raise ConfigError(f"port: cannot listen on 127.0.0.1:{tried[-1]}\nChoose another with --port.")
-    with server, NamedTemporaryFile("w", suffix=".html") as page:
+    with NamedTemporaryFile("w", suffix=".html") as page:
         typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
         has_desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if not no_browser and has_desktop and not os.environ.get("SSH_CONNECTION"):
@@ -54,7 +54,7 @@ def view(
             webbrowser.open(f"file://{page.name}")  # other users see a browser's arguments, and cannot read the file
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
         try:
-            server.serve_forever()
+            server.run()
         except KeyboardInterrupt:
             return 0
     return 0
