@@ -24,10 +24,9 @@ from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.log_tail import LogTail
 from aitrain.ui.overview import Overview
 from aitrain.ui.report_writer import ReportWriter
-from aitrain.ui.terminal import Screen, last_line, on_standard_error, show_result
+from aitrain.ui.terminal import LogTail, Screen, last_line, on_standard_error, run_texts
 
 if TYPE_CHECKING:
     from aitrain.launch.nodes import NodeGroup
@@ -172,7 +171,9 @@ def _show_result(folder: RunFolder, verbosity: Verbosity) -> None:
     elif verbosity.quiet:
         print(last_line(Result.read(folder.path)))
     else:
-        show_result(Result.read(folder.path), Overview(folder.path), Console(highlight=False))
+        console = Console(highlight=False)
+        for line in run_texts(Overview(folder.path)):
+            console.print(line, soft_wrap=True)
 
 
 def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:

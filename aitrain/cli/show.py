@@ -17,8 +17,7 @@ from rich.text import Text
 from aitrain.cli.flags import AsJson, print_json, run_names
 from aitrain.errors import ConfigError
 from aitrain.runs.run_folder import RUNS
-from aitrain.ui.dashboard import number
-from aitrain.ui.duration import duration
+from aitrain.ui.dashboard import duration, number
 
 DAY = 86400
 COLOURS = {
@@ -69,17 +68,19 @@ def show(
     from aitrain.runs.rollout_index import RolloutIndex  # here, as the list needs none of these
     from aitrain.ui.episodes import Query, find
     from aitrain.ui.overview import Overview
-    from aitrain.ui.transcript import episodes, run_texts
+    from aitrain.ui.terminal import run_texts
+    from aitrain.ui.transcript import episodes
     from aitrain.ui.transcript import worst as by_score
 
     rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     console = Console(highlight=False)
     if not has_filter:
+        overview = Overview(folder, rollouts)
         if as_json:
-            print_json(Overview(folder, rollouts).to_json())
+            print_json(overview.to_json())
         else:
-            page(console, run_texts(Overview(folder, rollouts), rollouts))
+            page(console, run_texts(overview))
         return 0
     query = Query(
         eval_phase="" if step is None else "training",

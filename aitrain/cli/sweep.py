@@ -52,9 +52,8 @@ def sweep(
     from aitrain.options.sweep import SweepConfig
     from aitrain.options.yaml_text import write_yaml
     from aitrain.ui.dashboard import Dashboard, event_line
-    from aitrain.ui.log_tail import LogTail
     from aitrain.ui.sweep_page import best_trial, open_study, outcome, trial_name, values_text, write_page
-    from aitrain.ui.terminal import Screen, on_standard_error
+    from aitrain.ui.terminal import LogTail, Screen, on_standard_error
 
     flags: dict[str, object] = {} if trials is None else {"trials": trials}
     if resume:
