@@ -1,6 +1,6 @@
 """The verdict on a change; that it is the interval's is in runs/test_comparison.py."""
 
-from aitrain.runs.verdict import verdict_of
+from aitrain.runs.held_out import verdict_of
 from tests.runs.scorings import interval
 
 

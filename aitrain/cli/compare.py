@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -27,12 +26,14 @@ def compare(
         float | None,
         typer.Option(
             min=0.0,
+            max=1e9,
             metavar="MARGIN",
             help="Exit with code 4 if B is worse than A, by more than MARGIN at the interval's upper limit; 0: at all.",
         ),
     ] = None,
     detect: Annotated[
-        float | None, typer.Option(help="Difference to compute the number of cases for; unset: the measured one.")
+        float | None,
+        typer.Option(min=0.0, max=1e9, help="Difference to compute the number of cases for; unset: the measured one."),
     ] = None,
     transcripts: Annotated[
         int, typer.Option(min=0, help="Lost cases and won cases that are shown with transcripts, of each kind.")
@@ -55,9 +56,6 @@ def compare(
 
     if not models:
         raise ConfigError("Name what is compared: aitrain compare RUN, or aitrain compare A B")
-    for flag, number in (("--fail-if-worse", fail_if_worse), ("--detect", detect)):
-        if number is not None and not math.isfinite(number):
-            raise ConfigError(f"{flag} {number}: give a difference of two scores, such as 0.05")
     comparisons = compare_all(read_scorings([_folder(model) for model in models]))
     if html is not None:
         try:

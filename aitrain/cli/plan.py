@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aitrain.launch.preflight import RunPlan
     from aitrain.launch.step_estimate import HardwareEstimate
 
-Line: TypeAlias = tuple[str, str]
+Line = tuple[str, str]
 """The name of a line and its text; further lines of a name have none."""
 
 

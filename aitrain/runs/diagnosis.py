@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, linear_regression, median, stdev
-from typing import TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -60,7 +59,7 @@ JUMP = 0.2
 BEFORE_A_JUMP = 10
 """Lines before a jump to the highest score that must be alike."""
 
-Values: TypeAlias = Mapping[str, float]
+Values = Mapping[str, float]
 """The metrics of a line that have a value."""
 
 
@@ -423,7 +422,7 @@ def _fall(scorings: Sequence[MetricsLine], scale: float) -> tuple[int, float, fl
 
 # -- a run
 
-Rule: TypeAlias = Callable[[Past], str | None]
+Rule = Callable[[Past], str | None]
 """Returns the advice if its condition holds."""
 OF_LINES: tuple[Rule, ...] = (
     zero_variance,

@@ -12,10 +12,9 @@ from rich.text import Text
 
 from aitrain.redaction import redact
 from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome, compare_all, telling_samples
-from aitrain.runs.held_out import interval_text
+from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_text
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import read_scorings
-from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS
 from aitrain.ui.dashboard import number
 from aitrain.ui.episodes import Limit, episode
 from aitrain.ui.escape_controls import escape_controls

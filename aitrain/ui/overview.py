@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
@@ -26,7 +26,10 @@ from aitrain.runs.held_out import (
     ScoreRow,
     ScoreTable,
     Scoring,
+    Verdict,
     recorded_table,
+    verdict_of,
+    verdict_of_scores,
 )
 from aitrain.runs.json_values import JsonObject, as_float, regular
 from aitrain.runs.metrics_line import MetricsLine, lines_of, read_metrics
@@ -42,10 +45,9 @@ from aitrain.runs.statistics import (
     recorded_mixture,
     score_table,
 )
-from aitrain.runs.verdict import Verdict, verdict_of, verdict_of_scores
 
 Item = TypeVar("Item")
-Series: TypeAlias = dict[str, list[float | None]]
+Series = dict[str, list[float | None]]
 DEAD = "The run's process has ended without a word: it was killed, or the machine went down."
 POINTS, ROW_POINTS = 1_000, 48
 """Maximum points of a curve, and of the one in the table of runs."""

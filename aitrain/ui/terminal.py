@@ -17,9 +17,8 @@ from rich.live import Live
 from rich.text import Text
 
 from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, Step
-from aitrain.runs.held_out import interval_texts
+from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_texts, verdict_sentence
 from aitrain.runs.result import Result
-from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, verdict_sentence
 from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, number, reward_line
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.overview import Overview
