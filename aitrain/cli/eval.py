@@ -23,7 +23,7 @@ from aitrain.cli.flags import (
     run_names,
     with_options,
 )
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted
+from aitrain.errors import ConfigError
 from aitrain.events import Event, Note, Phase
 from aitrain.options.environment import DECLARED_OPTIONS, EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
@@ -78,27 +78,17 @@ def eval(
     verbosity = Verbosity(quiet, verbose, debug)
     configs = _configs(models or [], config, given_flags(flags), resume)
     plans = [check_eval(options, reference) for reference, options in configs]  # all, before the first one starts
-    folders, failures = list[Path](), list[AitrainError]()
+    folders = list[Path]()
     try:
         for (reference, options), plan in zip(configs, plans, strict=True):
             begun = _begun(reference, options) if resume else None
-            try:
-                with new_run_folder(options) if begun is None else locked(begun) as folder:
-                    if read_object(folder.result).get("status") != "finished":
-                        run_eval(plan, options, folder, verbosity)
-            except AitrainError as error:
-                if error.exit_code in (Interrupted.exit_code, EnvironmentFailed.exit_code):
-                    raise  # the others would end so, too
-                failures.append(error)
-            else:
-                folders.append(folder.path)
-    finally:  # what was scored is shown before the error
+            with new_run_folder(options) if begun is None else locked(begun) as folder:
+                if read_object(folder.result).get("status") != "finished":
+                    run_eval(plan, options, folder, verbosity)
+            folders.append(folder.path)
+    finally:  # what was scored is shown before an error
         if folders:
             _print(folders, as_json)
-    if failures:
-        first = failures[0]
-        first.args = ("\n".join(map(str, failures)),)
-        raise first
     return 0
 
 

@@ -91,7 +91,7 @@ def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
     from aitrain.options.environment import named_place
     from aitrain.options.reading import resolve
     from aitrain.options.train import TrainConfig
-    from aitrain.runs.environment_source import package_version
+    from aitrain.packages import version_of
     from aitrain.runs.model_reference import ModelReference, run_options
     from aitrain.runs.run_folder import read_object
 
@@ -104,7 +104,7 @@ def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
     notes = [
         f"{name} was {version}, and is {here or 'not installed'} here."
         for name, version in packages.items()
-        if (here := package_version(name)) != version
+        if (here := version_of(name)) != version
     ]
     given = options.get("rl_env")
     if isinstance(given, list):
@@ -150,21 +150,15 @@ def _place(place: str, made: dict[str, Any], kept: Path, notes: list[str]) -> st
 
 def _print(compared: Reproduction) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from aitrain.ui.escape_controls import escape_controls
+    from aitrain.ui.terminal import text_table
 
     console = Console(highlight=False)
     shown = compared.differing_facts if compared.is_same else list(compared.facts)
     if shown:
-        table = Table("", box=None, padding=(0, 2, 0, 0))
-        for folder in (compared.run, compared.again):
-            table.add_column(escape_controls(folder.name), overflow="fold")
-        for name in shown:
-            style = "bold" if name in compared.differing_facts else "dim"
-            table.add_row(*map(escape_controls, (name, *compared.facts[name])), style=style)
-        console.print(table)
-        console.print()
+        rows = [("", compared.run.name, compared.again.name), *((name, *compared.facts[name]) for name in shown)]
+        console.print(text_table([[*map(escape_controls, row)] for row in rows]), "\n", soft_wrap=True)
     for part in compared.parts:
         style = {"different": "red", "not compared": "yellow"}.get(part.same, "green")
         console.print(f"{part.name:8} [{style}]{part.same}[/]: ", end="")

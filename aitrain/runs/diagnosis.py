@@ -13,7 +13,7 @@ its error comes out too small: rules ask for a large change as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, linear_regression, median, stdev
@@ -369,31 +369,13 @@ def held_out(past: Past) -> str | None:
     rewards = [(at, row["reward"]) for at, row in zip(past.steps, past.rows, strict=True) if "reward" in row]
     since = [reward for at, reward in rewards if at > step]
     quarter = max(1, len(since) // 4)
-    until = [reward for at, reward in rewards if at <= step][-quarter:]
-    then = fmean(until or since[:quarter] or [0.0])
-    now = fmean(since[-min(quarter, LINES_IN_A_ROW) :] or until or [0.0])
-    change, rises = change_over([*until, *since]), RISES * past.scale
-    much = max((before - after) / 2, rises)
-    text = f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}"
-    means = f" ({then:.2f}, then {now:.2f})" if since else ""
-    if now - then <= -much or (change is not None and change.high < 0):
-        return (
-            f"{text}, and so has the reward{means}: the policy has become worse, or has collapsed. The usual cause is a"
-            " learning rate that is too high: lower --lr, or raise --rl-kl-coef; --save-best keeps the best step as the"
-            " model."
-        )
-    has_stayed = now - then >= rises or (change is not None and change.low > -much)
-    is_seen = past.traits.samples_uniformly and bool(since) and since[-1] > then - much  # a collapse may be a line old
-    if has_stayed and is_seen:
-        return (
-            f"{text}, while the reward has not{means}: the policy learns what only the training cases reward."
-            " --save-best or --patience keeps the best step; use more cases or fewer --epochs, raise --rl-kl-coef, and"
-            " read the best-rewarded rollouts for a hack."
-        )
+    until = [reward for at, reward in rewards if at <= step][-quarter:] or since[:quarter]
+    means = f", and the reward was {fmean(until):.2f} then and is {fmean(since[-quarter:]):.2f} now" if since else ""
     return (
-        f"{text}; whether the reward has fallen with it cannot be told{means}. If it has, the policy has become worse:"
-        " lower --lr. If not, the policy learns what only the training cases reward: read the best-rewarded rollouts,"
-        " and use more cases. --save-best keeps the best step as the model."
+        f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}{means}. If the reward has"
+        " fallen as well, the policy has become worse: lower --lr, or raise --rl-kl-coef. If not, it learns what only"
+        " the training cases reward: read the best-rewarded rollouts for a hack, use more cases or fewer --epochs."
+        " --save-best and --patience keep the best step as the model."
     )
 
 
@@ -434,7 +416,6 @@ OF_LINES: tuple[Rule, ...] = (
     importance_ratio,
     top_score,
 )
-OF_STRETCHES: tuple[Rule, ...] = (length,)
 
 
 class Diagnosis:
@@ -457,24 +438,20 @@ class Diagnosis:
             past.first = {**values, **past.first}
             past.steps.append(line.step)
             past.rows.append(values)
+        looks = [(rule, past) for rule in ((held_out,) if line.is_scoring else OF_LINES)]
+        size, lines = STRETCH, len(past.rows)
+        while size <= lines and not line.is_scoring:  # every stretch is looked at four times in its length
+            if lines % (size // 4) == 0:
+                sizes = {size, lines} if 2 * size > lines else {size}
+                looks += [(length, past.newest(each)) for each in sorted(sizes)]
+            size *= 2
         found = []
-        for rule, stretch in self._looks(line.is_scoring):
+        for rule, stretch in looks:
             name = rule.__name__
             if name not in self.reported and past.rows and (text := rule(stretch)):
                 self.reported.add(name)
                 found.append(RunFinding(name, line.step, text))
         return found
-
-    def _looks(self, is_scoring: bool) -> Iterator[tuple[Rule, Past]]:
-        """The rules to apply now, each with the stretch that it looks at. Every stretch is looked at four times in its
-        length."""
-        yield from ((rule, self.past) for rule in ((held_out,) if is_scoring else OF_LINES))
-        size, lines = STRETCH, len(self.past.rows)
-        while size <= lines and not is_scoring:
-            if lines % (size // 4) == 0:
-                sizes = (size, lines) if 2 * size > lines > size else (size,)
-                yield from ((rule, self.past.newest(each)) for each in sizes for rule in OF_STRETCHES)
-            size *= 2
 
 
 def traits_of(options: JsonObject) -> RunTraits:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.metadata
 import inspect
 import linecache
 import os
@@ -14,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
+from aitrain.packages import version_of
 from aitrain.redaction import source_without_secrets
 from aitrain.runs.run_folder import write_text
 
@@ -82,16 +82,8 @@ def source_facts(environment: object) -> dict[str, object]:
         "class": type(environment).__qualname__,
         "file": str(files[0]) if files else None,
         "sha256": source_hash(files),
-        "package": f"{package} {package_version(package)}" if package else None,
+        "package": f"{package} {version_of(package)}" if package else None,
     }
-
-
-def package_version(package: str) -> str | None:
-    """The version of an installed package; None without it."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def source_hash(files: Iterable[Path]) -> str | None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypedDict
 
-from aitrain.runs.environment_source import package_version, source_hash
+from aitrain.packages import version_of
+from aitrain.runs.environment_source import source_hash
 from aitrain.runs.held_out import DECODINGS, IntervalValues, by_case
 from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord
@@ -171,6 +172,6 @@ def changed_since(folder: RunFolder, model: ModelReference) -> str | None:
         return f"environment: {', '.join(map(str, files))}"
     for package in filter(None, (before.get("package") or "").split(", ")):
         name, _, version = package.partition(" ")
-        if version != str(package_version(name)):
+        if version != str(version_of(name)):
             return f"environment: {name} {version}"
     return None

@@ -142,12 +142,11 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
         if entry.eval_phase.startswith(("before", "after")):
             cases.setdefault((entry.eval_phase.endswith("greedy"), entry.case), []).append(number)
     wishes = [
-        evenly([both for (is_greedy, _), both in cases.items() if not is_greedy], 60),
-        evenly([both for (is_greedy, _), both in cases.items() if is_greedy], 30),
+        evenly(list(cases.values()), 90),
         *(training[:8], training[-8:]),
         evenly([group for group in groups if any(entries[number].failure for number in group)], 40),
         *(_ordered(entries, training, order)[:12] for order in ("highest", "lowest", "mixed")),
-        *(evenly(training, 60), evenly(groups, MOST_EPISODES)),
+        evenly(groups, MOST_EPISODES),
     ]
     chosen: set[int] = set()
     room = MOST_BYTES
