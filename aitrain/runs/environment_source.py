@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypedDict
 
 from aitrain.packages import version_of
 from aitrain.redaction import source_without_secrets
@@ -24,11 +23,8 @@ MOST_BYTES = 1_000_000
 """Maximum bytes of all files together."""
 
 
-class SourceFile(TypedDict):
-    """A file by its path inside `environment/`, and its text."""
-
-    name: str
-    text: str
+SourceFile = dict[str, str]
+"""`name`, the path of a file inside `environment/`, and its `text`."""
 
 
 def class_file(kind: type) -> Path | None:

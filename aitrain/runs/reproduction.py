@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +141,8 @@ def _difference(one: object, other: object) -> float:
 def _shown(one: object, other: object) -> str:
     """Two JSON values as text, from shortly before the first difference on."""
     texts = [json.dumps(value, ensure_ascii=False) for value in (one, other)]
-    begin = max(0, len(os.path.commonprefix(texts)) - CONTEXT)
+    same = next((place for place, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]), 0)
+    begin = max(0, same - CONTEXT)
     return " and ".join(text[begin : begin + 2 * CONTEXT] for text in texts)
 
 

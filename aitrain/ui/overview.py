@@ -7,7 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -58,16 +58,6 @@ LOG_BYTES, LOG_LINES = 16_000, 60
 COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap")
 OF_A_PLACE = ("project_name", "output_dir")
 """Options that differ in any two runs."""
-
-
-@dataclass(frozen=True)
-class ScoredStep:
-    """The held-out scores of the policy after a step; those of each of several environments are of sampled answers."""
-
-    step: int
-    sampled: IntervalValues | None
-    greedy: IntervalValues | None
-    environments: dict[str, IntervalValues | None] = field(default_factory=dict)
 
 
 class Overview:
@@ -237,7 +227,7 @@ class Overview:
         return None if chosen["score"] is None else chosen
 
     @property
-    def held_out(self) -> list[ScoredStep]:
+    def held_out(self) -> list[JsonObject]:
         """The held-out scores by weight version: of the cases that were played during the training, if there are any.
         For the step of model/, the scores after training replace earlier ones."""
         entries = [entry for entry in self.rollouts.entries if entry.eval_phase] if self.rollouts else []
@@ -246,12 +236,12 @@ class Overview:
         for entry in entries:
             if entry.case in during or not during:
                 versions.setdefault(entry.weight_version, []).append(entry)
-        curve = list[ScoredStep]()
+        curve = list[JsonObject]()
         for step, found in sorted(versions.items()):
             phases = _scorings(found)
             sampled, greedy = (_newest(phases, name, mixture) for name in DECODINGS)
             each = {one.name: _newest(phases, "sampled", (one,)) for one in named(mixture)}
-            curve.append(ScoredStep(step, sampled, greedy, each))
+            curve.append({"step": step, "sampled": sampled, "greedy": greedy, "environments": each})
         return curve
 
     @property
@@ -415,7 +405,7 @@ class Overview:
             "evaluation": self.evaluation,
             "selection": self.selection,
             "bounds": bounds_of_mean(self.mixture()),
-            "held_out": list(map(asdict, self.held_out)),
+            "held_out": self.held_out,
             "episodes": self.episodes,
             "verdict": self.verdict,
             "verdicts": {name: verdict_of(row["change"]) for name, row in self.scores.items()},
