@@ -41,7 +41,7 @@ COMMANDS = {
     "data": "A small pretrained model, from a package of pip's registry.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
-MODULES = {"demo": "recipe"}
+MODULES = {"demo": "grpo", "recipe": "grpo"}
 """Modules of commands that are in the module of another one."""
 OTHER_COMMANDS = {
     "llm": "aitrain grpo",

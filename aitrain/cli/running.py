@@ -1,4 +1,5 @@
-"""Runs a plan from the terminal: starts its processes, shows them, and prints the result or raises the error."""
+"""Runs a plan from the terminal: starts its processes, on this machine or as one of several, shows them, and prints the
+result or raises the error."""
 
 from __future__ import annotations
 
@@ -9,17 +10,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from aitrain.cli.flags import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
+from aitrain.launch.machines import Nodes
+from aitrain.launch.nodes import NodeGroup, facts, join_store, serve_store, silence
 from aitrain.launch.preflight import RunPlan, done_text
-from aitrain.launch.processes import Processes
+from aitrain.launch.processes import Processes, on_stop_signals
 from aitrain.launch.ray_processes import launcher_of
 from aitrain.options.evaluate import EvalConfig
+from aitrain.options.train import TrainConfig
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
@@ -27,9 +30,6 @@ from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import LogTail, Screen, last_line, on_standard_error, run_texts
-
-if TYPE_CHECKING:
-    from aitrain.launch.nodes import NodeGroup
 
 WARNINGS = 20
 """Number of warnings that the event of a failure repeats, the last ones."""
@@ -198,3 +198,77 @@ def _near(folder: RunFolder) -> RunFolder:
     """The folder by its path from the working directory, if it is below: a checkpoint is known by its whole path."""
     path, here = folder.path, Path.cwd()
     return replace(folder, path=path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else folder
+
+
+# -- on several machines
+
+REFUSAL_SECONDS = 5.0
+"""Seconds for the attempt to tell the other machines that this one cannot run the command."""
+
+
+def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConfig, group: NodeGroup | None) -> int:
+    """Train on several machines, which must be equal, of which this is one; returns the exit code. `given`: the options
+    of the command; `group`: the machines, if another launcher started it on them.
+
+    Raises:
+        AitrainError: a machine does not come or differs, or the run failed.
+    """
+    with on_stop_signals(_interrupt):  # before there are training processes
+        own = facts(given, [source.file for source in plan.sources.values()], plan.processes)
+        whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
+        _say(nodes, f"waiting for {whom} at {nodes.place}")
+        group = group or _connect(nodes, given.ddp_timeout)
+        group.silence = silence(given.ddp_timeout)
+        group.meet(own, len(plan.gpus), given.ddp_timeout)
+        try:
+            return train_here(plan, verbosity, group) if nodes.rank == 0 else _follow(plan, nodes, group)
+        except BaseException:
+            group.leave()
+            raise
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _connect(nodes: Nodes, seconds: float) -> NodeGroup:
+    if nodes.rank == 0:
+        is_local = nodes.address in ("127.0.0.1", "localhost")
+        return NodeGroup(nodes, serve_store(nodes.address, nodes.port, is_local))
+    return NodeGroup(nodes, join_store(nodes.address, nodes.port, seconds))
+
+
+def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
+    """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
+    why = str(error).partition("\n")[0]
+    with suppress(AitrainError, OSError):
+        group = group or _connect(nodes, REFUSAL_SECONDS)
+        group.refuse(f"nnodes: node {nodes.rank} cannot run this command: {why}")
+
+
+def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:
+    """Run the processes of another machine than node 0; returns the exit code.
+
+    Raises:
+        AitrainError: the run failed.
+    """
+    found = group.find_folder()
+    if found is None:
+        group.leave()
+        _say(nodes, "the run has finished: nothing is left to do")
+        return 0
+    folder, checkpoint = found
+    _say(nodes, f"connected; the output is that of node 0 ({group.infos[0].address}), the run folder {folder.path}")
+    end = Processes(plan, folder, lambda event: None, group, checkpoint).run()
+    if isinstance(end, Failed):
+        how = how_to_continue(plan, folder) or "; the output of node 0 may have a command to continue"
+        error = AitrainError(f"{end.message}\nrun folder: {folder.path}{how}")
+        error.exit_code = end.exit_code
+        raise error
+    why = f": {escape_controls(end.because)}" if end.because else ""
+    _say(nodes, f"{end.status} after step {end.step}{why}")
+    return 0 if end.status != "stopped" or end.because else 130
+
+
+def _say(nodes: Nodes, text: str) -> None:
+    print(f"node {nodes.rank} of {nodes.count}: {text}", file=sys.stderr, flush=True)
