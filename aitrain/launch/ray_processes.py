@@ -28,9 +28,9 @@ from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes, on_stop_signals
 from aitrain.redaction import disable_telemetry
-from aitrain.runs import node_info
+from aitrain.runs import heartbeat
 from aitrain.runs.checkpoint import newest_checkpoint
-from aitrain.runs.node_info import NodeInfo
+from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.run_folder import RunFolder, append_text, read_object, write_json
 
 PRIVATE = ".ray"
@@ -142,7 +142,7 @@ class RayProcesses(Processes):
             return
         if not self._met and len(places := read_places(starts[-1])) == self.world:
             self._met = True
-            self.folder.write_status("running", nodes=node_info.as_json(nodes_of(places)))
+            self.folder.write_status("running", nodes=heartbeat.nodes_json(nodes_of(places)))
             where = "; ".join(f"rank {place.rank} on {place}" for place in places)
             if len(starts) == 1:
                 self._hear(Note(f"Training on Ray: {where}.", "info"))

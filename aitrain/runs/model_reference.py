@@ -7,18 +7,22 @@ Commands that use a trained model (`aitrain eval`, `compare`, `chat`, `export`, 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+import yaml
+
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.named_models import NAMED_MODELS, SMOLLM2, TINY, named_folder
 from aitrain.options.environment import named_place
+from aitrain.options.yaml_text import LOADER, read_yaml, refuse_bombs
 from aitrain.runs.checkpoint import SHARDS, checkpoints_of, is_named_checkpoint, step_of
-from aitrain.runs.json_values import JsonObject, as_object
+from aitrain.runs.json_values import JsonObject, as_object, read_whole
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
-from aitrain.runs.run_options import load_options
 
 ModelKind = Literal["hub", "folder", "adapter", "run", "checkpoint", "url"]
 ADAPTER_CONFIG = "adapter_config.json"
@@ -232,3 +236,28 @@ def _found_environment(value: str, made: JsonObject) -> str:
     recorded = Path(str(made.get("file") or ""))
     is_there = file.endswith(".py") and recorded.name == Path(file).name and recorded.is_file()
     return f"{recorded}{colon}{name}" if is_there else value
+
+
+# -- config.yaml
+
+
+def read_options(config: Path) -> JsonObject:
+    """The content of config.yaml, unchecked; empty if it cannot be read."""
+    with suppress(ConfigError):
+        return load_options(config, lambda text: yaml.load(text, Loader=LOADER))
+    return {}
+
+
+def load_options(config: Path, load: Callable[[str], object] = read_yaml) -> JsonObject:
+    """The content of config.yaml.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        text = read_whole(config).decode("utf-8")
+        refuse_bombs(text)
+        loaded = load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"model: cannot read {config}: {' '.join(str(error).split())[:200]}") from None
+    return {str(name): value for name, value in loaded.items()} if isinstance(loaded, dict) else {}

@@ -19,7 +19,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import RunFinding, findings_of
-from aitrain.runs.heartbeat import state_of
+from aitrain.runs.heartbeat import read_nodes, state_of
 from aitrain.runs.held_out import (
     DECODINGS,
     IntervalValues,
@@ -33,10 +33,9 @@ from aitrain.runs.held_out import (
 )
 from aitrain.runs.json_values import JsonObject, as_float, regular
 from aitrain.runs.metrics_line import MetricsLine, lines_of, read_metrics
-from aitrain.runs.node_info import read_nodes
+from aitrain.runs.model_reference import read_options
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
-from aitrain.runs.run_options import read_options
 from aitrain.runs.statistics import (
     Mixture,
     bounds_of_mean,
