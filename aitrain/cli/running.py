@@ -183,15 +183,10 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
     device = f"GPU {', '.join(plan.gpus)}" if plan.gpus else "CPU"
     many = f", {plan.processes} processes" if plan.processes > 1 else ""
     trained = "a LoRA adapter" if config.peft else "all weights"
-    lines = [
+    return [
         f"model {config.model} ({trained}), environment {environment}, on {device}{many}",
         f"run folder {folder.path}; watch it with: aitrain view {shlex.quote(str(folder.path))}",
     ]
-    given = config.model_fields_set
-    usual = [f"{name} {getattr(config, name)}" for name in ("rl_kl_coef", "rl_num_generations") if name not in given]
-    if usual and config.rl_preset is None and plan.folder is None:  # a resumed run has what it began with
-        lines.append(f"{', '.join(usual)}: defaults of AITraining; --rl-preset recommended sets ours")
-    return lines
 
 
 def _near(folder: RunFolder) -> RunFolder:

@@ -109,9 +109,6 @@ def serve(
                     typer.echo(f"  model {first}, the base without the adapter")
                 for variable, value in key.items():
                     typer.echo(f"  export {variable}={value}")
-                request = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
-                curl = f"curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{request}'"
-                typer.echo(f'  {curl} -H @- <<< "Authorization: Bearer $VLLM_API_KEY"')  # the key in no argument
             while (code := server.poll()) is None:
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
