@@ -10,7 +10,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.cli.grpo import train_options
+from aitrain.cli.train import train_options
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check, check_eval
 from aitrain.options.evaluate import EvalConfig

@@ -20,8 +20,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from aitrain.errors import CheckpointDamagedError, ConfigError
-from aitrain.options.optimization import COMPLETIONS_PER_PASS
 from aitrain.options.option import options_of
+from aitrain.options.run import COMPLETIONS_PER_PASS
 from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.redaction import without_secrets
 from aitrain.runs.json_values import JsonObject, as_object

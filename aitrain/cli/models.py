@@ -1,15 +1,16 @@
-"""`aitrain serve`: a trained model behind an OpenAI-compatible address, by vLLM, on 127.0.0.1."""
+"""Commands that use a trained model: `aitrain chat`, `aitrain export` and `aitrain serve`."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,10 +18,107 @@ import typer
 
 from aitrain import packages
 from aitrain.cli.flags import AsJson, Flag, given_flags, run_names, with_options
+from aitrain.cli.terminal_process import limit_threads, run_on_terminal
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.options.generation import VLLMOptions
+from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.reading import resolve
-from aitrain.options.run import ModelOptions
+from aitrain.options.run import HubOptions, ModelOptions
+from aitrain.runs.export_request import DTYPES, ExportRequest
+from aitrain.runs.model_reference import read_model
+from aitrain.runs.new_folder import refuse_existing
+
+
+@with_options(GenerationOptions)
+def chat(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            autocompletion=run_names,
+            help="A run folder, a checkpoint, an adapter, a model folder, a Hub name, or tiny.",
+        ),
+    ],
+    *,
+    only: Annotated[
+        str | None, typer.Option(metavar="base|tuned", autocompletion=lambda: ["base", "tuned"], help="One of the two.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="Begin with this system prompt.")] = "",
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the answers.")] = 0,
+    as_json: AsJson = False,
+    **flags: Flag,
+) -> int:
+    """Talk to a trained model and its base, side by side.
+
+    Questions from a pipe get one line each: echo "2 + 2 = ?" | aitrain chat runs/sums. Options of the run stay as they
+    were, unless they are given here.
+    """
+    from aitrain.runs.chat_setup import ChatSetup, chat_options
+
+    given = given_flags(flags)
+    request = ChatSetup(model, chat_options(model, only, given), only, system, greedy, seed, as_json)
+    limit_threads(request.config.model)
+    limit = request.config.rl_max_new_tokens if "rl_max_new_tokens" in given else None
+    return run_on_terminal("aitrain.jobs.chat", asdict(replace(request, answer_tokens=limit)))
+
+
+@with_options(HubOptions)
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=run_names,
+            help="A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub).",
+        ),
+    ],
+    *,
+    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder to write; unset: exports/NAME.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; unset: as in training.")] = None,
+    adapter_only: Annotated[
+        bool, typer.Option("--adapter-only", help="Export the adapter as it is, to be loaded beside its base.")
+    ] = False,
+    shard_size: Annotated[str, typer.Option(help="Maximum size of a weight file, such as 500MB.")] = "5GB",
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the base model.")] = False,
+    as_json: AsJson = False,
+    **flags: Flag,
+) -> int:
+    """Export a trained model: merged weights, tokenizer, chat template, generation config and model card.
+
+    An adapter is merged into a copy of its base, in the dtype of the training. The result is compared with base plus
+    adapter before it gets its name.
+    """
+    hub = resolve(HubOptions, None, given_flags(flags))
+    push_to_hub = hub.push_to_hub
+    request = ExportRequest(
+        model, out, dtype, adapter_only, shard_size, push_to_hub, hub.repo_id, hub.username, hub.hub_private,
+        trust_remote_code, as_json,
+    )  # fmt: skip
+    if dtype not in (None, *DTYPES):
+        raise ConfigError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
+    if not re.fullmatch(r"[1-9]\d*[KMGT]B", shard_size):
+        raise ConfigError(f"--shard-size {shard_size}: write a number and KB, MB, GB or TB, such as 500MB")
+    reference = read_model(model)
+    if reference.kind in ("hub", "url"):
+        from aitrain.ui.run_registry import places
+
+        places([model])  # raises, with what is near
+        raise ConfigError(f"{model} is no run, checkpoint or adapter here")
+    if adapter_only and reference.adapter is None:
+        raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")
+    if reference.kind == "folder" and out is None and not push_to_hub:
+        raise ConfigError(f"{model} is a whole model already\nUse --push-to-hub, or --out for a copy.")
+    if reference.kind != "folder" or out is not None:
+        folder = request.folder(reference.label)
+        if push_to_hub and (folder / "config.json").is_file():
+            raise ConfigError(
+                f"{folder} exists already\nUpload it with: aitrain export {folder} --push-to-hub\n"
+                "Or write the model again into another folder, with --out."
+            )
+        refuse_existing(folder)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
+    return run_on_terminal("aitrain.jobs.export", asdict(request))
+
 
 POLL_SECONDS = 0.5
 RECORDED = ("dtype", "model_max_length")
