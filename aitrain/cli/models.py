@@ -18,14 +18,11 @@ import typer
 
 from aitrain import packages
 from aitrain.cli.flags import AsJson, Flag, given_flags, run_names, with_options
-from aitrain.cli.terminal_process import limit_threads, run_on_terminal
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.reading import resolve
 from aitrain.options.run import HubOptions, ModelOptions
 from aitrain.runs.export_request import DTYPES, ExportRequest
-from aitrain.runs.model_reference import read_model
-from aitrain.runs.new_folder import refuse_existing
 
 
 @with_options(GenerationOptions)
@@ -53,6 +50,7 @@ def chat(
     Questions from a pipe get one line each: echo "2 + 2 = ?" | aitrain chat runs/sums. Options of the run stay as they
     were, unless they are given here.
     """
+    from aitrain.cli.terminal_process import limit_threads, run_on_terminal
     from aitrain.runs.chat_setup import ChatSetup, chat_options
 
     given = given_flags(flags)
@@ -88,6 +86,10 @@ def export(
     An adapter is merged into a copy of its base, in the dtype of the training. The result is compared with base plus
     adapter before it gets its name.
     """
+    from aitrain.cli.terminal_process import run_on_terminal  # these here, because help needs none of them
+    from aitrain.runs.model_reference import read_model
+    from aitrain.runs.new_folder import refuse_existing
+
     hub = resolve(HubOptions, None, given_flags(flags))
     push_to_hub = hub.push_to_hub
     request = ExportRequest(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from aitrain import activity
 from aitrain.errors import AitrainError, Interrupted
@@ -215,7 +215,7 @@ class NodeInfo:
     """Its training processes, in the order of their ranks."""
 
 
-NODES = TypeAdapter(tuple[NodeInfo, ...])
+NODES = TypeAdapter(tuple[NodeInfo, ...], config=ConfigDict(defer_build=True))
 
 
 def nodes_json(nodes: Iterable[NodeInfo]) -> list[dict[str, object]]:
