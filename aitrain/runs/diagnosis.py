@@ -87,8 +87,6 @@ class RunTraits:
     loss_type: str = "grpo"
     ratio_by_sequence: bool = True
     """Whether the importance ratio is a product over the tokens of an episode."""
-    samples_ahead: bool = False
-    """Whether the weights that sample are older than those that are trained (--rl-ahead)."""
     reshaped_sampling: str = ""
     """Options that change the sampling distribution, comma-separated; may be empty."""
 
@@ -187,7 +185,7 @@ def zero_variance(past: Past) -> str | None:
     traits, now, first = past.traits, past.rows[-1], past.first
     if not past.lasts(lambda row: row.get("frac_reward_zero_std", 0.0) >= 0.8 and not traits.is_solved(row)):
         return None
-    same, first_examples = f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, ", ""
+    same = f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, "
     where = f"mostly near {now.get('reward', 0.0):.2f}"
     if traits.level(now) < TOO_HARD_LEVEL:
         lowest, _ = traits.bounds or UNIT
@@ -197,13 +195,11 @@ def zero_variance(past: Past) -> str | None:
                 " worse. Lower --lr, or raise --rl-kl-coef."
             )
         where = f"at {lowest:g}: the cases are too hard"
-        first_examples = ", or train on right answers first (docs/sft.md)"
     unscored = ", or fewer than two have a score" if now.get("unscored", 0.0) > 0 else ""
-    refill = " --rl-sampling refill replaces such groups;" if traits.samples_uniformly else ""
     return (
-        f"{same}{where}{unscored}. Such groups give no gradient: raise"
-        f" --rl-num-generations or --rl-temperature, give partial credit, or use easier cases{first_examples};{refill}"
-        " --stop-when-flat ends such a run."
+        f"{same}{where}{unscored}. Such groups give no gradient: raise --rl-num-generations or --rl-temperature, give"
+        " partial credit, use easier cases, or train on right answers first (docs/sft.md); --rl-sampling refill"
+        " replaces such groups, --stop-when-flat ends such a run."
     )
 
 
@@ -283,14 +279,9 @@ def importance_ratio(past: Past) -> str | None:
             f"{intro}it is a product over {now.get('completions/mean_length', 0.0):.0f} tokens of an episode, each of"
             f" which differs by {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
         )
-    if traits.samples_ahead:
-        return (
-            f"{apart}: the weights that sampled it are a rollout old, and have changed much since. Lower --lr or"
-            " --rl-updates-per-rollout, or leave out --rl-ahead."
-        )
     return (
-        f"{apart}, more than rounding does: vLLM has other weights or another number format (--dtype,"
-        " --mixed-precision), or the server ignores the adapter."
+        f"{apart}, more than rounding does: vLLM has other weights (with --rl-ahead a rollout old: lower --lr), another"
+        " number format (--dtype, --mixed-precision), or the server ignores the adapter."
     )
 
 
@@ -459,7 +450,6 @@ def traits_of(options: JsonObject) -> RunTraits:
     return RunTraits(
         bounds=bounds_of(options.get("rl_score_range")),
         samples_uniformly=options.get("rl_sampling") in (None, "uniform"),
-        samples_ahead=bool(options.get("rl_ahead")),
         loss_type=str(options.get("rl_loss_type") or "grpo"),
     )
 
