@@ -105,11 +105,10 @@ class RunTraits:
 
 @dataclass(frozen=True)
 class Change:
-    """Means of the first and of the last quarter of a series, and the standard error of each."""
+    """Means of the first and of the last quarter of a series."""
 
     before: float
     after: float
-    error: float
     mean: float
     """The change itself."""
     low: float
@@ -135,7 +134,7 @@ def change_over(values: Sequence[float]) -> Change | None:
     variance = squares / (4 * (size - 2)) * (1 + correlation) / (1 - correlation)
     before, after, error = fmean(parts[0]), fmean(parts[3]), math.sqrt(variance / size)
     change, margin = after - before, 2 * math.sqrt(2) * error
-    return Change(before, after, error, change, change - margin, change + margin)
+    return Change(before, after, change, change - margin, change + margin)
 
 
 @dataclass
