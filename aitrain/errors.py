@@ -23,11 +23,10 @@
         OutOfRepliesError           a scripted policy has no further reply; defined in rollout/engine.py
         RefusedCallError            an environment's server refused a call; defined in environment/served_environment.py
         RefusedRequestError         what our servers refuse, and why; defined in environment/http_server.py
-        RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
         UnknownStateError           an object's state cannot be compared; defined in environment/state_watch.py
 
-The last thirteen are caught and turned into something that a user sees. A message says what happened, where, and what
+The last twelve are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.
 """
 
@@ -39,10 +38,6 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from http import HTTPStatus
 
 __all__ = ["AitrainError", "ConfigError", "EnvironmentFailed", "EpisodeTruncated", "Interrupted", "RunFailed"]
 
@@ -136,14 +131,6 @@ class Interrupted(AitrainError):
 
 class CheckpointDamagedError(AitrainError):
     """A folder is not a complete checkpoint; the text is the reason in a few words."""
-
-
-class RequestRefusedError(AitrainError):
-    """The page server does not answer a request; `status` is the HTTP status."""
-
-    def __init__(self, status: HTTPStatus, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

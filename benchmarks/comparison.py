@@ -19,11 +19,10 @@ from pathlib import Path
 from statistics import fmean
 
 from aitrain.runs.comparison import compare_all
-from aitrain.runs.held_out import UNIT
+from aitrain.runs.held_out import UNIT, verdict_of
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_record import read_rollouts
 from aitrain.runs.statistics import Power, ScoredEnv, of_changes
-from aitrain.runs.verdict import verdict_of
 from benchmarks.measuring import Asked, Figure
 
 SEEDS = 100

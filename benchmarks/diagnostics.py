@@ -81,7 +81,7 @@ def measure(asked: Asked) -> Iterator[Figure]:
     seeds = range(asked.pairs)
     for kind in PLANTED:
         runs = [[one for one in diagnose(kind, seed) if one.name == kind.finding] for seed in seeds]
-        found = [float(bool(one) and kind.says in one[0].text) for one in runs]
+        found = [float(bool(one)) for one in runs]
         yield Figure(f"planted, {kind.name}: share found", [sum(found) / len(found)], least=FOUND)
     alarms = [float(bool(diagnose(kind, seed))) for kind in HEALTHY for seed in range(HEALTHY_RUNS * asked.pairs)]
     yield Figure(f"share of {len(alarms)} healthy runs with an alarm", [sum(alarms) / len(alarms)], FALSE_ALARMS)

@@ -47,8 +47,6 @@ class Kind:
     name: str
     finding: str = ""
     """What must be found; empty for a healthy run."""
-    says: str = ""
-    """What its text must contain."""
     skill: Curve = _SKILL
     """Log-odds of a right answer to a case of mean difficulty."""
     held_out_skill: Curve | None = None
@@ -158,22 +156,19 @@ PLANTED = (
     Kind(
         "held-out scores fall slowly",
         "held_out",
-        "while the reward has not",
         held_out_skill=ramp(1.5, -1.0, 0.2),
         evaluations=12,
     ),
     Kind(
         "held-out scores fall, scored three times",
         "held_out",
-        "while the reward has not",
         held_out_skill=ramp(2.0, -1.5),
         evaluations=2,
     ),
-    Kind("collapses slowly", "held_out", "so has the reward", skill=ramp(1.0, -6.0)),
+    Kind("collapses slowly", "held_out", skill=ramp(1.0, -6.0)),
     Kind(
         "collapses within twelve to thirty steps",
         "held_out",
-        "so has the reward",
         skill=lambda time: 1.0 if time < 0.35 else -8.0,
         steps=(12, 30),
         evaluations=4,

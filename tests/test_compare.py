@@ -65,7 +65,6 @@ def test_what_a_model_said_is_no_command_to_the_terminal(runs: Path) -> None:
     ("arguments", "word"),
     [
         ([], "Name what is compared"),
-        (["high", "low", "--detect", "nan"], "--detect nan"),
         (["high", "tiny"], "Score it first with: aitrain eval tiny"),
     ],
 )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from aitrain.cli.options import metrics_schema, rollouts_schema
 from aitrain.events import Event, Note, Step, decode, encode, events_schema
-from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
 from tests.conftest import Run
 
 ARITHMETIC = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--rl-kl-coef", "0"]

@@ -10,13 +10,10 @@ import pytest
 
 from aitrain import ConfigError, EnvRequirements, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.cli.running import start_lines
 from aitrain.environment.requirements import with_requirements
-from aitrain.launch.preflight import check
 from aitrain.options.algorithms import remarks
 from aitrain.options.reading import as_command, resolve
 from aitrain.options.yaml_text import write_yaml
-from aitrain.runs.run_folder import RunFolder
 
 
 def as_trl(**options: Any) -> dict[str, Any]:
@@ -104,9 +101,3 @@ def test_given_options_and_what_an_environment_declares_win_over_a_preset() -> N
     assert {"--gradient-accumulation", "4"} <= {*as_command(config)}  # which is the option's default
     declared = SimpleNamespace(requirements=EnvRequirements(max_new_tokens=64))
     assert with_requirements(config, declared)[0].rl_max_new_tokens == 64
-
-
-@pytest.mark.parametrize(("given", "named"), [({"rl_kl_coef": 0.1}, 1), ({"rl_preset": "dapo"}, 0)])
-def test_a_run_without_a_preset_begins_with_a_line_about_it(given: dict[str, Any], named: int, here: Path) -> None:
-    lines = start_lines(check(TrainConfig(model="tiny", rl_env="envs.arithmetic", **given)), RunFolder(here))
-    assert sum(name in " ".join(lines) for name in ("rl_kl_coef", "rl_num_generations")) == named

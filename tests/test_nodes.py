@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.cli.node_run import report_refusal
+from aitrain.cli.running import report_refusal
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank

@@ -10,7 +10,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.cli.grpo import train_options
+from aitrain.cli.train import train_options
 from aitrain.launch.preflight import RunPlan, check, check_eval
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.cli.show import show
+from aitrain.cli.runs import show
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.ui.run_registry import RunRegistry

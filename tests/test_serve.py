@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from aitrain.cli.serve import serve
+from aitrain.cli.models import serve
 from aitrain.errors import ConfigError
 from tests.conftest import write
 
@@ -78,7 +78,7 @@ def test_without_a_key_of_the_users_it_makes_one_and_shows_it(
     monkeypatch.setattr("aitrain.vllm.server_process.running", start)
     monkeypatch.setattr("signal.signal", MagicMock())
     monkeypatch.setattr("aitrain.packages.installed", MagicMock())
-    monkeypatch.setattr("aitrain.cli.serve.check_port", MagicMock())
+    monkeypatch.setattr("aitrain.cli.models.check_port", MagicMock())
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     run(LORA)
     assert serve("mine", as_json=True, port=8000) == 0  # type: ignore[arg-type]

@@ -15,9 +15,8 @@ from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
 from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.result import Result
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.log_tail import LogTail
 from aitrain.ui.overview import Overview
-from aitrain.ui.terminal import Screen, last_line, show_result
+from aitrain.ui.terminal import LogTail, Screen, last_line, run_texts
 from tests.conftest import write
 from tests.runs.scorings import interval
 from tests.screens import Terminal
@@ -143,16 +142,17 @@ def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_
     )  # fmt: skip
     made.write()
     shown = Terminal(300, 60)
-    show_result(made, Overview(tmp_path), shown.console())
+    for line in run_texts(Overview(tmp_path)):
+        shown.console().print(line)
 
     text = "\n".join(shown.shown)
     for part in (
         "sampled   0.500 [0.400, 0.600]  0.250 [0.150, 0.350]  -0.250 [-0.375, -0.125]",
         "worse: -0.250 [-0.375, -0.125] over 64 cases",
         "█",
-        f"model: {tmp_path}/model (adapter)",
+        f"model: {tmp_path}/model",
         "failures: 8 of 4,000 episodes (exception 7, timeout 1)",
-        f"aitrain grpo --config {tmp_path}/config.yaml --lr 0.0001",
+        f"aitrain compare {tmp_path}",
     ):
         assert part in text
     assert last_line(made).startswith("held-out score 0.500 -> 0.250")

@@ -255,7 +255,8 @@ def rescore(
     run: RunName,
     *,
     env: Annotated[
-        str | None, typer.Option("--rl-env", "--env", metavar="ENV", help="Another environment than the run's.")
+        str | None,
+        typer.Option("--rl-env", "--env", metavar="ENV", help="Another environment than the run's, or its new place."),
     ] = None,
     keywords: EnvKeywords = None,
     step: Annotated[int | None, typer.Option(help="Episodes of this training step only.")] = None,
@@ -283,17 +284,8 @@ def rescore(
     with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
         model = read_model(str(saved["model"]))
         saved["model"] = "tiny" if model.kind == "url" else model.base
-    try:
-        config = checked(
-            {**flags, "rl_env": env},
-            keywords,
-            {name: value for name, value in saved.items() if name in TrainConfig.model_fields},
-        )
-    except ConfigError as error:
-        if env is not None or not str(error).startswith(("rl_env:", "rl_env_module:")):
-            raise
-        hint = "Name it with --rl-env, if its file has moved or the run was started in another folder or from Python."
-        raise ConfigError(f"{error}\n{hint}") from None
+    kept = {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
+    config = checked({**flags, "rl_env": env}, keywords, kept)
     return _on_terminal("rescore", config, run=str(path), step=step, last=last, most=most, as_json=as_json)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,17 +24,21 @@ from aitrain.cli.flags import (
     run_names,
     with_options,
 )
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted
+from aitrain.errors import ConfigError
 from aitrain.events import Event, Note, Phase
 from aitrain.options.environment import DECLARED_OPTIONS, EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
 from aitrain.options.reading import place_of_run, read_file, resolve
 from aitrain.runs.eval_result import JOB, EvalResult, changed_since
 from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.held_out import DECODINGS, interval_text
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
 from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.ui.escape_controls import escape_controls
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from aitrain.launch.preflight import RunPlan
 
 SHOWN = EVAL_FLAGS - {"model"}
@@ -78,34 +83,22 @@ def eval(
     verbosity = Verbosity(quiet, verbose, debug)
     configs = _configs(models or [], config, given_flags(flags), resume)
     plans = [check_eval(options, reference) for reference, options in configs]  # all, before the first one starts
-    folders, failures = list[Path](), list[AitrainError]()
+    folders = list[Path]()
     try:
         for (reference, options), plan in zip(configs, plans, strict=True):
             begun = _begun(reference, options) if resume else None
-            try:
-                with new_run_folder(options) if begun is None else locked(begun) as folder:
-                    if read_object(folder.result).get("status") != "finished":
-                        run_eval(plan, options, folder, verbosity)
-            except AitrainError as error:
-                if error.exit_code in (Interrupted.exit_code, EnvironmentFailed.exit_code):
-                    raise  # the others would end so, too
-                failures.append(error)
-            else:
-                folders.append(folder.path)
-    finally:  # what was scored is shown before the error
+            with new_run_folder(options) if begun is None else locked(begun) as folder:
+                if read_object(folder.result).get("status") != "finished":
+                    run_eval(plan, options, folder, verbosity)
+            folders.append(folder.path)
+    finally:  # what was scored is shown before an error
         if folders:
             _print(folders, as_json)
-    if failures:
-        first = failures[0]
-        first.args = ("\n".join(map(str, failures)),)
-        raise first
     return 0
 
 
 def _print(folders: Sequence[Path], as_json: bool) -> None:
     from rich.console import Console
-
-    from aitrain.ui.eval_table import eval_table, remarks
 
     results = [EvalResult.read(folder) for folder in folders]
     if as_json:
@@ -113,7 +106,7 @@ def _print(folders: Sequence[Path], as_json: bool) -> None:
         return
     console = Console(highlight=False)
     console.print(eval_table(results), soft_wrap=True)
-    for line in (*remarks(results), *(f"eval folder: {folder}" for folder in folders)):
+    for line in (*_remarks(results), *(f"eval folder: {folder}" for folder in folders)):
         console.print(line, style="dim", soft_wrap=True, markup=False)
 
 
@@ -199,3 +192,62 @@ def _differences(folder: RunFolder, reference: ModelReference, config: EvalConfi
     differs = [f"other {name}" for name in names if before.get(name) != now.get(name)]
     changed = changed_since(folder, reference)
     return [*differs, *([f"{changed} has changed"] if changed else [])]
+
+
+# -- the table of results
+
+
+def eval_table(results: Sequence[EvalResult]) -> Text:
+    """One line for each model: scores with 95% intervals, pass@K, solved cases, tokens of an answer, failures."""
+    from rich.text import Text
+
+    from aitrain.ui.terminal import text_table
+
+    columns = [name for name in DECODINGS if any(result.scores.get(name) for result in results)]
+    tries = sorted({int(name) for result in results for name in result.pass_at} - {1})[-1:]
+    has_solved = any(result.solved for result in results) and any(result.samples > 1 for result in results)
+    head = ["model", *columns, *(f"pass@{count}" for count in tries), *(["solved"] if has_solved else [])]
+    lines: list[list[str | Text]] = [[Text(title, "bold") for title in (*head, "tokens", "failed")]]
+    for name, result in zip(_names(results), results, strict=True):
+        intervals = [*(result.scores.get(name) for name in columns), *(result.pass_at.get(str(n)) for n in tries)]
+        lines.append([name, *(interval_text(interval, False) for interval in intervals)])
+        if has_solved:
+            lines[-1].append(f"{result.solved['sampled']:.0%}" if "sampled" in result.solved else "-")
+        lengths = "/".join(f"{length['mean']:.1f}" for length in result.lengths.values())
+        lines[-1] += [lengths, str(sum(result.failures.values()))]
+    return text_table(lines)
+
+
+def _remarks(results: Sequence[EvalResult]) -> Iterator[str]:
+    """What a reader of the table should know, one sentence each."""
+    first = results[0]
+    samples = f", {first.samples} samples each" if first.samples > 1 else ""
+    yield f"{first.environment}: {first.cases} cases{samples}, seed {first.seed}; scores with 95% intervals"
+    for label, result in zip(_names(results), results, strict=True):
+        for row in [row for row in result.scores if row not in DECODINGS]:  # of one environment of several
+            yield f"{label}, {escape_controls(row)}: {interval_text(result.scores[row], False)}"
+        for decoding in result.scores:
+            metrics = result.metrics.get(decoding, {}).items()
+            details = [f"{escape_controls(name)} {mean:.3f}" for name, mean in metrics]
+            stops = result.stops.get(decoding, {})
+            limits = [limit for limit in ("max_tokens", "max_turns", "truncated") if limit in stops]
+            details += [f"{stops[limit] / sum(stops.values()):.0%} ended by {limit}" for limit in limits]
+            if details:
+                yield f"{label}, {decoding}: {', '.join(details)}"
+        if result.failures:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())
+            yield f"{label}: the environment failed on {sum(result.failures.values())} episodes, left out: {kinds}"
+        if result.unscored:
+            yield f"{label}: {result.unscored} episodes have no score (None)"
+        if result.dropped:
+            yield f"{label}: {result.dropped} episodes dropped, as their prompt leaves no room for an answer"
+        if result.overlap:
+            yield f"{label}: {result.overlap} of {result.cases} cases were trained on, or chose its step"
+
+
+def _names(results: Sequence[EvalResult]) -> list[str]:
+    """The models' names, as they were given where two have the same label."""
+    labels = Counter(result.model["label"] for result in results)
+    return [
+        escape_controls(result.model["label" if labels[result.model["label"]] == 1 else "given"]) for result in results
+    ]

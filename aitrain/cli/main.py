@@ -41,8 +41,12 @@ COMMANDS = {
     "data": "A small pretrained model, from a package of pip's registry.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
-MODULES = {"demo": "recipe"}
-"""Modules of commands that are in the module of another one."""
+MODULES = {
+    **dict.fromkeys(("grpo", "demo", "recipe", "reproduce"), "train"),
+    **dict.fromkeys(("chat", "export", "serve", "data"), "models"),
+    **dict.fromkeys(("show", "view", "compare"), "runs"),
+}
+"""Modules of commands that are not in one of their own name."""
 OTHER_COMMANDS = {
     "llm": "aitrain grpo",
     "train": "aitrain grpo",

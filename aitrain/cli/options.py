@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,8 +13,29 @@ from aitrain.errors import ConfigError
 from aitrain.events import events_schema
 from aitrain.options.option import json_schema, options_of, options_with
 from aitrain.options.other_names import unknown_option
+from aitrain.options.section import field_docstrings
 from aitrain.options.train import TrainConfig
-from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
+from aitrain.runs.metrics_line import LINE, MetricsLine
+from aitrain.runs.rollout_record import RECORD, RolloutRecord
+
+
+def rollouts_schema() -> dict[str, object]:
+    """Of the record of an episode; fields that say nothing about it are left out."""
+    return _described(RolloutRecord, RECORD.json_schema(), "Rollout record")
+
+
+def metrics_schema() -> dict[str, object]:
+    """Of a metrics line: named numbers, and others by the names of what they measure."""
+    found = _described(MetricsLine, LINE.json_schema(), "Metrics line")
+    del found["properties"]["values"]
+    return found | {"required": ["schema", "step"], "additionalProperties": {"type": ["number", "null"]}}
+
+
+def _described(kind: type, schema: dict[str, Any], title: str) -> dict[str, Any]:
+    for name, text in field_docstrings(kind).items():
+        schema["properties"][name]["description"] = text
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title, "required": ["step"]}
+
 
 SCHEMAS: dict[str, Callable[[], dict[str, object]]] = {
     "config": lambda: json_schema(TrainConfig),

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, give
 from aitrain.errors import ConfigError
 from aitrain.options.algorithms import described
 from aitrain.options.fsdp_settings import fsdp_settings
+from aitrain.options.reading import as_command
 from aitrain.options.train import TrainConfig
 from aitrain.ui.escape_controls import escape_controls
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from aitrain.launch.preflight import RunPlan
     from aitrain.launch.step_estimate import HardwareEstimate
 
-Line: TypeAlias = tuple[str, str]
+Line = tuple[str, str]
 """The name of a line and its text; further lines of a name have none."""
 
 
@@ -135,28 +137,10 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     yield from _named("preset", described(config))
     custom = config.custom_loss and f"{config.custom_loss}, averaged as {config.rl_loss_type}"
     yield "loss", custom or str(config.loss)
-    kl = f"{config.rl_kl_estimator} x {config.rl_kl_coef:g} in the {config.rl_kl_in}"
-    yield "KL term", kl if config.rl_kl_coef else "none"
-    if config.rl_baseline == "leave_one_out":
-        yield "baseline", "the mean of the others in the group"
-    if config.rl_dual_clip is not None:
-        yield "dual clip", f"ratio at most {config.rl_dual_clip:g} where the advantage is negative"
-    if config.rl_entropy_coef:
-        yield "entropy", f"bonus x {config.rl_entropy_coef:g}"
-    if config.overlong_buffer is not None:
-        limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.overlong_buffer
-        yield "overlong", f"rewards fall by {config.rl_overlong_penalty:g} from {first} to {limit} tokens"
-    if config.thinking is not None:
-        yield "thinking", f"{config.thinking}; completions of at most {config.rl_max_new_tokens} tokens"
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan, rollout)
-    if config.rl_sampling == "refill":
-        yield "cases", f"groups of equal scores are replaced, at most {config.rl_refill_limit} times in a batch"
-    if config.rl_ahead:
-        yield "ahead", "the next rollout is sampled while one trains, with weights that are one rollout old"
-    if config.custom_callbacks:
-        yield "callbacks", config.custom_callbacks
+    yield "options", shlex.join(as_command(config))
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     yield "processes", f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}"
     if config.starts_vllm_servers:

@@ -1,36 +1,45 @@
-"""Runs a plan from the terminal: starts its processes, shows them, and prints the result or raises the error."""
+"""Runs a plan from the terminal: starts its processes, on this machine or as one of several, shows them, and prints the
+result or raises the error."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from aitrain.cli.flags import Verbosity
-from aitrain.errors import AitrainError, Interrupted, RunFailed
+from aitrain.errors import AitrainError, Interrupted, RunFailed, write_error_file
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
+from aitrain.launch.machines import LaunchedRank, Nodes
+from aitrain.launch.nodes import (
+    POLL,
+    MachineStore,
+    NodeGroup,
+    StoreLostError,
+    connect,
+    facts,
+    open_group,
+    silence,
+)
 from aitrain.launch.preflight import RunPlan, done_text
-from aitrain.launch.processes import Processes
+from aitrain.launch.processes import Processes, on_stop_signals
 from aitrain.launch.ray_processes import launcher_of
 from aitrain.options.evaluate import EvalConfig
+from aitrain.options.train import TrainConfig
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.log_tail import LogTail
 from aitrain.ui.overview import Overview
 from aitrain.ui.report_writer import ReportWriter
-from aitrain.ui.terminal import Screen, last_line, on_standard_error, show_result
-
-if TYPE_CHECKING:
-    from aitrain.launch.nodes import NodeGroup
+from aitrain.ui.terminal import LogTail, Screen, last_line, on_standard_error, run_texts
 
 WARNINGS = 20
 """Number of warnings that the event of a failure repeats, the last ones."""
@@ -172,7 +181,9 @@ def _show_result(folder: RunFolder, verbosity: Verbosity) -> None:
     elif verbosity.quiet:
         print(last_line(Result.read(folder.path)))
     else:
-        show_result(Result.read(folder.path), Overview(folder.path), Console(highlight=False))
+        console = Console(highlight=False)
+        for line in run_texts(Overview(folder.path)):
+            console.print(line, soft_wrap=True)
 
 
 def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
@@ -180,7 +191,7 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
     config = plan.config
     environment = ", ".join(config.environments) or config.rl_env or config.rl_env_module
     device = f"GPU {', '.join(plan.gpus)}" if plan.gpus else "CPU"
-    many = f", {plan.processes} processes" if plan.processes > 1 else ""
+    many = f", {plan.batch.processes} processes" if plan.batch.processes > 1 else ""
     trained = "a LoRA adapter" if config.peft else "all weights"
     lines = [
         f"model {config.model} ({trained}), environment {environment}, on {device}{many}",
@@ -197,3 +208,116 @@ def _near(folder: RunFolder) -> RunFolder:
     """The folder by its path from the working directory, if it is below: a checkpoint is known by its whole path."""
     path, here = folder.path, Path.cwd()
     return replace(folder, path=path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else folder
+
+
+# -- on several machines, or by ranks that another launcher started, each of which counts as one
+
+REFUSAL_SECONDS = 5.0
+"""Seconds for the attempt to tell the other machines that this one cannot run the command."""
+
+END_SECONDS = 60.0
+"""Seconds for rank 0 to show the end of the run, as the launcher ends all when one has ended."""
+
+
+def as_rank(rank: LaunchedRank, options: TrainConfig, train: Callable[[TrainConfig, NodeGroup], int]) -> int:
+    """Train as one of the processes that another launcher has started; returns the exit code. Only rank 0 speaks.
+
+    Raises:
+        AitrainError: on rank 0, the run failed.
+    """
+    group, store = open_group(rank, options.ddp_timeout)
+    if rank.rank == 0:
+        try:
+            return train(_restarted(options, rank, store), group)
+        finally:
+            group.store.put("done", True)
+    try:
+        code = train(options, group)
+    except AitrainError as error:
+        write_error_file(error)
+        code = error.exit_code
+    deadline = time.monotonic() + END_SECONDS
+    with suppress(StoreLostError):
+        while not group.store.get("done") and time.monotonic() < deadline:
+            time.sleep(POLL)
+    return code
+
+
+def _restarted(config: TrainConfig, rank: LaunchedRank, store: MachineStore | None) -> TrainConfig:
+    """The options of rank 0; after a restart by the launcher, those that continue in the run folder."""
+    starts = reversed(range(rank.restarts))
+    found = next(filter(None, (store.below(number).get("folder") for number in starts)), None) if store else None
+    if found is None:
+        return config
+    path = Path(found)
+    place = {"output_dir": str(path.parent), "project_name": path.name}
+    return config.model_copy(update={**place, "resume_from_checkpoint": "auto"})
+
+
+def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConfig, group: NodeGroup | None) -> int:
+    """Train on several machines, which must be equal, of which this is one; returns the exit code. `given`: the options
+    of the command; `group`: the machines, if another launcher started it on them.
+
+    Raises:
+        AitrainError: a machine does not come or differs, or the run failed.
+    """
+    with on_stop_signals(_interrupt):  # before there are training processes
+        own = facts(given, [source.file for source in plan.sources.values()], plan.batch.processes)
+        gpus = len(plan.gpus) if plan.launched is None else min(1, len(plan.gpus))
+        whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
+        _say(plan, nodes, f"waiting for {whom} at {nodes.place}")
+        group = group or _connect(nodes, given.ddp_timeout)
+        group.meet(own, gpus, given.ddp_timeout)
+        try:
+            return train_here(plan, verbosity, group) if nodes.rank == 0 else _follow(plan, nodes, group)
+        except BaseException:
+            group.leave()
+            raise
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _connect(nodes: Nodes, seconds: float) -> NodeGroup:
+    store = connect(nodes, seconds, is_local=nodes.address in ("127.0.0.1", "localhost"))
+    return NodeGroup(nodes, store, silence(seconds))
+
+
+def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
+    """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
+    why = str(error).partition("\n")[0]
+    with suppress(AitrainError, OSError):
+        group = group or _connect(nodes, REFUSAL_SECONDS)
+        group.refuse(f"nnodes: node {nodes.rank} cannot run this command: {why}")
+
+
+def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:
+    """Run the processes of another machine than node 0; returns the exit code.
+
+    Raises:
+        AitrainError: the run failed.
+    """
+    found = group.find_folder()
+    if found is None:
+        group.leave()
+        _say(plan, nodes, "the run has finished: nothing is left to do")
+        return 0
+    folder, checkpoint = found
+    _say(
+        plan, nodes, f"connected; the output is that of node 0 ({group.infos[0].address}), the run folder {folder.path}"
+    )
+    end = Processes(replace(plan, checkpoint=checkpoint), folder, lambda event: None, group).run()
+    if isinstance(end, Failed):
+        how = how_to_continue(plan, folder) or "; the output of node 0 may have a command to continue"
+        error = AitrainError(f"{end.message}\nrun folder: {folder.path}{how}")
+        error.exit_code = end.exit_code
+        raise error
+    why = f": {escape_controls(end.because)}" if end.because else ""
+    _say(plan, nodes, f"{end.status} after step {end.step}{why}")
+    return 0 if end.status != "stopped" or end.because else 130
+
+
+def _say(plan: RunPlan, nodes: Nodes, text: str) -> None:
+    if plan.launched is None:
+        print(f"node {nodes.rank} of {nodes.count}: {text}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from aitrain.cli.flags import AsJson, Debug, DryRun, Quiet, Verbose, print_json
+from aitrain.cli.flags import AsJson, Debug, DryRun, Quiet, print_json
 from aitrain.errors import ConfigError
 from aitrain.events import Announce, Evaluated, Event, Note
 from aitrain.packages import installed
@@ -36,15 +36,11 @@ def sweep(
     as_json: AsJson = False,
     *,
     quiet: Quiet = False,
-    verbose: Verbose = False,
     debug: Debug = False,
 ) -> int:
     """Search the options of a run: each trial is a run, and the held-out score after it says which is best."""
-    for package in ("optuna", "plotly"):
-        if installed(package) is None:
-            raise ConfigError(
-                f'aitrain sweep: {package} is not installed\nInstall it with: pip install "aitrain[sweep]"'
-            )
+    if installed("optuna") is None or installed("plotly") is None:
+        raise ConfigError('aitrain sweep needs Optuna and Plotly\nInstall them with: pip install "aitrain[sweep]"')
     from aitrain.launch.nvidia import visible_gpus  # these here, as they need Optuna
     from aitrain.launch.processes import on_stop_signals
     from aitrain.launch.sweep import Sweep, check_sweep, device_shares, pruner_of
@@ -52,7 +48,6 @@ def sweep(
     from aitrain.options.sweep import SweepConfig
     from aitrain.options.yaml_text import write_yaml
     from aitrain.ui.dashboard import Dashboard, event_line
-    from aitrain.ui.log_tail import LogTail
     from aitrain.ui.sweep_page import best_trial, open_study, outcome, trial_name, values_text, write_page
     from aitrain.ui.terminal import Screen, on_standard_error
 
@@ -98,8 +93,6 @@ def sweep(
             say(trial, values_text(trial.params))
             if parallel == 1:
                 screen.dashboard = Dashboard()
-                if verbose:
-                    screen.new_lines = LogTail(RunFolder(folder / trial_name(trial)).log)
             return partial(show, trial)
 
         def end(trial: FrozenTrial) -> None:

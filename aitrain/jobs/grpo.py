@@ -23,10 +23,10 @@ from aitrain.errors import (
 )
 from aitrain.events import Ended
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, forget, newest_checkpoint, step_of
+from aitrain.runs.held_out import verdict_of_scores
 from aitrain.runs.result import Result
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.statistics import env_results, score_table
-from aitrain.runs.verdict import verdict_of_scores
 from aitrain.training.distributed import explain_timeout
 from aitrain.training.evaluation import EvalScores
 from aitrain.training.held_out_scoring import TrainingOver

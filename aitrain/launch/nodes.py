@@ -31,7 +31,7 @@ from aitrain.launch.machines import LaunchedRank, Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
 from aitrain.redaction import without_secrets
-from aitrain.runs.node_info import NodeInfo
+from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.addresses import LOOPBACK
 

@@ -35,9 +35,9 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
-from aitrain.runs import node_info
+from aitrain.runs import heartbeat
+from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.new_folder import LOCK_VARIABLE
-from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, waits_for_another_rank
 
@@ -182,7 +182,7 @@ class Processes:
         address = "127.0.0.1" if is_local else self.machines[0].address
         if self.node == 0:
             if self.machines:
-                self.folder.write_status("running", nodes=node_info.as_json(self.machines))
+                self.folder.write_status("running", nodes=heartbeat.nodes_json(self.machines))
             self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             if world > 1:
                 place = address if is_local else ""
@@ -242,7 +242,7 @@ class Processes:
             **interface,
         }
         activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
-        nodes = {node_info.VARIABLE: json.dumps(node_info.as_json(self.machines))} if self.machines else {}
+        nodes = {heartbeat.NODES_VARIABLE: json.dumps(heartbeat.nodes_json(self.machines))} if self.machines else {}
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}  # the plan chose them
         own = {**gpus, **self.server, **activity, **nodes, **self.variables}
         return {**defaults, **without_ranks(os.environ), **own}

@@ -29,7 +29,7 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes, on_stop_signals
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.checkpoint import newest_checkpoint
-from aitrain.runs.node_info import read_nodes
+from aitrain.runs.heartbeat import read_nodes
 from aitrain.runs.run_folder import RunFolder, append_text, read_object
 
 PRIVATE = ".ray"
@@ -194,7 +194,7 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
 
     variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
     variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
-    job = RankJob(replace(plan, sources={}), replace(folder, made=()), os.getcwd(), variables)
+    job = RankJob(replace(plan, sources={}), replace(folder, made=False), os.getcwd(), variables)
     needs = training_needs()
     DataParallelTrainer(
         run_rank,

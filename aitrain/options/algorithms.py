@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from aitrain.options.train import TrainConfig
 
-LossName: TypeAlias = Literal["grpo", "dr_grpo", "dapo", "gspo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
-PresetName: TypeAlias = Literal["recommended", "grpo", "dr_grpo", "dapo", "gspo", "cispo"]
+LossName = Literal["grpo", "dr_grpo", "dapo", "gspo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
+PresetName = Literal["recommended", "grpo", "dr_grpo", "dapo", "gspo", "cispo"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ from pydantic import model_validator
 
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.generation import GenerationOptions, VLLMOptions
-from aitrain.options.optimization import BatchOptions
-from aitrain.options.run import EvaluationOptions, ModelOptions, RunOptions
+from aitrain.options.run import BatchOptions, EvaluationOptions, ModelOptions, RunOptions
 from aitrain.options.section import Options
 from aitrain.options.train import TrainConfig
 from aitrain.options.value_types import PositiveInt

@@ -13,8 +13,8 @@ from aitrain.options.algorithms import (
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.fsdp_settings import fsdp_rules
 from aitrain.options.generation import GenerationOptions, VLLMOptions
-from aitrain.options.optimization import BatchOptions, OptimizerOptions, TRLOptions, default_rate
 from aitrain.options.run import (
+    BatchOptions,
     CheckpointOptions,
     DistributedOptions,
     EvaluationOptions,
@@ -23,8 +23,11 @@ from aitrain.options.run import (
     LoggingOptions,
     LoRAOptions,
     ModelOptions,
+    OptimizerOptions,
     RunOptions,
     StoppingOptions,
+    TRLOptions,
+    default_rate,
 )
 
 __all__ = ["TrainConfig"]

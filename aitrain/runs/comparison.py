@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeVar
 
 from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
-from aitrain.runs.held_out import IntervalValues, interval_text
+from aitrain.runs.held_out import IntervalValues, Verdict, interval_text, verdict_of, verdict_sentence
 from aitrain.runs.html_table import html_line, html_table
-from aitrain.runs.json_values import JsonObject, as_object
+from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import (
     LENIENT,
     RecordedCase,
@@ -30,7 +30,6 @@ from aitrain.runs.recorded_scoring import (
 )
 from aitrain.runs.statistics import (
     EQUAL,
-    FEWEST_CASES,
     MOST_CASES,
     WANTED_POWER,
     Mixture,
@@ -47,7 +46,6 @@ from aitrain.runs.statistics import (
     rows_of,
     weighted_changes,
 )
-from aitrain.runs.verdict import Verdict, verdict_of, verdict_sentence
 
 FORMAT = "format"
 """The score without the lenient one: what the format costs."""
@@ -57,10 +55,9 @@ COMPARED_OPTIONS = (*GenerationOptions.model_fields, "chat_template", "eval_samp
 
 T = TypeVar("T")
 
-Matched: TypeAlias = tuple[RecordedCase, RecordedCase]
+Matched = tuple[RecordedCase, RecordedCase]
 """A case in A and in B."""
-NamedRow: TypeAlias = tuple[str, "ComparedRow"]
-Outcome: TypeAlias = Literal["won", "lost", "equal", "unscored"]
+Outcome = Literal["won", "lost", "equal", "unscored"]
 
 
 @dataclass(frozen=True)
@@ -148,26 +145,18 @@ class Comparison:
         """How much of a change is only format; empty without a lenient score."""
         if LENIENT not in self.rows:
             return ""
-        lenient, form = self.rows[LENIENT], self.rows[FORMAT]
-        texts = [interval_text(row.change, True) for row in (self.main, lenient, form)]
+        lenient = self.rows[LENIENT]
+        texts = [interval_text(row.change, True) for row in (self.main, lenient, self.rows[FORMAT])]
         parts = f"score {texts[0]} = lenient score {texts[1]} + format {texts[2]}"
-        if self.verdict != "better":
-            return parts
-        if lenient.verdict == "better":
-            return f"The gain is not only format: {parts}"
-        if form.verdict != "better":
-            return f"These cases do not show whether the gain is only format: {parts}"
-        worse = ", which is worse" if lenient.verdict == "worse" else ", which has no detectable difference"
-        return f"The gain is format: it is not in the lenient score{worse}. {parts}"
+        is_maybe_format = self.verdict == "better" and lenient.verdict != "better"
+        return f"The gain may be only format, as the lenient score shows none: {parts}" if is_maybe_format else parts
 
     def power_sentence(self, difference: float | None = None) -> str:
         """Which difference these cases detect, and how many cases the given or the measured difference needs."""
         power, count = self.power, self.main.change["count"] or 0
         detectable = power and power.detectable(count)
-        if power is None:
-            return "The number of cases needed is unknown: all cases differ by the same" if count > 1 else ""
-        if detectable is None:
-            return f"Power: {count} cases detect no difference, however large; {FEWEST_CASES} are the fewest that do"
+        if power is None or detectable is None:
+            return ""
         text = f"Power: {count} cases detect a difference of {detectable:.3f} with a probability of {WANTED_POWER:.0%}"
         wanted = self.main.change["mean"] if difference is None else difference
         if not wanted:
@@ -209,8 +198,8 @@ class Comparison:
             "power": power
             and {
                 "detectable": power.detectable(count),
-                "power": power.power(difference, count) if difference else None,
-                "cases_needed": power.cases_needed(difference) if difference else None,
+                "power": power.power(difference, count),
+                "cases_needed": power.cases_needed(difference),
             },
             "notes": self.notes,
             "cases": [
@@ -247,16 +236,20 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
         raise ConfigError(f"No decoding was scored in both: {kinds}\nEvaluate one of them with --decoding both.")
     matched = match_cases(*({case: one.key for case, one in scoring.cases.items()} for scoring in (a, b)))
     if not matched:
-        raise ConfigError(_missing_match(a, b))
+        raise ConfigError(
+            f"None of the {len(a.cases)} cases of {a.label} is among the {len(b.cases)} of {b.label}:"
+            " cases are matched by prompt and row, never by number\n"
+            "Score both models on the same cases: aitrain eval A B --rl-env ENV"
+        )
     both, decoding = [(a.cases[one], b.cases[other]) for one, other in matched], decodings[0]
     pairs = [CasePair(one, other, one.mean(decoding), other.mean(decoding)) for one, other in both]
     mixture = _mixture(a, b, both)
-    rows = dict(_score_rows(both, decodings, mixture))
+    rows, metrics = _score_rows(both, decodings, mixture), dict[str, ComparedRow]()
     if decoding not in rows:
         raise ConfigError(f"None of the {len(pairs)} cases of {a.label} and {b.label} has a score in both")
-    names = sorted(a.metrics & b.metrics)[:MOST_METRICS]
     free = tuple(replace(one, bounds=None) for one in mixture)
-    metrics = dict(row for name in names for row in _row(name, _means(both, decoding, name), free, False))
+    for name in sorted(a.metrics & b.metrics)[:MOST_METRICS]:
+        _add_row(metrics, name, _means(both, decoding, name), free, is_tested=False)
     first, second = _means(both, decoding, "score")
     power = Power.of(weighted_changes(first, second, mixture), bounds_of_mean(mixture))
     return Comparison(a, b, decoding, pairs, rows, metrics, list(_notes(a, b, both)), power)
@@ -294,24 +287,27 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     return tuple(one for one in (first if named(first) else second) if one.prompts)
 
 
-def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture) -> Iterator[NamedRow]:
+def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture) -> dict[str, ComparedRow]:
+    rows = dict[str, ComparedRow]()
     for name in decodings:
         for row, envs in rows_of(name, mixture):
-            yield from _row(row, _means(pairs, name, "score"), envs)
+            _add_row(rows, row, _means(pairs, name, "score"), envs)
         scorings = _values(pairs, partial(RecordedCase.values, decoding=name))
         tries = min(max(map(len, scoring.values())) for scoring in scorings)
         if tries > 1:
-            yield from _row(f"pass@{tries}", [chances(one, tries, mixture) for one in scorings], can_be_solved(mixture))
+            solved = [chances(one, tries, mixture) for one in scorings]
+            _add_row(rows, f"pass@{tries}", solved, can_be_solved(mixture))
     # a score is split if it has a lenient part in one environment at least, and in none for one of the models only
     lenient = _values(pairs, lambda case: any(sample.has_lenient for sample in case.all_samples))
     known = [tuple(any(one.part(side).values()) for side in lenient) for one in mixture]
     if any(map(all, known)) and all(first == second for first, second in known):
         means, parts = _means(pairs, decodings[0], "score"), _means(pairs, decodings[0], LENIENT)
-        yield from _row(LENIENT, parts, mixture)
         forms = [{case: of[case] - part[case] for case in of} for of, part in zip(means, parts, strict=True)]
         ends = [one.bounds and (one.bounds[0] - one.bounds[1], one.bounds[1] - one.bounds[0]) for one in mixture]
         distances = (replace(one, bounds=bounds) for one, bounds in zip(mixture, ends, strict=True))
-        yield from _row(FORMAT, forms, tuple(distances))
+        _add_row(rows, LENIENT, parts, mixture)
+        _add_row(rows, FORMAT, forms, tuple(distances))
+    return rows
 
 
 def _values(pairs: Sequence[Matched], value: Callable[[RecordedCase], T | None]) -> list[dict[str, T]]:
@@ -326,10 +322,14 @@ def _means(pairs: Sequence[Matched], decoding: str, name: str) -> list[dict[str,
     return _values(pairs, lambda case: case.mean(decoding, name))
 
 
-def _row(
-    name: str, values: Sequence[Mapping[str, float]], mixture: Mixture, is_tested: bool = True
-) -> Iterator[NamedRow]:
-    """The row of a value, if any case has it in both scorings. Bounds that a value is beyond are no bounds."""
+def _add_row(
+    rows: dict[str, ComparedRow],
+    name: str,
+    values: Sequence[Mapping[str, float]],
+    mixture: Mixture,
+    is_tested: bool = True,
+) -> None:
+    """Add the row of a value, if any case has it in both scorings. Bounds that a value is beyond are no bounds."""
     first, second = ({case: side[case] for case in values[0] if case in values[1]} for side in values)
 
     def with_right_bounds(one: ScoredEnv) -> ScoredEnv:
@@ -340,7 +340,7 @@ def _row(
     envs = tuple(map(with_right_bounds, mixture))
     mean_a, mean_b, change = of_means(first, envs), of_means(second, envs), of_changes(first, second, envs, is_tested)
     if mean_a and mean_b and change:
-        yield name, ComparedRow(mean_a, mean_b, change)
+        rows[name] = ComparedRow(mean_a, mean_b, change)
 
 
 # -- what makes a comparison less fair or less certain
@@ -361,16 +361,10 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
             yield f"{unscored} of {len(scores)} episodes of {scoring.label} have no score: they are left out"
         if scoring.status not in ("", "finished"):
             yield f"{scoring.label} is {scoring.status}: it may lack episodes"
-    if only := set(a.decodings) ^ set(b.decodings):
-        yield f"Only one of them has {' and '.join(sorted(only))} completions: those are left out"
     known = [name for name in COMPARED_OPTIONS if name in a.options and name in b.options]
     if differing := _differing({name: [a.options[name], b.options[name]] for name in known}):
         yield f"Options differ, which may be a part of the change: {differing}"
-    envs = [as_object(one.environment.get("environments")) for one in (a, b)]
-    shares = [{name: as_object(facts).get("share") for name, facts in each.items()} for each in envs]
-    if all(shares) and shares[0] != shares[1]:
-        yield f"The environments have other shares in {b.label}: those of {a.label} weigh both scores"
-    facts = ("class", "sha256", "package", "config")
+    facts = ("class", "sha256", "package", "config", "environments")
     differing = _differing({name: [one.environment.get(name) for one in (a, b)] for name in facts})
     if a.environment and b.environment and differing:
         yield (
@@ -384,21 +378,3 @@ def _differing(pairs: Mapping[str, Sequence[object]]) -> str:
     texts = {name: [json.dumps(value) for value in pair] for name, pair in pairs.items()}
     shown = {name: [text if len(text) <= 60 else f"{text[:12]}…" for text in pair] for name, pair in texts.items()}
     return ", ".join(f"{name} ({' and '.join(shown[name])})" for name, (one, other) in texts.items() if one != other)
-
-
-def _missing_match(a: RecordedScoring, b: RecordedScoring) -> str:
-    """The error of two scorings without a common case, with the columns in which the first cases with the same prompt
-    differ."""
-    text = (
-        f"None of the {len(a.cases)} cases of {a.label} is among the {len(b.cases)} of {b.label}:"
-        " cases are matched by prompt and row, never by number\n"
-    )
-    first, second = (
-        {case.key.prompt: scoring.record(next(case.all_samples)).row for case in scoring.cases.values()}
-        for scoring in (a, b)
-    )
-    for prompt, row in first.items():
-        if (other := second.get(prompt)) is not None:
-            columns = sorted(name for name in row.keys() | other.keys() if row.get(name) != other.get(name))
-            return f"{text}Cases with the same prompt have another row: {', '.join(columns)}"
-    return f"{text}Score both models on the same cases: aitrain eval A B --rl-env ENV"

@@ -13,11 +13,10 @@ its error comes out too small: rules ask for a large change as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, linear_regression, median, stdev
-from typing import TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -60,7 +59,7 @@ JUMP = 0.2
 BEFORE_A_JUMP = 10
 """Lines before a jump to the highest score that must be alike."""
 
-Values: TypeAlias = Mapping[str, float]
+Values = Mapping[str, float]
 """The metrics of a line that have a value."""
 
 
@@ -88,8 +87,6 @@ class RunTraits:
     loss_type: str = "grpo"
     ratio_by_sequence: bool = True
     """Whether the importance ratio is a product over the tokens of an episode."""
-    samples_ahead: bool = False
-    """Whether the weights that sample are older than those that are trained (--rl-ahead)."""
     reshaped_sampling: str = ""
     """Options that change the sampling distribution, comma-separated; may be empty."""
 
@@ -108,11 +105,10 @@ class RunTraits:
 
 @dataclass(frozen=True)
 class Change:
-    """Means of the first and of the last quarter of a series, and the standard error of each."""
+    """Means of the first and of the last quarter of a series."""
 
     before: float
     after: float
-    error: float
     mean: float
     """The change itself."""
     low: float
@@ -138,7 +134,7 @@ def change_over(values: Sequence[float]) -> Change | None:
     variance = squares / (4 * (size - 2)) * (1 + correlation) / (1 - correlation)
     before, after, error = fmean(parts[0]), fmean(parts[3]), math.sqrt(variance / size)
     change, margin = after - before, 2 * math.sqrt(2) * error
-    return Change(before, after, error, change, change - margin, change + margin)
+    return Change(before, after, change, change - margin, change + margin)
 
 
 @dataclass
@@ -188,7 +184,7 @@ def zero_variance(past: Past) -> str | None:
     traits, now, first = past.traits, past.rows[-1], past.first
     if not past.lasts(lambda row: row.get("frac_reward_zero_std", 0.0) >= 0.8 and not traits.is_solved(row)):
         return None
-    same, first_examples = f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, ", ""
+    same = f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, "
     where = f"mostly near {now.get('reward', 0.0):.2f}"
     if traits.level(now) < TOO_HARD_LEVEL:
         lowest, _ = traits.bounds or UNIT
@@ -198,13 +194,11 @@ def zero_variance(past: Past) -> str | None:
                 " worse. Lower --lr, or raise --rl-kl-coef."
             )
         where = f"at {lowest:g}: the cases are too hard"
-        first_examples = ", or train on right answers first (docs/sft.md)"
     unscored = ", or fewer than two have a score" if now.get("unscored", 0.0) > 0 else ""
-    refill = " --rl-sampling refill replaces such groups;" if traits.samples_uniformly else ""
     return (
-        f"{same}{where}{unscored}. Such groups give no gradient: raise"
-        f" --rl-num-generations or --rl-temperature, give partial credit, or use easier cases{first_examples};{refill}"
-        " --stop-when-flat ends such a run."
+        f"{same}{where}{unscored}. Such groups give no gradient: raise --rl-num-generations or --rl-temperature, give"
+        " partial credit, use easier cases, or train on right answers first (docs/sft.md); --rl-sampling refill"
+        " replaces such groups, --stop-when-flat ends such a run."
     )
 
 
@@ -284,14 +278,9 @@ def importance_ratio(past: Past) -> str | None:
             f"{intro}it is a product over {now.get('completions/mean_length', 0.0):.0f} tokens of an episode, each of"
             f" which differs by {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
         )
-    if traits.samples_ahead:
-        return (
-            f"{apart}: the weights that sampled it are a rollout old, and have changed much since. Lower --lr or"
-            " --rl-updates-per-rollout, or leave out --rl-ahead."
-        )
     return (
-        f"{apart}, more than rounding does: vLLM has other weights or another number format (--dtype,"
-        " --mixed-precision), or the server ignores the adapter."
+        f"{apart}, more than rounding does: vLLM has other weights (with --rl-ahead a rollout old: lower --lr), another"
+        " number format (--dtype, --mixed-precision), or the server ignores the adapter."
     )
 
 
@@ -370,31 +359,13 @@ def held_out(past: Past) -> str | None:
     rewards = [(at, row["reward"]) for at, row in zip(past.steps, past.rows, strict=True) if "reward" in row]
     since = [reward for at, reward in rewards if at > step]
     quarter = max(1, len(since) // 4)
-    until = [reward for at, reward in rewards if at <= step][-quarter:]
-    then = fmean(until or since[:quarter] or [0.0])
-    now = fmean(since[-min(quarter, LINES_IN_A_ROW) :] or until or [0.0])
-    change, rises = change_over([*until, *since]), RISES * past.scale
-    much = max((before - after) / 2, rises)
-    text = f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}"
-    means = f" ({then:.2f}, then {now:.2f})" if since else ""
-    if now - then <= -much or (change is not None and change.high < 0):
-        return (
-            f"{text}, and so has the reward{means}: the policy has become worse, or has collapsed. The usual cause is a"
-            " learning rate that is too high: lower --lr, or raise --rl-kl-coef; --save-best keeps the best step as the"
-            " model."
-        )
-    has_stayed = now - then >= rises or (change is not None and change.low > -much)
-    is_seen = past.traits.samples_uniformly and bool(since) and since[-1] > then - much  # a collapse may be a line old
-    if has_stayed and is_seen:
-        return (
-            f"{text}, while the reward has not{means}: the policy learns what only the training cases reward."
-            " --save-best or --patience keeps the best step; use more cases or fewer --epochs, raise --rl-kl-coef, and"
-            " read the best-rewarded rollouts for a hack."
-        )
+    until = [reward for at, reward in rewards if at <= step][-quarter:] or since[:quarter]
+    means = f", and the reward was {fmean(until):.2f} then and is {fmean(since[-quarter:]):.2f} now" if since else ""
     return (
-        f"{text}; whether the reward has fallen with it cannot be told{means}. If it has, the policy has become worse:"
-        " lower --lr. If not, the policy learns what only the training cases reward: read the best-rewarded rollouts,"
-        " and use more cases. --save-best keeps the best step as the model."
+        f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}{means}. If the reward has"
+        " fallen as well, the policy has become worse: lower --lr, or raise --rl-kl-coef. If not, it learns what only"
+        " the training cases reward: read the best-rewarded rollouts for a hack, use more cases or fewer --epochs."
+        " --save-best and --patience keep the best step as the model."
     )
 
 
@@ -423,7 +394,7 @@ def _fall(scorings: Sequence[MetricsLine], scale: float) -> tuple[int, float, fl
 
 # -- a run
 
-Rule: TypeAlias = Callable[[Past], str | None]
+Rule = Callable[[Past], str | None]
 """Returns the advice if its condition holds."""
 OF_LINES: tuple[Rule, ...] = (
     zero_variance,
@@ -435,7 +406,6 @@ OF_LINES: tuple[Rule, ...] = (
     importance_ratio,
     top_score,
 )
-OF_STRETCHES: tuple[Rule, ...] = (length,)
 
 
 class Diagnosis:
@@ -458,24 +428,20 @@ class Diagnosis:
             past.first = {**values, **past.first}
             past.steps.append(line.step)
             past.rows.append(values)
+        looks = [(rule, past) for rule in ((held_out,) if line.is_scoring else OF_LINES)]
+        size, lines = STRETCH, len(past.rows)
+        while size <= lines and not line.is_scoring:  # every stretch is looked at four times in its length
+            if lines % (size // 4) == 0:
+                sizes = {size, lines} if 2 * size > lines else {size}
+                looks += [(length, past.newest(each)) for each in sorted(sizes)]
+            size *= 2
         found = []
-        for rule, stretch in self._looks(line.is_scoring):
+        for rule, stretch in looks:
             name = rule.__name__
             if name not in self.reported and past.rows and (text := rule(stretch)):
                 self.reported.add(name)
                 found.append(RunFinding(name, line.step, text))
         return found
-
-    def _looks(self, is_scoring: bool) -> Iterator[tuple[Rule, Past]]:
-        """The rules to apply now, each with the stretch that it looks at. Every stretch is looked at four times in its
-        length."""
-        yield from ((rule, self.past) for rule in ((held_out,) if is_scoring else OF_LINES))
-        size, lines = STRETCH, len(self.past.rows)
-        while size <= lines and not is_scoring:
-            if lines % (size // 4) == 0:
-                sizes = (size, lines) if 2 * size > lines > size else (size,)
-                yield from ((rule, self.past.newest(each)) for each in sizes for rule in OF_STRETCHES)
-            size *= 2
 
 
 def traits_of(options: JsonObject) -> RunTraits:
@@ -483,7 +449,6 @@ def traits_of(options: JsonObject) -> RunTraits:
     return RunTraits(
         bounds=bounds_of(options.get("rl_score_range")),
         samples_uniformly=options.get("rl_sampling") in (None, "uniform"),
-        samples_ahead=bool(options.get("rl_ahead")),
         loss_type=str(options.get("rl_loss_type") or "grpo"),
     )
 

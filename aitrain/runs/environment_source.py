@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.metadata
 import inspect
 import linecache
 import os
 import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypedDict
 
+from aitrain.packages import version_of
 from aitrain.redaction import source_without_secrets
 from aitrain.runs.run_folder import write_text
 
@@ -24,11 +22,8 @@ MOST_BYTES = 1_000_000
 """Maximum bytes of all files together."""
 
 
-class SourceFile(TypedDict):
-    """A file by its path inside `environment/`, and its text."""
-
-    name: str
-    text: str
+SourceFile = dict[str, str]
+"""`name`, the path of a file inside `environment/`, and its `text`."""
 
 
 def class_file(kind: type) -> Path | None:
@@ -60,7 +55,7 @@ def with_imported(files: Iterable[Path]) -> list[Path]:
 
 
 def _imported(file: Path) -> set[str]:
-    """First parts of all names in the import statements of a file."""
+    """All parts of the names in the import statements of a file."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -69,7 +64,7 @@ def _imported(file: Path) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {one.name for one in node.names} | {getattr(node, "module", None) or ""}
-    return {name.partition(".")[0] for name in names}
+    return {part for name in names for part in name.split(".")}
 
 
 def source_facts(environment: object) -> dict[str, object]:
@@ -82,16 +77,8 @@ def source_facts(environment: object) -> dict[str, object]:
         "class": type(environment).__qualname__,
         "file": str(files[0]) if files else None,
         "sha256": source_hash(files),
-        "package": f"{package} {package_version(package)}" if package else None,
+        "package": f"{package} {version_of(package)}" if package else None,
     }
-
-
-def package_version(package: str) -> str | None:
-    """The version of an installed package; None without it."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def source_hash(files: Iterable[Path]) -> str | None:
@@ -104,7 +91,7 @@ def source_hash(files: Iterable[Path]) -> str | None:
 
 
 def keep_source(environment: object, folder: Path) -> None:
-    """Write the environment's file, and the other modules of its package, into the folder, which is emptied first."""
+    """Write the environment's file, and those that it imports, into the folder, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     for one in kept_files(environment):
         path = folder / one["name"]
@@ -124,18 +111,15 @@ def kept_files(environment: object) -> list[SourceFile]:
 
 
 def source_of(kind: type) -> list[SourceFile]:
-    """The source of a class, within the limits: its own file first, then the rest of its package."""
+    """The source of a class, within the limits: its own file first, then those beside it that it imports."""
     file = class_file(kind)
     if file is None:
         functions = (value for value in vars(kind).values() if inspect.isfunction(value))
         cells = ("".join(linecache.getlines(function.__code__.co_filename)) for function in functions)
         text = source_without_secrets(next(filter(None, cells), ""))  # of the notebook cell that holds the class
         return [{"name": f"{kind.__name__}.py", "text": text}] if 0 < len(text) <= LONGEST_FILE else []
-    package = file.parent
-    if not getattr(sys.modules.get(kind.__module__), "__package__", "") or not (package / "__init__.py").is_file():
-        return _read(with_imported([file]), package)
-    others = (path for path in sorted(package.rglob("*.py")) if path != file)
-    return _read([file, *(path for path in others if (path.parent / "__init__.py").is_file())], package.parent)
+    is_in_package = (file.parent / "__init__.py").is_file()
+    return _read(with_imported([file]), file.parents[1] if is_in_package else file.parent)
 
 
 def read_source(folder: Path) -> list[SourceFile]:

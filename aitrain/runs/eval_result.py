@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, TypedDict
+from typing import Any
 
-from aitrain.runs.environment_source import package_version, source_hash
+from aitrain.packages import version_of
+from aitrain.runs.environment_source import source_hash
 from aitrain.runs.held_out import DECODINGS, IntervalValues, by_case
 from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord
@@ -20,21 +21,6 @@ JOB = "eval"
 """`job` in status.json and result.json of an eval; a training has none."""
 PHASE = "eval"
 """`eval_phase` of an eval's records is `eval_sampled` or `eval_greedy`."""
-
-
-class EvaluatedEnv(TypedDict):
-    """One environment of several."""
-
-    share: float
-    cases: int
-
-
-class CompletionLengths(TypedDict):
-    """Sampled tokens of an episode."""
-
-    mean: float
-    median: float
-    max: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +46,8 @@ class EvalResult:
     """Share of the scored cases with the highest score in at least one episode, by decoding; empty without bounds."""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     """Means of the environment's metrics, by decoding."""
-    lengths: dict[str, CompletionLengths] = field(default_factory=dict)
+    lengths: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Mean, median and maximum of the sampled tokens of an episode, by decoding."""
     stops: dict[str, dict[str, int]] = field(default_factory=dict)
     """Number of episodes by the reason of their end, by decoding."""
     failures: dict[str, int] = field(default_factory=dict)
@@ -77,7 +64,7 @@ class EvalResult:
     """Duration of the episodes, over all starts."""
     turns: dict[str, float] = field(default_factory=dict)
     """Mean number of turns of an episode, by decoding."""
-    environments: dict[str, EvaluatedEnv] = field(default_factory=dict)
+    environments: dict[str, dict[str, float]] = field(default_factory=dict)
     """Of several environments, share and cases of each; `scores` has their weighted means, and rows such as
     `sampled, NAME`."""
 
@@ -171,6 +158,6 @@ def changed_since(folder: RunFolder, model: ModelReference) -> str | None:
         return f"environment: {', '.join(map(str, files))}"
     for package in filter(None, (before.get("package") or "").split(", ")):
         name, _, version = package.partition(" ")
-        if version != str(package_version(name)):
+        if version != str(version_of(name)):
             return f"environment: {name} {version}"
     return None

@@ -1,22 +1,25 @@
-"""Writes status.json with a heartbeat every two seconds, and tells from it whether a run is alive."""
+"""Writes status.json with a heartbeat every two seconds and the machines of the run, and tells from it whether a run is
+alive."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+
+from pydantic import ConfigDict, TypeAdapter
 
 from aitrain import activity
 from aitrain.errors import AitrainError, Interrupted
 from aitrain.events import Announce, Playing
-from aitrain.runs.json_values import as_float
-from aitrain.runs.node_info import as_json, given_nodes
+from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.run_folder import RunFolder
 
 BEAT = 2.0
@@ -109,7 +112,7 @@ class Heartbeat:
         known["rollout"] = asdict(self._playing) if self._playing.episodes else {}
         if pids:
             nodes = given_nodes(pids)
-            known |= {"pids": nodes[0].pids if nodes else pids, "nodes": as_json(nodes)}
+            known |= {"pids": nodes[0].pids if nodes else pids, "nodes": nodes_json(nodes)}
         with suppress(OSError):
             self.folder.write_status(status, **sign_of_life(), **known)
 
@@ -192,3 +195,44 @@ def _machine() -> str | None:
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return None
+
+
+# -- the machines of a run
+
+NODES_VARIABLE = "AITRAIN_NODES"
+"""Environment variable by which the parent of rank 0 passes the machines to it."""
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """A machine of a run."""
+
+    rank: int
+    host: str
+    address: str
+    gpus: int
+    pids: tuple[int, ...] = ()
+    """Its training processes, in the order of their ranks."""
+
+
+NODES = TypeAdapter(tuple[NodeInfo, ...], config=ConfigDict(defer_build=True))
+
+
+def nodes_json(nodes: Iterable[NodeInfo]) -> list[dict[str, object]]:
+    """The machines as status.json holds them."""
+    return [asdict(node) for node in nodes]
+
+
+def given_nodes(pids: Sequence[int]) -> list[NodeInfo]:
+    """The machines that the parent passed, with the process ids of all ranks; none for a run on one machine."""
+    nodes = [NodeInfo(**given) for given in json.loads(os.environ.get(NODES_VARIABLE, "[]"))]
+    each = len(pids) // max(1, len(nodes))
+    return [replace(node, pids=tuple(pids[each * n : each * (n + 1)])) for n, node in enumerate(nodes)]
+
+
+def read_nodes(status: JsonObject) -> tuple[NodeInfo, ...]:
+    """The machines in a status.json, none if it is damaged, or for a run on one machine."""
+    try:
+        return NODES.validate_python(status.get("nodes", ()))
+    except ValueError:
+        return ()

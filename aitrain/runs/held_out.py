@@ -3,23 +3,28 @@ model card and the page show them.
 
 A scoring holds the scores of each case's samples; its mean is the mean of the cases' means. pass@K is the mean
 probability that at least one of K samples of a case is solved, that is, has the highest possible score.
+
+The verdict says whether a model is better than another one, by the interval of the mean change of the cases that both
+were scored on, and its p-value. An interval of few cases or of scores of 0 and 1 may leave out 0 a little more often
+than it should. The sign-flip test does not: two models that are equally good at every case get a verdict in at most 5
+of 100 comparisons.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NotRequired, TypeAlias
+from typing import Literal, NotRequired
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from aitrain.options.value_types import score_bounds
 
-Bounds: TypeAlias = tuple[float, float]
+Bounds = tuple[float, float]
 """The lowest and the highest possible score."""
 UNIT: Bounds = (0.0, 1.0)
-Scoring: TypeAlias = Mapping[str, Sequence[float]]
+Scoring = Mapping[str, Sequence[float]]
 """Scores of each case's samples, by its row number; without samples that could not be scored."""
 
 
@@ -42,7 +47,7 @@ class ScoreRow(TypedDict):
     change: IntervalValues | None
 
 
-ScoreTable: TypeAlias = dict[str, ScoreRow]
+ScoreTable = dict[str, ScoreRow]
 """Rows by `sampled`, `greedy` and, if cases have K samples, `pass@K`."""
 SCORES: TypeAdapter[ScoreTable] = TypeAdapter(ScoreTable)
 
@@ -87,3 +92,51 @@ def interval_text(value: IntervalValues | None, is_change: bool) -> str:
     if value["low"] is None:
         return mean
     return f"{mean} [{value['low']:{sign}.3f}, {value['high']:{sign}.3f}]"
+
+
+# -- the verdict
+
+ALPHA = 0.05
+"""A p-value up to this is a detected difference."""
+
+Verdict = Literal["better", "worse", "undetected"]
+"""`undetected`: no detectable difference; the interval contains 0, or the p-value is above ALPHA, or there is
+neither."""
+
+VERDICT_WORDS: Mapping[Verdict, str] = {
+    "better": "better",
+    "worse": "worse",
+    "undetected": "no detectable difference",
+}
+VERDICT_STYLES: Mapping[Verdict, str] = {"better": "green", "worse": "red", "undetected": "yellow"}
+"""Colours of Rich; pages use the verdict as the name of a class."""
+
+
+def verdict_of(change: IntervalValues | None) -> Verdict | None:
+    """The verdict on a mean change, as in `ScoreRow.change`; None if there is no case that both were scored on."""
+    if change is None:
+        return None
+    low, high, p_value = change["low"], change["high"], change.get("p_value")
+    if p_value is not None:  # runs of earlier versions have none
+        if p_value > ALPHA:
+            return "undetected"
+        if low is None or high is None:  # scores without bounds that all changed by the same
+            low = high = change["mean"]
+    if low is not None and low > 0:
+        return "better"
+    return "worse" if high is not None and high < 0 else "undetected"
+
+
+def verdict_of_scores(table: ScoreTable | None) -> Verdict | None:
+    """The verdict on `scores` of a result.json: that of sampled completions, which the training improves."""
+    return verdict_of(table["sampled"]["change"]) if table and "sampled" in table else None
+
+
+def verdict_sentence(change: IntervalValues | None) -> str:
+    """`better: +0.412 [+0.301, +0.524] over 64 cases`; empty if there is no verdict."""
+    verdict = verdict_of(change)
+    if verdict is None or change is None:
+        return ""
+    count = change["count"]
+    cases = "" if count is None else f" over {count} case{'s' * (count != 1)}"
+    return f"{VERDICT_WORDS[verdict]}: {interval_text(change, True)}{cases}"

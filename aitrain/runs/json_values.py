@@ -13,9 +13,9 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
-JsonObject: TypeAlias = dict[str, object]
+JsonObject = dict[str, object]
 LARGEST_FILE = 64 * 2**20
 """Maximum bytes of a file that is read at once."""
 LONGEST_LINE, ENDLESS_LINE = 2**26, 2**28

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from aitrain.options.yaml_text import read_yaml
 from aitrain.runs.json_values import JsonObject, as_object, as_text
@@ -14,8 +13,6 @@ from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.model_reference import OWN_OPTIONS
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_object
-
-Sameness = Literal["the same bits", "the same to rounding", "different", "not compared"]
 
 ROUNDING = 1e-4
 """Largest relative difference of two numbers that counts as rounding: sums of float32 in another order, over a run."""
@@ -34,7 +31,8 @@ class Part:
     """One part of two runs that was compared."""
 
     name: str
-    same: Sameness
+    same: str
+    """the same bits, the same to rounding, different, or not compared."""
     about: str
     """How much was compared, or where the first difference is."""
 
@@ -80,9 +78,11 @@ def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
     """Compare two runs as far as the first one came."""
     ends = [read_object(folder.result).get("model_step") for folder in (run, again)]
     last = read_object(run.result).get("steps") or 0
-    records = [[record for record in _in_order(folder) if record.step <= last] for folder in (run, again)]
-    if ends[0] != ends[1]:  # the scores after the training are those of other steps
-        records = [[record for record in each if not record.eval_phase.startswith("after")] for each in records]
+    left_out = "after" if ends[0] != ends[1] else "none"  # the scores after the training are those of other steps
+    records = [
+        [one for one in _in_order(folder) if one.step <= last and not one.eval_phase.startswith(left_out)]
+        for folder in (run, again)
+    ]
     metrics = [[line for line in read_metrics(folder.metrics) if line.step <= last] for folder in (run, again)]
     parts = (
         _compare_lines("records", "episodes", *records),
@@ -91,7 +91,7 @@ def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
         if ends[0] == ends[1]
         else Part("weights", "not compared", f"of step {ends[0]}, and of step {ends[1]}"),
     )
-    return Reproduction(run.path, again.path, parts, dict(_facts(run, again)))
+    return Reproduction(run.path, again.path, parts, _facts(run, again))
 
 
 def _in_order(folder: RunFolder) -> list[RolloutRecord]:
@@ -171,17 +171,20 @@ def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Part:
     return _alike("weights", largest, f"model/ of step {step}")
 
 
-def _facts(run: RunFolder, again: RunFolder) -> Iterator[tuple[str, tuple[str, str]]]:
-    """What the two were made with, by name."""
-    before, after = read_object(run.environment), read_object(again.environment)
-    packages = [as_object(facts.get("packages")) for facts in (before, after)]
-    for name in sorted(packages[0].keys() | packages[1].keys()):
-        yield name, (as_text(packages[0].get(name)) or "-", as_text(packages[1].get(name)) or "-")
-    for name in ("python", "platform", "cpus", "gpus", "git_commit", "class", "sha256"):
-        shown = "environment's source" if name == "sha256" else name
-        yield shown, (as_text(before.get(name)) or "-", as_text(after.get(name)) or "-")
-    options = [as_object(read_yaml(folder.config.read_text(encoding="utf-8"))) for folder in (run, again)]
-    for name in sorted(options[0].keys() - OWN_OPTIONS):
-        is_chosen = name == "num_processes" or name.startswith("rl_env")  # by the command
-        if not is_chosen and options[0][name] != options[1].get(name):
-            yield name, (as_text(options[0][name]) or "-", as_text(options[1].get(name)) or "-")
+def _facts(run: RunFolder, again: RunFolder) -> dict[str, tuple[str, str]]:
+    """What the two were made with, by name; of their options those that differ."""
+    (before, options), (after, others) = map(_made_with, (run, again))
+    facts = {name: (before.get(name, "-"), after.get(name, "-")) for name in {**before, **after}}
+    pairs = {name: (value, others.get(name, "-")) for name, value in options.items()}
+    return facts | {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _made_with(folder: RunFolder) -> tuple[dict[str, str], dict[str, str]]:
+    """Versions, hardware and source of a run, and its options, without those that the command chooses."""
+    made, options = read_object(folder.environment), as_object(read_yaml(folder.config.read_text(encoding="utf-8")))
+    facts = {name: made.get(name) for name in ("python", "platform", "cpus", "gpus", "git_commit", "class")}
+    facts = {**as_object(made.get("packages")), **facts, "environment's source": made.get("sha256")}
+    chosen = {*OWN_OPTIONS, "num_processes", *(name for name in options if name.startswith("rl_env"))}
+    given = {name: value for name, value in options.items() if name not in chosen}
+    shown = [{name: as_text(value) or "-" for name, value in values.items()} for values in (facts, given)]
+    return shown[0], shown[1]

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aitrain.runs.held_out import ScoreTable, interval_texts
+from aitrain.runs.held_out import ScoreTable, Verdict, interval_texts, verdict_sentence
 from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.json_values import read_whole
 from aitrain.runs.run_folder import RunFolder, read_lines, write_json
 from aitrain.runs.statistics import EnvResult
-from aitrain.runs.verdict import Verdict, verdict_sentence
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 from aitrain.runs.json_values import (
     LONGEST_LINE,
@@ -26,7 +26,7 @@ from aitrain.runs.rollout_record import RECORD, RolloutRecord, prompt_key
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""
 
-GroupKey: TypeAlias = tuple[int, str, int, str]
+GroupKey = tuple[int, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)

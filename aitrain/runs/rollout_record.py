@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -22,7 +22,7 @@ OPTIONAL = {"eval_phase", "sample", "group", "advantage", "discarded", "environm
 LONGEST_COLUMN = 100_000
 """Maximum characters of JSON of a row's column in a record; a longer one is replaced by its length."""
 
-Prompt: TypeAlias = str | list[JsonObject]
+Prompt = str | list[JsonObject]
 
 
 @dataclass(frozen=True, slots=True)

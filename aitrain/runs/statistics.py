@@ -43,19 +43,29 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
-from aitrain.runs.held_out import DECODINGS, NEARLY, UNIT, Bounds, IntervalValues, ScoreTable, Scoring, bounds_of
+from aitrain.runs.held_out import (
+    DECODINGS,
+    NEARLY,
+    UNIT,
+    Bounds,
+    IntervalValues,
+    ScoreTable,
+    Scoring,
+    Verdict,
+    bounds_of,
+    verdict_of,
+)
 from aitrain.runs.json_values import JsonObject, as_float, as_object
-from aitrain.runs.verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:  # numpy is imported where it is used, as light commands import this module
     import numpy as np
 
-    Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+    Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 T = TypeVar("T")
-Limits: TypeAlias = tuple[float, float]
+Limits = tuple[float, float]
 
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -372,7 +382,7 @@ class ScoredEnv:
         return {prompt: fmean(each) for prompt, each in found.items()}
 
 
-Mixture: TypeAlias = tuple[ScoredEnv, ...]
+Mixture = tuple[ScoredEnv, ...]
 """The environments of a run: one without a name, or several."""
 
 

@@ -6,7 +6,6 @@ are no stall; when one rank hangs, the others soon wait for it, and none makes p
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import re
 import signal
@@ -28,8 +27,6 @@ DUMP = signal.SIGQUIT
 """The signal on which a training process writes the stacks of its threads to train.log."""
 DUMP_SECONDS = 3.0
 """Seconds to wait for the stacks; a process in an uninterruptible system call writes none."""
-DUMPED_THREADS = 100
-"""Threads that faulthandler writes, the newest; the main thread is the oldest."""
 BYTES = 8 << 20
 """Bytes read or written that count as progress in phases that move files; heartbeats need hours for that many."""
 LONGER = 4
@@ -192,13 +189,10 @@ def ask_for_stacks(log: Path, rank: int, pid: int, seen: Snapshot) -> str:
 
 def write_stacks(log: Path, title: str) -> None:
     """Write the stacks of all threads of this process to the log."""
-    frames = sys._current_frames()
     with log.open("a", encoding="utf-8") as file:
         file.write(f"\n{title}. Stacks of all threads:\n")
-        if len(frames) > DUMPED_THREADS and (main := frames.get(threading.main_thread().ident or 0)) is not None:
-            file.write("Main thread (most recent call last):\n" + "".join(traceback.format_stack(main)) + "\n")
-        file.flush()
-        faulthandler.dump_traceback(file, all_threads=True)
+        for thread, frame in sys._current_frames().items():
+            file.write(f"\nThread {thread} (most recent call last):\n" + "".join(traceback.format_stack(frame)))
 
 
 def waits_for_another_rank(stacks: str) -> bool:

@@ -15,8 +15,9 @@ from aitrain.environment.requirements import requirements_of
 from aitrain.environment.runner import Runner
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.machine import usable_cores
+from aitrain.packages import version_of
 from aitrain.redaction import without_secrets
-from aitrain.runs.environment_source import files_of, keep_source, package_version, source_facts, source_hash
+from aitrain.runs.environment_source import files_of, keep_source, source_facts, source_hash
 from aitrain.runs.run_folder import RunFolder
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
@@ -43,7 +44,7 @@ def describe_run(runner: Runner) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
         commit = done.stdout.strip() or None
     facts = {
-        "packages": {name: version for name in packages if (version := package_version(name))},
+        "packages": {name: version for name in packages if (version := version_of(name))},
         "git_commit": commit,
         "python": platform.python_version(),
         "platform": platform.platform(),

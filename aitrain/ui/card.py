@@ -70,10 +70,6 @@ def _front_matter(place: Path, base: str) -> str:
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _samples(overview: Overview) -> object:
-    return overview.result.get("eval_samples") or 1
-
-
 def _sections(overview: Overview, place: Path, config: TrainConfig) -> Iterator[str]:
     result = overview.result
     yield f"# {escaped(config.project_name)}"
@@ -85,31 +81,26 @@ def _sections(overview: Overview, place: Path, config: TrainConfig) -> Iterator[
     elif config.peft:
         yield "The LoRA adapter is merged into the base: this is a whole model."
     rows = [(name, *interval_texts(row)) for name, row in overview.scores.items() if row["before"] or row["after"]]
-    each = f", {_samples(overview)} samples each" if _samples(overview) != 1 else ""
+    samples = result.get("eval_samples") or 1
+    each = f", {samples} samples each" if samples != 1 else ""
     head = (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")
     yield table([head, *rows]) if rows else "No held-out cases were scored."
-    if rows:
-        yield " ".join(_about_scores(overview))
+    about = ["In brackets: 95% intervals over the held-out cases."] if rows else []
+    if chosen := overview.selection:
+        about.append(
+            f"This is the model after step {chosen['step']}, chosen by its held-out score, {chosen['score']:.3f}, the"
+            f" best of {chosen['scorings']}. The table's score after training is of"
+            f" {'other cases' if chosen['cases'] else 'new samples'}."
+        )
+    if result.get("eval_overlap"):
+        about.append(f"{result['eval_overlap']} of the held-out cases have the same prompt as a training case.")
+    yield " ".join(about)
     if len(overview.rewards) > 1:
         yield "Reward over the steps of the training:"
         yield fenced(reward_line(overview.rewards).plain)
     yield "## How it was made"
     yield table([("", ""), *((name, escaped(value)) for name, value in _facts(overview, config) if value)])
     yield _again(overview, config)
-
-
-def _about_scores(overview: Overview) -> Iterator[str]:
-    """Notes on the scores for the reader."""
-    result = overview.result
-    yield "In brackets: 95% intervals over the held-out cases."
-    if chosen := overview.selection:
-        yield (
-            f"This is the model after step {chosen['step']}, chosen by its held-out score, {chosen['score']:.3f}, the"
-            f" best of {chosen['scorings']}. The table's score after training is of"
-            f" {'other cases' if chosen['cases'] else 'new samples'}."
-        )
-    if result.get("eval_overlap"):
-        yield f"{result['eval_overlap']} of the held-out cases have the same prompt as a training case."
 
 
 def _facts(overview: Overview, config: TrainConfig) -> Iterator[tuple[str, object]]:
@@ -130,17 +121,16 @@ def _facts(overview: Overview, config: TrainConfig) -> Iterator[tuple[str, objec
 
 
 def _again(overview: Overview, config: TrainConfig) -> str:
-    """How to repeat the run: its command, or the Python call of a notebook; of files and folders of this machine the
-    names alone."""
-    paths = {name: value for name, value in config.changed().items() if str(value).startswith(("/", "~"))}
+    """How to repeat the run; of files and folders of this machine the names alone."""
+    paths = {
+        name: short_name(str(value)) for name, value in config.changed().items() if str(value).startswith(("/", "~"))
+    }
     hidden = without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl})
-    config = config.model_copy(update={**{name: short_name(str(path)) for name, path in paths.items()}, **hidden})
+    command = fenced(shlex.join(as_command(config.model_copy(update={**paths, **hidden}), "aitrain", "grpo")), "bash")
     if config.rl_env or config.rl_env_module:
-        return "To repeat it:\n\n" + fenced(shlex.join(as_command(config, "aitrain", "grpo")), "bash")
-    options = ", ".join(f"{name}={value!r}" for name, value in config.changed().items())
-    environment = overview.environment.get("class")
-    called = f"aitrain.train(aitrain.TrainConfig({options}), environment={environment}(...))"
-    return "To repeat it, in Python:\n\n" + fenced(called, "python")
+        return f"To repeat it:\n\n{command}"
+    environment = escaped(overview.environment.get("class"))
+    return f"It was started from Python, with an object of {environment}; its options:\n\n{command}"
 
 
 # -- Markdown

@@ -12,20 +12,19 @@ from rich.text import Text
 
 from aitrain.redaction import redact
 from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome, compare_all, telling_samples
-from aitrain.runs.held_out import interval_text
+from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_text
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import read_scorings
-from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS
 from aitrain.ui.dashboard import number
 from aitrain.ui.episodes import Limit, episode
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.overview import short_name
 from aitrain.ui.page import asset, rendered
 from aitrain.ui.terminal import text_table
-from aitrain.ui.transcript import BAD, GOOD, MIDDLE, Indented, messages_text, score_text
+from aitrain.ui.transcript import MIDDLE, messages_text, score_text
 
 LONGEST_TEXT = 2_000
-"""Maximum characters of an answer; the page has more."""
+"""Maximum columns of an answer; the page has more."""
 STYLES = ("page.css", "comparison.css")
 SCRIPTS = ("dom.js", "theme.js", "comparison.js")
 MOST_CASES: dict[Outcome, int] = {"lost": 60, "won": 60, "equal": 20, "unscored": 20}
@@ -57,7 +56,9 @@ def comparison_texts(
         yield Text()
         yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"))
         yield Text()
-        yield _counts(comparison)
+        counts = {outcome: len(comparison.cases(outcome)) for outcome in ("won", "lost", "equal", "unscored")}
+        shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name != "unscored")
+        yield Text(f"{len(comparison.pairs)} cases, {comparison.decoding}: {shown}")
         for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence(detect))):
             yield Text(escape_controls(sentence))
         for note in comparison.notes:
@@ -84,14 +85,6 @@ def p_text(p_value: float) -> str:
     return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
-def _counts(comparison: Comparison) -> Text:
-    counts = {outcome: len(comparison.cases(outcome)) for outcome in ("won", "lost", "equal", "unscored")}
-    text = Text(f"{len(comparison.pairs)} cases, {comparison.decoding}: ")
-    text.append(f"{counts['won']} won", GOOD if counts["won"] else "").append(", ")
-    text.append(f"{counts['lost']} lost", BAD if counts["lost"] else "").append(f", {counts['equal']} equal")
-    return text.append(f", {counts['unscored']} without a score in one of them" if counts["unscored"] else "")
-
-
 # -- cases
 
 
@@ -101,21 +94,16 @@ def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[Re
     names = pair.a.case if pair.a.case == pair.b.case else f"{pair.a.case} in {a.label}, {pair.b.case} in {b.label}"
     scores = f"{number(pair.score_a)} -> {number(pair.score_b)}"
     yield Text.assemble((f"{title}  ", "bold"), escape_controls(f"{scores}  case {names}"))
-    samples = telling_samples(comparison, pair)
-    records = [scoring.record(sample) for scoring, sample in zip((a, b), samples, strict=True)]
-    yield from messages_text(records[0].transcript()[0])
-    for scoring, sample, case, record in zip((a, b), samples, (pair.a, pair.b), records, strict=True):
+    for scoring, sample, case in zip((a, b), telling_samples(comparison, pair), (pair.a, pair.b), strict=True):
+        asked, said = scoring.record(sample).transcript()
+        if scoring is a:
+            yield from messages_text(asked)
         count = len(case.samples[comparison.decoding])
         of = f", one of {count} samples" if count > 1 else ""
         yield Text.assemble("  ", (escape_controls(scoring.label), "bold"), "  ", score_text(sample.score), (of, "dim"))
-        for message in messages_text(record.transcript()[1]):
-            yield Indented(_cut(message.text))
-
-
-def _cut(text: Text) -> Text:
-    if len(text) <= LONGEST_TEXT:
-        return text
-    return text[:LONGEST_TEXT].append(f"… {len(text) - LONGEST_TEXT:,} more characters", "dim")
+        for message in messages_text(said):
+            message.text.truncate(LONGEST_TEXT, overflow="ellipsis")
+            yield message
 
 
 # -- the page

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Evaluating, Event, Failed, Note, Phase, Playing, Step
 from aitrain.redaction import redact
-from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
 
 LABEL, BAR, CURVE = 10, 40, 60
@@ -130,6 +129,16 @@ def event_line(event: Event) -> str:
 def number(value: float | None) -> str:
     """A score with three decimals, `-` for None."""
     return "-" if value is None else f"{value:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """`8s`, `3m 05s`, `2h 10m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
 def brief(seconds: float) -> str:

@@ -142,12 +142,11 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
         if entry.eval_phase.startswith(("before", "after")):
             cases.setdefault((entry.eval_phase.endswith("greedy"), entry.case), []).append(number)
     wishes = [
-        evenly([both for (is_greedy, _), both in cases.items() if not is_greedy], 60),
-        evenly([both for (is_greedy, _), both in cases.items() if is_greedy], 30),
+        evenly(list(cases.values()), 90),
         *(training[:8], training[-8:]),
         evenly([group for group in groups if any(entries[number].failure for number in group)], 40),
         *(_ordered(entries, training, order)[:12] for order in ("highest", "lowest", "mixed")),
-        *(evenly(training, 60), evenly(groups, MOST_EPISODES)),
+        evenly(groups, MOST_EPISODES),
     ]
     chosen: set[int] = set()
     room = MOST_BYTES
@@ -302,27 +301,18 @@ def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
     for entry in rollouts.entries:
         if not entry.eval_phase.endswith("greedy"):
             by_case.setdefault((entry.is_held_out, entry.case), []).append(entry)
-    return [_case_row(key, entries, rollouts.prompts.get(key, "")) for key, entries in by_case.items()]
-
-
-def _case_row(key: tuple[bool, str], entries: list[IndexEntry], prompt: str) -> CaseRow:
-    visits: dict[tuple[int, bool, int], list[float]] = {}
-    for entry in entries:
-        scores = visits.setdefault((entry.step, entry.eval_phase.startswith("after"), entry.group), [])
-        scores += [] if entry.score is None else [entry.score]
-    first, last = visits[min(visits)], visits[max(visits)]
-    is_twice = len(visits) > 1 and bool(first and last)
-    return CaseRow(
-        case=key[1],
-        case_idx=entries[0].case_idx,
-        is_held_out=key[0],
-        prompt=prompt,
-        first=fmean(first) if first else None,
-        last=fmean(last) if last else None,
-        change=fmean(last) - fmean(first) if is_twice else None,
-        best=max(last, default=None),
-        environment=entries[0].environment,
-    )
+    rows = list[CaseRow]()
+    for (is_held_out, case), entries in by_case.items():
+        visits: dict[tuple[int, bool, int], list[float]] = {}
+        for entry in entries:
+            scores = visits.setdefault((entry.step, entry.eval_phase.startswith("after"), entry.group), [])
+            scores += [] if entry.score is None else [entry.score]
+        first, last = (fmean(visits[end]) if visits[end] else None for end in (min(visits), max(visits)))
+        change = None if first is None or last is None or len(visits) < 2 else last - first
+        best, prompt = max(visits[max(visits)], default=None), rollouts.prompts.get((is_held_out, case), "")
+        of = entries[0]
+        rows.append(CaseRow(case, of.case_idx, is_held_out, prompt, first, last, change, best, of.environment))
+    return rows
 
 
 def case_changes(rows: Iterable[CaseRow]) -> dict[str, dict[str, int]]:

@@ -13,16 +13,12 @@ from importlib import import_module
 from typing import Any
 
 from rich.console import Console, Group
-from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from aitrain.events import Ended, Event
 from aitrain.ui.terminal import Screen
 
 WIDTH = 90
-RED, GREEN, YELLOW, BLUE = (200, 60, 60), (30, 140, 70), (170, 110, 0), (59, 130, 246)
-THEME = TerminalTheme((255, 255, 255), (0, 0, 0), [(0, 0, 0), RED, GREEN, YELLOW, BLUE, BLUE, BLUE, (128, 128, 128)])
-"""Colours that are visible on light and on dark pages; text without one has the page's own."""
 PAGE = '<pre style="font-family:ui-monospace,monospace;font-size:13px;line-height:1.4;color:inherit">{code}</pre>'
 
 
@@ -63,5 +59,5 @@ class NotebookDisplay(Screen):
             file=io.StringIO(), width=WIDTH, record=True, force_terminal=True, force_jupyter=False, highlight=False
         )
         console.print(Group(*self._notes, self.dashboard))
-        html = console.export_html(theme=THEME, code_format=PAGE, inline_styles=True, clear=False)
+        html = console.export_html(code_format=PAGE, inline_styles=True, clear=False)
         return {"text/html": html, "text/plain": console.export_text()}

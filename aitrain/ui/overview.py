@@ -7,34 +7,35 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from aitrain.options.evaluate import EvalConfig
-from aitrain.options.optimization import default_rate
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
-from aitrain.runs.diagnosis import RunFinding, RunTraits, findings_of
-from aitrain.runs.heartbeat import state_of
+from aitrain.runs.diagnosis import RunFinding, findings_of
+from aitrain.runs.heartbeat import read_nodes, state_of
 from aitrain.runs.held_out import (
     DECODINGS,
     IntervalValues,
     ScoreRow,
     ScoreTable,
     Scoring,
+    Verdict,
     recorded_table,
+    verdict_of,
+    verdict_of_scores,
 )
 from aitrain.runs.json_values import JsonObject, as_float, regular
 from aitrain.runs.metrics_line import MetricsLine, lines_of, read_metrics
-from aitrain.runs.node_info import read_nodes
+from aitrain.runs.model_reference import read_options
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
-from aitrain.runs.run_options import read_options
 from aitrain.runs.statistics import (
     Mixture,
     bounds_of_mean,
@@ -43,10 +44,9 @@ from aitrain.runs.statistics import (
     recorded_mixture,
     score_table,
 )
-from aitrain.runs.verdict import Verdict, verdict_of, verdict_of_scores
 
 Item = TypeVar("Item")
-Series: TypeAlias = dict[str, list[float | None]]
+Series = dict[str, list[float | None]]
 DEAD = "The run's process has ended without a word: it was killed, or the machine went down."
 POINTS, ROW_POINTS = 1_000, 48
 """Maximum points of a curve, and of the one in the table of runs."""
@@ -57,23 +57,6 @@ LOG_BYTES, LOG_LINES = 16_000, 60
 COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap")
 OF_A_PLACE = ("project_name", "output_dir")
 """Options that differ in any two runs."""
-
-
-class NextStep(TypedDict):
-    """A command, and what it is for."""
-
-    what: str
-    command: str
-
-
-@dataclass(frozen=True)
-class ScoredStep:
-    """The held-out scores of the policy after a step; those of each of several environments are of sampled answers."""
-
-    step: int
-    sampled: IntervalValues | None
-    greedy: IntervalValues | None
-    environments: dict[str, IntervalValues | None] = field(default_factory=dict)
 
 
 class Overview:
@@ -243,7 +226,7 @@ class Overview:
         return None if chosen["score"] is None else chosen
 
     @property
-    def held_out(self) -> list[ScoredStep]:
+    def held_out(self) -> list[JsonObject]:
         """The held-out scores by weight version: of the cases that were played during the training, if there are any.
         For the step of model/, the scores after training replace earlier ones."""
         entries = [entry for entry in self.rollouts.entries if entry.eval_phase] if self.rollouts else []
@@ -252,12 +235,12 @@ class Overview:
         for entry in entries:
             if entry.case in during or not during:
                 versions.setdefault(entry.weight_version, []).append(entry)
-        curve = list[ScoredStep]()
+        curve = list[JsonObject]()
         for step, found in sorted(versions.items()):
             phases = _scorings(found)
             sampled, greedy = (_newest(phases, name, mixture) for name in DECODINGS)
             each = {one.name: _newest(phases, "sampled", (one,)) for one in named(mixture)}
-            curve.append(ScoredStep(step, sampled, greedy, each))
+            curve.append({"step": step, "sampled": sampled, "greedy": greedy, "environments": each})
         return curve
 
     @property
@@ -304,15 +287,18 @@ class Overview:
 
     # -- episodes
 
-    def episodes(self, rollouts: RolloutIndex) -> dict[str, Any]:
-        """Numbers of episodes by kind, and the steps that have training episodes."""
-        entries = rollouts.entries
+    @property
+    def episodes(self) -> dict[str, Any] | None:
+        """Numbers of episodes by kind, and the steps that have training episodes; None without rollouts."""
+        if self.rollouts is None:
+            return None
+        entries = self.rollouts.entries
         failures = Counter(entry.failure for entry in entries if entry.failure)
         return {
             "all": len(entries),
             "held_out": sum(entry.is_held_out for entry in entries),
             "failed": failures.total(),
-            "damaged": rollouts.damaged,
+            "damaged": self.rollouts.damaged,
             "failures": failures,
             "stops": Counter(entry.stop for entry in entries),
             "eval_phases": list(dict.fromkeys(entry.eval_phase for entry in entries if entry.eval_phase)),
@@ -354,22 +340,15 @@ class Overview:
                 "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
                 " smaller differences."
             )
-        traits = RunTraits(bounds_of_mean(self.mixture()))
-        if all(traits.is_solved({"reward": line.reward or 0.0}) for line in self.steps):
-            return (
-                "All completions had nearly the highest score from the start, so nothing was learned: use harder cases,"
-                " and see with aitrain env check whether wrong answers score less."
-            )
         return (
-            "In no step did the completions of a group differ in score, so nothing was learned: use easier cases,"
-            " give partial credit, or raise --rl-num-generations or --rl-temperature."
+            "In no step did the completions of a group differ in score, so nothing was learned. Where the reward is"
+            " low, use easier cases, give partial credit, or raise --rl-num-generations or --rl-temperature; where it"
+            " is high, use harder cases, and see with aitrain env check whether wrong answers score less."
         )
 
     @property
-    def next_steps(self) -> list[NextStep]:
-        """Commands that follow on the result of a training that came to its end, the most useful first."""
-        if not self.is_over:
-            return []
+    def next_steps(self) -> list[dict[str, str]]:
+        """Commands that follow on the result of a training that came to its end, and what each is for."""
         run = shlex.quote(str(self.run.path))
         commands = {
             "talk to it": f"aitrain chat {run}",
@@ -378,43 +357,25 @@ class Overview:
             "score it with more samples": f"aitrain eval {run} --samples 4",
             "hand it over": f"aitrain export {run}",
             "train longer": self.continuing(),
-            "train with a lower rate": self._gentler(),
         }
-        chat, compare, view, score, export, longer, gentler = commands
-        order = {
-            "better": [chat, compare, view, score, export, longer],
-            "worse": [gentler, compare, view],
-            "undetected": [*([longer] if self.learned else []), compare, view, chat],
-            None: [longer, view, chat],
-        }[self.verdict]
-        return [{"what": what, "command": commands[what]} for what in order if commands[what]]
+        return [{"what": what, "command": command} for what, command in commands.items() if self.is_over and command]
 
     def continuing(self) -> str:
         """The command that continues the run; empty if nothing was saved, or the environment came from Python."""
         if self.job == "eval":
             has_config = self.run.config.is_file()
             return f"aitrain eval --config {shlex.quote(str(self.run.config))} --resume" if has_config else ""
-        command, because = self._command(), self.result.get("stopped_because") or ""
-        if not command or not checkpoints_of(self.run):
+        has_environment = self.options.get("rl_env") or self.options.get("rl_env_module")
+        if not has_environment or not checkpoints_of(self.run):
             return ""
+        command = f"aitrain grpo --config {shlex.quote(str(self.run.config))}"
+        because = self.result.get("stopped_because") or ""
         steps = self.result.get("steps")
         if self.recorded.get("status", "finished") == "finished" and steps:
             return f"{command} --resume --max-steps {2 * steps}"
         if "--patience" in because:
             return f"{command} --resume --patience {2 * self.options['patience']}"
         return f"{command} --resume"
-
-    def _command(self) -> str:
-        has_environment = self.options.get("rl_env") or self.options.get("rl_env_module")
-        return f"aitrain grpo --config {shlex.quote(str(self.run.config))}" if has_environment else ""
-
-    def _gentler(self) -> str:
-        """The command that trains once more, with a third of the learning rate and the best step as the model."""
-        rate = float(self.options.get("lr") or default_rate(self.options.get("peft") is True))
-        flags = "" if self.options.get("save_best") else " --save-best"
-        if not any(line.is_scoring for line in self.lines):
-            flags += f" --eval-strategy steps --eval-steps {max(1, self.result['steps'] // 10)}"
-        return f"{command} --lr {rate / 3:.1g}{flags}" if (command := self._command()) else ""
 
     # -- for pages
 
@@ -443,8 +404,8 @@ class Overview:
             "evaluation": self.evaluation,
             "selection": self.selection,
             "bounds": bounds_of_mean(self.mixture()),
-            "held_out": list(map(asdict, self.held_out)),
-            "episodes": self.episodes(self.rollouts) if self.rollouts else None,
+            "held_out": self.held_out,
+            "episodes": self.episodes,
             "verdict": self.verdict,
             "verdicts": {name: verdict_of(row["change"]) for name, row in self.scores.items()},
             "learned": self.learned,

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import secrets
-import sys
+import socket
 from collections.abc import Callable
 from functools import lru_cache
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
 from pydantic import TypeAdapter, ValidationError
 
-from aitrain.errors import ConfigError, RequestRefusedError
+from aitrain.environment.http_server import RefusedRequestError, http_server
+from aitrain.errors import ConfigError
 from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.run_folder import RunFolder
@@ -28,7 +29,11 @@ from aitrain.ui.episodes import Query, cases_json, episode, find, page_of
 from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, problem_page, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
-HOSTS = {"127.0.0.1", "localhost"}
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
 HEADERS = {
     "Content-Security-Policy": SERVED_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -40,128 +45,96 @@ HEADERS = {
 }
 OWN_POLICY = {"Content-Security-Policy": "frame-ancestors 'none'"}
 """For self-contained pages, which have a policy of their own with the hashes of their scripts."""
-KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html", "json": "application/json"}
 MOST_CASES = 10_000
 Parameters = dict[str, str]
 
 
-class PageServer(ThreadingHTTPServer):
-    """Serves the runs of a registry on 127.0.0.1; port 0 takes a free one."""
+class PageServer:
+    """Serves the runs of a registry on 127.0.0.1; port 0 takes a free one.
 
-    daemon_threads = True
-    request_queue_size = 1024
+    Raises:
+        OSError: the port is taken.
+    """
 
     def __init__(self, registry: RunRegistry, port: int) -> None:
         self.registry, self.key = registry, secrets.token_urlsafe(24)
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.cookie = f"aitrain-{self.server_port}"
+        self.listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+        self.port = self.listener.getsockname()[1]
+        self.cookie = f"aitrain-{self.port}"
+        self.server = http_server(self._respond)
 
     @property
     def address(self) -> str:
         """URL of the page, with the key."""
-        return f"http://127.0.0.1:{self.server_port}/?key={self.key}"
+        return f"http://127.0.0.1:{self.port}/?key={self.key}"
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Show an error of ours; a client that has gone away is none."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+    def run(self) -> None:
+        """Serve until Ctrl-C, which raises KeyboardInterrupt."""
+        self.server.run([self.listener])
 
+    async def _respond(self, request: Request) -> Response:
+        """The response, or an error as JSON, or as a page where one was asked for."""
+        from starlette.concurrency import run_in_threadpool
+        from starlette.responses import HTMLResponse
 
-class _Handler(BaseHTTPRequestHandler):
-    server: PageServer
-    timeout = 30
-    server_version, sys_version = "aitrain", ""
-
-    def do_GET(self) -> None:
-        """Send the response, or an error as JSON, or as a page where one was asked for."""
-        self.where, _, query = self.path.partition("?")
         try:
-            self._check_origin()
-            parameters = _parameters(query)
-            if not self._enter(parameters):
-                self._answer(parameters)
-        except RequestRefusedError as refused:
-            if self.where in ("/", *PAGES):
-                self._send(refused.status, "html", problem_page(str(refused)))
-            else:
-                self._send(refused.status, "json", {"error": str(refused)})
-        except OSError:
-            raise  # the page was left
+            response = await run_in_threadpool(self._answer, request)
+        except (RefusedRequestError, ConfigError) as refused:
+            status = refused.status if isinstance(refused, RefusedRequestError) else 400
+            response = _json({"error": str(refused)}, status)
+            if request.scope["path"] in ("/", *PAGES):
+                response = HTMLResponse(problem_page(str(refused)), status)
         except Exception as error:
-            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "json", {"error": str(error) or type(error).__name__})
+            response = _json({"error": str(error) or type(error).__name__}, 500)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
 
-    def _refuse_method(self) -> None:
-        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "json", {"error": "Only GET is allowed."})
+    def _answer(self, request: Request) -> Response:
+        from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_HEAD = _refuse_method
-
-    def _check_origin(self) -> None:
-        hosts = self.headers.get_all("Host", [])
-        try:
-            is_ours = len(hosts) == 1 and urlsplit(f"//{hosts[0]}").hostname in HOSTS
-        except ValueError:
-            is_ours = False
-        if not is_ours:
-            raise RequestRefusedError(HTTPStatus.MISDIRECTED_REQUEST, "The host must be 127.0.0.1 or localhost.")
-        is_foreign = self.headers.get("Origin", f"http://{hosts[0]}") != f"http://{hosts[0]}"
-        if self.where != "/":  # to which other pages may link, as it contains no data
-            is_foreign |= self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none")
-        if is_foreign:
-            raise RequestRefusedError(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
-
-    def _enter(self, parameters: Parameters) -> bool:
-        """Check the key; returns whether it was in the address and the client was sent on, with a cookie.
-
-        Raises:
-            RequestRefusedError: it is missing or wrong.
-        """
-        if self.where.startswith("/assets/"):  # of the page that says that the key is missing
-            return False
-        given = parameters.pop("key", None) if self.where in ("/", *PAGES) else None
-        sent = self.headers.get("Cookie", "").split(";")  # http.cookies refuses all if another program's is odd
-        cookie = dict(one.strip().partition("=")[::2] for one in sent).get(self.server.cookie, "")
-        if not hmac.compare_digest((cookie if given is None else given).encode(), self.server.key.encode()):
-            raise RequestRefusedError(HTTPStatus.FORBIDDEN, "The key is missing: open the address of aitrain view.")
-        if given is None:
-            return False
-        target = f"{self.where}?{urlencode(parameters)}" if parameters else self.where
-        cookie = f"{self.server.cookie}={given}; Path=/; HttpOnly; SameSite=Lax"
-        self._send(HTTPStatus.SEE_OTHER, "html", "", {"Location": target, "Set-Cookie": cookie})
-        return True
-
-    def _answer(self, parameters: Parameters) -> None:
-        folder, _, name = self.where[1:].partition("/")
-        if self.where == "/":
-            self._send(HTTPStatus.OK, "html", served())
-        elif folder == "assets" and name in (*STYLES, *SERVED_SCRIPTS):
-            self._send(HTTPStatus.OK, name.rpartition(".")[2], asset(name))
-        elif self.where in PAGES:
-            self._send(HTTPStatus.OK, "html", PAGES[self.where](self.server.registry, parameters), OWN_POLICY)
-        elif folder == "api" and name in ANSWERS:
-            self._send(HTTPStatus.OK, "json", ANSWERS[name](self.server.registry, parameters))
-        else:
-            raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is nothing here.")
-
-    def _send(self, status: HTTPStatus, kind: str, content: object, headers: dict[str, str] | None = None) -> None:
-        text = content if isinstance(content, str) else json.dumps(content, allow_nan=False)
-        body = text.encode()
-        self.send_response(status)
-        type_and_size = {"Content-Type": f"{KINDS[kind]}; charset=utf-8", "Content-Length": str(len(body))}
-        for name, value in {**HEADERS, **type_and_size, **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """No-op: requests are not logged to the user's terminal."""
+        path, parameters = request.scope["path"], {name: text for name, text in request.query_params.items() if text}
+        _check_origin(request)
+        folder, _, name = path[1:].partition("/")
+        if folder == "assets" and name in (*STYLES, *SERVED_SCRIPTS):  # also of the page that says: no key
+            kind = "text/css" if name.endswith(".css") else "text/javascript"
+            return Response(asset(name), media_type=kind)
+        given = parameters.pop("key", None) if path in ("/", *PAGES) else None
+        key = request.cookies.get(self.cookie, "") if given is None else given
+        if not hmac.compare_digest(key.encode(), self.key.encode()) and folder != "assets":
+            raise RefusedRequestError(403, "The key is missing: open the address of aitrain view.")
+        if given is not None:
+            response = RedirectResponse(f"{path}?{urlencode(parameters)}" if parameters else path, 303)
+            response.set_cookie(self.cookie, given, httponly=True, samesite="lax")
+            return response
+        if path == "/":
+            return HTMLResponse(served())
+        if path in PAGES:
+            return HTMLResponse(PAGES[path](self.registry, parameters), headers=OWN_POLICY)
+        if path in ANSWERS:
+            return _json(ANSWERS[path](self.registry, parameters))
+        raise RefusedRequestError(404, "There is nothing here.")
 
 
-def _parameters(query: str) -> Parameters:
-    try:
-        return dict(parse_qsl(query, max_num_fields=30, errors="replace"))
-    except ValueError:
-        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, "Too many parameters.") from None
+def _check_origin(request: Request) -> None:
+    """Refuse other methods than GET, hosts that only lead here, and other pages' requests."""
+    hosts = request.headers.getlist("host")
+    if request.method != "GET":
+        raise RefusedRequestError(405, "Only GET is allowed.")
+    if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
+        raise RefusedRequestError(421, "The host must be 127.0.0.1 or localhost.")
+    is_foreign = request.headers.get("origin", f"http://{hosts[0]}") != f"http://{hosts[0]}"
+    if request.scope["path"] != "/":  # to which other pages may link, as it contains no data
+        is_foreign |= request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+    if is_foreign:
+        raise RefusedRequestError(403, "Requests from other pages are refused.")
+
+
+def _json(content: object, status: int = 200) -> Response:
+    """JSON in ASCII, as texts of models may hold what UTF-8 cannot."""
+    from starlette.responses import Response
+
+    return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
 
 
 # -- pages
@@ -171,7 +144,7 @@ def _run(registry: RunRegistry, parameters: Parameters, name: str = "run") -> Op
     """The run with the id of a request, never by a path."""
     run = registry.look()[0].get(parameters.get(name, ""))
     if run is None:
-        raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such run.")
+        raise RefusedRequestError(404, "There is no such run.")
     return run
 
 
@@ -179,11 +152,7 @@ def _comparison(registry: RunRegistry, parameters: Parameters) -> str:
     """The page that compares two runs case by case."""
     from aitrain.ui.comparison_view import comparison_page  # here, as the first page comes sooner without it
 
-    a, b = (_run(registry, parameters, name).path for name in ("a", "b"))
-    try:
-        return comparison_page(a, b)
-    except ConfigError as error:
-        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
+    return comparison_page(*(_run(registry, parameters, name).path for name in ("a", "b")))
 
 
 def _sweep(registry: RunRegistry, parameters: Parameters) -> str:
@@ -191,16 +160,14 @@ def _sweep(registry: RunRegistry, parameters: Parameters) -> str:
     id = parameters.get("sweep", "")
     folder = registry.look()[1].get(id)
     if folder is None:
-        raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such sweep.")
+        raise RefusedRequestError(404, "There is no such sweep.")
     try:
         from aitrain.ui.sweep_page import open_study, sweep_page  # here, because only this page needs Optuna
 
         return sweep_page(open_study(folder), folder, f"/?run={quote(f'{id}/', safe='')}{{}}")
     except ImportError:
         text = 'Optuna or Plotly is not installed.\nInstall them with: pip install "aitrain[sweep]"'
-        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, text) from None
-    except ConfigError as error:
-        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
+        raise ConfigError(text) from None
 
 
 # -- /api/
@@ -209,7 +176,7 @@ def _sweep(registry: RunRegistry, parameters: Parameters) -> str:
 def _number(parameters: Parameters, name: str) -> int:
     text = parameters.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number.")
+        raise RefusedRequestError(400, f"{name} must be a whole number.")
     return int(text)
 
 
@@ -219,7 +186,7 @@ def _episodes(registry: RunRegistry, parameters: Parameters) -> JsonObject:
     try:
         query = TypeAdapter(Query).validate_python(asked)
     except ValidationError as error:
-        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, error.errors()[0]["msg"]) from None
+        raise RefusedRequestError(400, error.errors()[0]["msg"]) from None
     numbers = _found(run, len(run.rollouts.entries), query)
     return page_of(run.rollouts, numbers, _number(parameters, "start"))
 
@@ -233,17 +200,17 @@ def _found(run: OpenRun, count: int, query: Query) -> list[int]:
 def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
     rollouts, number = _run(registry, parameters).rollouts, _number(parameters, "n")
     if number >= len(rollouts.entries):
-        raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such episode.")
+        raise RefusedRequestError(404, "There is no such episode.")
     return episode(rollouts, number)
 
 
 PAGES: dict[str, Callable[[RunRegistry, Parameters], str]] = {"/compare": _comparison, "/sweep": _sweep}
 """Self-contained pages."""
 ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
-    "runs": lambda registry, _: registry.rows(),
-    "run": lambda registry, parameters: {**_run(registry, parameters).overview(), "id": parameters["run"]},
-    "source": lambda registry, parameters: read_source(RunFolder(_run(registry, parameters).path).environment_source),
-    "cases": lambda registry, parameters: cases_json(_run(registry, parameters).rollouts, MOST_CASES),
-    "episodes": _episodes,
-    "episode": _episode,
+    "/api/runs": lambda registry, _: registry.rows(),
+    "/api/run": lambda registry, asked: {**_run(registry, asked).overview(), "id": asked["run"]},
+    "/api/source": lambda registry, asked: read_source(RunFolder(_run(registry, asked).path).environment_source),
+    "/api/cases": lambda registry, asked: cases_json(_run(registry, asked).rollouts, MOST_CASES),
+    "/api/episodes": _episodes,
+    "/api/episode": _episode,
 }

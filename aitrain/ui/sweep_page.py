@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from aitrain.errors import ConfigError
 from aitrain.runs.held_out import interval_text
 from aitrain.runs.run_folder import SWEEP_LOG, write_text
-from aitrain.ui.duration import duration
+from aitrain.ui.dashboard import duration
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.page import NOTHING_ELSE, as_inert_json, asset, fill, hashes
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,14 +17,10 @@ from rich.live import Live
 from rich.text import Text
 
 from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, Step
-from aitrain.runs.held_out import interval_texts
+from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_texts, verdict_sentence
 from aitrain.runs.result import Result
-from aitrain.runs.run_folder import RunFolder
-from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, verdict_sentence
-from aitrain.ui.dashboard import Dashboard, event_line, note_text, number, reward_line
-from aitrain.ui.duration import duration
+from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, number, reward_line
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.loading import is_ci
 from aitrain.ui.overview import Overview
 
 LINE_EVERY = 10.0
@@ -35,8 +34,30 @@ def on_standard_error() -> Console:
 
 def can_be_drawn_over(console: Console) -> bool:
     """Whether output goes to a terminal that can move its cursor, outside of CI; not for a pipe with FORCE_COLOR."""
+    is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     is_watched = console.file.isatty() and console.is_interactive
-    return is_watched and not (console.is_dumb_terminal or console.quiet or is_ci())
+    return is_watched and not (console.is_dumb_terminal or console.quiet or is_ci)
+
+
+@dataclass
+class LogTail:
+    """Each call returns the lines written since the last call; for a progress bar (`\\r`), its last state."""
+
+    path: Path
+    done: int = 0
+
+    def __call__(self) -> list[str]:
+        """New complete lines."""
+        try:
+            with self.path.open("rb") as file:
+                self.done = min(self.done, file.seek(0, os.SEEK_END))  # a log that is too long is cut
+                file.seek(self.done)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self.done += len(whole) + len(newline)
+        lines = whole.decode("utf-8", errors="replace").split("\n") if newline else []
+        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
 
 
 class Screen:
@@ -146,16 +167,38 @@ def last_line(result: Result) -> str:
     return f"{scores}{words}  {result.steps} steps in {duration(result.seconds)}  {escape_controls(str(result.folder))}"
 
 
-def show_result(result: Result, overview: Overview, console: Console) -> None:
-    """Print what came of a run: scores, verdict, curve, where everything is, and what to do next."""
-    texts = [*outcome_texts(overview), Text(f"\n{result.steps} steps in {duration(result.seconds)}", "dim")]
-    for name, text, style in _facts(result):
-        texts.append(Text.assemble((f"{name}: ", "" if style else "dim"), (escape_controls(text), style)))
-    if steps := overview.next_steps:
-        rows = [(Text(f"  {step['what']}", "dim"), escape_controls(step["command"])) for step in steps]
-        texts += [Text("\nnext", "bold"), text_table(rows)]
-    for line in texts:
-        console.print(line, soft_wrap=True)
+def run_texts(overview: Overview) -> Iterator[Text]:
+    """A run, now or at its end: scores, verdict, advice, findings, reward, episodes, where its files are, and what to
+    do next."""
+    run, result, steps = overview.run, overview.result, overview.step
+    seconds = f" in {duration(result['seconds'])}" if result.get("seconds") else ""
+    extent = ("" if steps is None else f"  {steps} steps") + seconds
+    yield Text.assemble((escape_controls(run.path.name), "bold"), f"  {escape_controls(overview.status)}{extent}")
+    counts = {"cases": result.get("train_cases"), "held out": result.get("eval_cases")}
+    parts = [overview.model, overview.environment_name, *(f"{count} {name}" for name, count in counts.items() if count)]
+    yield Text(escape_controls(", ".join(filter(None, parts))) + "\n", "dim")
+    yield from outcome_texts(overview)
+    command = f"aitrain show {shlex.quote(str(run.path))}"
+    if counted := overview.episodes:
+        ended = f"ended: {_numbers(counted['stops'])}"
+        yield Text(f"\n{counted['all']} episodes, {counted['held_out']} of them held out; {ended}")
+        if counted["failed"]:
+            yield Text(f"failed: {_numbers(counted['failures'])}", "red")
+        if counted["damaged"]:
+            yield Text(f"{counted['damaged']} lines of the rollout files are damaged", "yellow")
+        yield Text(escape_controls(f"episodes: {command} --worst, --failed, --step N, --case N"), "dim")
+    elif failures := result.get("failures"):
+        failed = f"failures: {sum(failures.values()):,} of {result['episodes']:,} episodes ({_numbers(failures)})"
+        yield Text(escape_controls(f"\n{failed}: {command} --failed"), "red")
+    yield Text()
+    merged = run.model / "merged"
+    places = {"model": run.model, "merged with its base": merged, "run folder": run.path, "report": run.report}
+    for name, path in places.items():
+        if path.exists():
+            yield Text.assemble((f"{name}: ", "dim"), escape_controls(str(path)))
+    if next_steps := overview.next_steps:
+        yield Text("\nnext", "bold")
+        yield text_table([(Text(f"  {step['what']}", "dim"), escape_controls(step["command"])) for step in next_steps])
 
 
 def outcome_texts(overview: Overview) -> Iterator[Text]:
@@ -169,32 +212,18 @@ def outcome_texts(overview: Overview) -> Iterator[Text]:
         yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
     if overview.advice:
         yield Text(overview.advice)
+    if chosen := overview.selection:
+        how = "on other held-out cases" if chosen["cases"] else "with new samples"
+        best = f"whose score of {chosen['score']:.3f} was the best of {chosen['scorings']}"
+        yield Text(f"model/ has the weights of step {chosen['step']}, {best}; after: its score {how}", "dim")
     for finding in overview.findings:
         yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
     if len(overview.rewards) > 1:
         yield Text("\nreward    ").append_text(reward_line(overview.rewards))
 
 
-def _facts(result: Result) -> Iterator[tuple[str, str, str]]:
-    """Names, values and styles of what a run has left."""
-    folder = RunFolder(result.folder)
-    if folder.model.exists():
-        kind = " (adapter)" if (folder.model / "adapter_config.json").exists() else ""
-        chosen = ""
-        if result.selection_score is not None:
-            of = f"the best of {result.selection_scorings} evaluations, {result.selection_score:.3f}"
-            by = "on other held-out cases" if result.selection_cases else "with new samples"
-            chosen = f", step {result.model_step}: {of}; above is its score {by}"
-        yield "model", f"{folder.model}{kind}{chosen}", ""
-        if (merged := folder.model / "merged").exists():
-            yield "merged with its base", str(merged), ""
-    if failed := sum(result.failures.values()):
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in result.failures.items())
-        command = f"aitrain show {shlex.quote(str(result.folder))} --failed"
-        yield "failures", f"{failed:,} of {result.episodes:,} episodes ({kinds}): {command}", "red"
-    yield "run folder", str(result.folder), ""
-    if folder.report.exists():
-        yield "report", str(folder.report), ""
+def _numbers(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{escape_controls(name) or '?'} {count:,}" for name, count in counts.items())
 
 
 def text_table(rows: Sequence[Sequence[str | Text]]) -> Text:

@@ -1,9 +1,8 @@
-"""A run and its episodes as text for a terminal, with control characters escaped."""
+"""The episodes of a run as text for a terminal, with control characters escaped."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,11 +14,8 @@ from rich.text import Text
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
 from aitrain.ui.dashboard import brief, number
-from aitrain.ui.duration import duration
 from aitrain.ui.episodes import Query, find, tool_name
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.overview import Overview
-from aitrain.ui.terminal import outcome_texts
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = 4
@@ -38,41 +34,6 @@ def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
         query = Query(eval_phase=phases[-1]) if phases else Query(eval_phase="training", step=last)
     scored = [number for number in find(rollouts, query) if entries[number].score is not None]
     return sorted(scored, key=lambda number: entries[number].score or 0.0)
-
-
-# -- the run
-
-
-def run_texts(overview: Overview, rollouts: RolloutIndex) -> Iterator[RenderableType]:
-    """Title, outcome and episode counts of a run."""
-    folder, result, steps = overview.run.path, overview.result, overview.step
-    seconds = f" in {duration(result['seconds'])}" if result.get("seconds") else ""
-    extent = ("" if steps is None else f"  {steps} steps") + seconds
-    yield Text.assemble((escape_controls(folder.name), "bold"), f"  {escape_controls(overview.status)}{extent}")
-    counts = {"cases": result.get("train_cases"), "held out": result.get("eval_cases")}
-    parts = [overview.model, overview.environment_name, *(f"{count} {name}" for name, count in counts.items() if count)]
-    yield Text(escape_controls(", ".join(filter(None, parts))), style="dim")
-    yield Text()
-    yield from outcome_texts(overview)
-    if chosen := overview.selection:
-        text = f"model/ has the weights of step {chosen['step']}, whose score of {chosen['score']:.3f} was the best"
-        yield Text(f"{text} of {chosen['scorings']}; after: its score with new samples", style="dim")
-    counted = overview.episodes(rollouts)
-    held_out, ended = counted["held_out"], _numbers(counted["stops"])
-    yield Text(f"\n{counted['all']} episodes, {held_out} of them held out; ended: {ended}")
-    if counted["failed"]:
-        yield Text(f"failed: {_numbers(counted['failures'])}", BAD)
-    if counted["damaged"]:
-        yield Text(f"{counted['damaged']} lines of the rollout files are damaged", MIDDLE)
-    command = escape_controls(f"aitrain show {shlex.quote(str(folder))}")
-    yield Text(f"\nepisodes: {command} --worst, --failed, --step N, --case N", style="dim")
-
-
-def _numbers(counts: dict[str, int]) -> str:
-    return ", ".join(f"{escape_controls(name) or '?'} {count}" for name, count in counts.items())
-
-
-# -- its episodes
 
 
 def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[RenderableType]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aitrain.runs.checkpoint import checkpoints_of
-from aitrain.runs.node_info import read_nodes
+from aitrain.runs.heartbeat import read_nodes
 from aitrain.runs.run_folder import RunFolder, read_object
 from tests.machines.namespaces import ADDRESSES, Network, cannot_make_machines, end_of, network
 from tests.training.test_resume import assert_same

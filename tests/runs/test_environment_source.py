@@ -1,4 +1,4 @@
-"""A run keeps the source of its environment: its own file and its package, and no link, huge file or secret."""
+"""A run keeps the source of its environment: its own file and what it imports, and no link, huge file or secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from aitrain.redaction import MASK
 from aitrain.runs.environment_source import (
     LONGEST_FILE,
-    MOST_FILES,
     keep_source,
     read_source,
     source_facts,
@@ -56,27 +55,17 @@ def test_the_files_beside_it_that_it_imports_are_kept_and_belong_to_its_hash(imp
     assert source_facts(module.Env())["sha256"] != before["sha256"]
 
 
-def test_the_modules_of_its_package_are_kept_with_its_own_first_and_no_links(imported: Path) -> None:
-    files = {"__init__.py": "", "a.py": "x", "env.py": CLASS, "deep/__init__.py": "", "deep/b.py": "", "c.txt": ""}
-    more = {"pack/data/d.py": "no package\n", "elsewhere/__init__.py": "", "secret.py": "no\n"}
-    write(imported, {f"pack/{name}": text for name, text in files.items()} | more)
+def test_of_a_package_the_modules_that_it_imports_are_kept_but_no_links_and_no_huge_ones(imported: Path) -> None:
+    env = f"from pack.near import x\nfrom . import huge, link\n{CLASS}"
+    files = {"__init__.py": "", "env.py": env, "near.py": "x = 1", "huge.py": "#" * (LONGEST_FILE + 1), "other.py": ""}
+    write(imported, {f"pack/{name}": text for name, text in files.items()} | {"secret.py": "x = 2\n"})
     (imported / "pack" / "link.py").symlink_to(imported / "secret.py")
-    (imported / "pack" / "folder").symlink_to(imported / "elsewhere")
     environment = importlib.import_module("pack.env").Env()
     keep_source(environment, imported / "run" / "environment")
     (imported / "run" / "environment" / "link.py").symlink_to(imported / "secret.py")
     kept = [file["name"] for file in read_source(imported / "run" / "environment")]
-    assert sorted(kept) == ["pack/__init__.py", "pack/a.py", "pack/deep/__init__.py", "pack/deep/b.py", "pack/env.py"]
+    assert sorted(kept) == ["pack/env.py", "pack/near.py"]
     assert names(type(environment))[0] == "pack/env.py"
-
-
-def test_huge_files_and_huge_packages_are_left_out(imported: Path) -> None:
-    many = {f"large/m{number:03}.py": "x = 1\n" for number in range(2 * MOST_FILES)}
-    write(imported, {"large/__init__.py": "", "large/env.py": CLASS, "large/data.py": "#" * (LONGEST_FILE + 1), **many})
-    kept = source_of(importlib.import_module("large.env").Env)
-    assert len(kept) == MOST_FILES
-    assert kept[0] == {"name": "large/env.py", "text": CLASS}
-    assert "large/data.py" not in [file["name"] for file in kept]
 
 
 def test_secrets_in_the_source_are_masked(imported: Path, monkeypatch: pytest.MonkeyPatch) -> None:

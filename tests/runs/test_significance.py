@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aitrain.runs.held_out import verdict_of
 from aitrain.runs.statistics import Power, holm, sign_flip_p_value
+from tests.runs.scorings import interval
 
 differences = st.lists(st.sampled_from([-1.0, -0.5, -0.25, 0.0, 0.25, 1 / 3, 0.5, 1.0]), min_size=1, max_size=9)
 
@@ -71,3 +73,9 @@ def test_with_few_cases_the_power_is_that_of_enough_cases_that_change() -> None:
         assert power.power(better, cases) == pytest.approx(detected, abs=0.06)
         assert 0.8 <= power.power(power.detectable(cases) or 0.0, cases) < 0.801
     assert Power.of([1.0] * 147 + [0.0] * 53, (0, 1)).cases_needed(0.735) == 9
+
+
+def test_a_difference_needs_a_small_p_value_where_there_is_one() -> None:
+    verdicts = [verdict_of({**interval(0.1, 0.01, 0.3), "p_value": value}) for value in (0.05, 0.051, None)]
+    assert verdicts == ["better", "undetected", "better"]
+    assert verdict_of(interval(0.0, None, None)) == "undetected"

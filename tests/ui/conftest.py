@@ -80,10 +80,9 @@ def serve() -> Iterator[Callable[..., PageServer]]:
 
     def start(*places: Path) -> PageServer:
         servers.append(PageServer(RunRegistry(places), 0))
-        threading.Thread(target=servers[-1].serve_forever, args=[0.05], daemon=True).start()
+        threading.Thread(target=servers[-1].run, daemon=True).start()
         return servers[-1]
 
     yield start
     for server in servers:
-        server.shutdown()
-        server.server_close()
+        server.server.should_exit = True

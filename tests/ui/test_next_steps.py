@@ -48,26 +48,17 @@ def test_a_better_model_is_to_be_talked_to_and_handed_over(tmp_path: Path) -> No
     ]
 
 
-def test_a_model_that_got_worse_is_trained_again_with_a_lower_rate_and_the_best_step(tmp_path: Path) -> None:
-    folder = run(tmp_path, "worse", "rl_env: envs.arithmetic\nlr: 3.0e-05")
-    assert commands(folder)[0] == (
-        "aitrain grpo --config 'RUN/config.yaml' --lr 1e-05 --save-best --eval-strategy steps --eval-steps 8"
-    )
-
-
 @pytest.mark.parametrize(
     ("line", "advised"),
-    [({"reward": 0.5}, "easier cases"), ({"reward": 1.0}, "harder cases"),
-     ({"frac_reward_zero_std": 0.5}, "More steps"),
+    [({}, "nothing was learned"), ({"frac_reward_zero_std": 0.5}, "More steps"),
      ({"frac_reward_zero_std": 0.0, "learning_rate": 0.0}, "nothing was learned")],
 )  # fmt: skip
-def test_more_steps_are_proposed_only_where_groups_differed_in_score(
+def test_more_steps_are_advised_only_where_groups_differed_in_score(
     tmp_path: Path, line: dict[str, float], advised: str
 ) -> None:
     folder = run(tmp_path, "undetected")
     append_lines(folder.metrics, [{"step": 1, "reward": 0.5, "frac_reward_zero_std": 1.0, **line}])
     assert advised in Overview(folder.path).advice
-    assert any("--resume --max-steps 160" in command for command in commands(folder)) == (advised == "More steps")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from aitrain.ui.episodes import CaseRow, Query, case_changes, case_rows, find
 from aitrain.ui.overview import DEAD, LOG_LINES, Overview
 from aitrain.ui.run_registry import RunRegistry, stamp
 from tests.ui.conftest import read, record, write_run
-from tests.ui.made_runs import make_eval, make_failed, make_live, make_run, make_sweep
+from tests.ui.made_runs import make_eval, make_failed, make_live, make_run
 
 
 def state_of(folder: Path) -> dict[str, Any]:
@@ -71,13 +71,6 @@ def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_no
     rows = {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()}
     assert rows == {"good": "failed", "bad": "unknown"}
     json.dumps(Overview(tmp_path / "bad").to_json(), allow_nan=False)
-
-
-def test_the_row_of_a_sweep_is_its_best_trial(tmp_path: Path) -> None:
-    row = Overview(make_sweep(tmp_path / "sweep")).row()
-    assert (row["job"], row["status"], row["step"], row["steps"]) == ("sweep", "finished", 4, 4)
-    assert (row["model"], row["seconds"]) == ("tiny", 30.0)
-    assert (row["before"] and row["before"]["mean"], row["after"] and row["after"]["mean"]) == (0.2, 0.8)
 
 
 def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> None:

@@ -26,20 +26,20 @@ from tests.ui.conftest import record, write_run
 from tests.ui.made_runs import make_sweep
 
 Serve = Callable[..., PageServer]
-Answer = tuple[int, dict[str, str], bytes]
+Answer = tuple[int, http.client.HTTPMessage, bytes]
 
 
 def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> Answer:
     """Exactly this request; `Host` and the cookie are ours unless others are given."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    usual = {"Host": f"127.0.0.1:{server.server_port}", "Cookie": f"odd={{a; {server.cookie}={server.key}"}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    usual = {"Host": f"127.0.0.1:{server.port}", "Cookie": f"odd={{a; {server.cookie}={server.key}"}
     named = {**usual, **{name.replace("_", "-"): v for name, v in headers.items()}}
     connection.putrequest(method, path, skip_host=True)
     for name, value in named.items():
         connection.putheader(name, value)
     connection.endheaders()
     answer = connection.getresponse()
-    result = answer.status, dict(answer.getheaders()), answer.read()
+    result = answer.status, answer.headers, answer.read()
     connection.close()
     return result
 
@@ -62,7 +62,7 @@ def server(kinds: Path, serve: Serve) -> PageServer:
 
 
 def test_the_page_and_its_parts_are_served_under_a_strict_policy_on_this_machine_only(server: PageServer) -> None:
-    assert server.server_address[0] == "127.0.0.1"
+    assert server.listener.getsockname()[0] == "127.0.0.1"
     status, headers, page = ask(server, "/")
     assert status == 200
     assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'self'; script-src 'self';")
@@ -106,7 +106,7 @@ def test_the_address_has_a_key_without_which_nothing_is_answered(server: PageSer
     status, headers, _ = ask(server, f"/?run=a%2Fb&key={server.key}", Cookie="", Sec_Fetch_Site="none")
     assert (status, headers["Location"]) == (303, "/?run=a%2Fb")
     cookie, *flags = headers["Set-Cookie"].split("; ")
-    assert {"HttpOnly", "SameSite=Lax"} <= set(flags)
+    assert {"HttpOnly", "SameSite=lax"} <= set(flags)
     assert ask(server, "/api/runs", Cookie=cookie)[0] == 200
     assert ask(server, f"/compare?key={server.key}", Cookie="", Sec_Fetch_Site="cross-site")[0] == 403
 
@@ -140,7 +140,7 @@ def test_no_parameter_and_no_address_becomes_a_path(server: PageServer) -> None:
         for prefix in ("/", "/assets/", "/api/", "/assets/page.css/", "//", "http://127.0.0.1/"):
             for raw in (quote(climb, safe=""), quote(climb, safe="/.~:\\")):
                 status, _, body = ask(server, prefix + raw)
-                assert status == 404, prefix + raw
+                assert status in (400, 404), prefix + raw
                 assert b"root:" not in body
 
 
@@ -162,8 +162,8 @@ def test_the_command_serves_until_it_is_interrupted(kinds: Path) -> None:
         line = process.stdout.readline()
         port, key = re.findall(r"http://127\.0\.0\.1:(\d+)/\?key=([\w-]+) ", line)[0]
         with socket.create_connection(("127.0.0.1", int(port))) as connection:
-            said = f"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: aitrain-{port}={key}\r\n\r\n"
-            connection.sendall(said.encode())
+            said = f"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: aitrain-{port}={key}\r\n"
+            connection.sendall(f"{said}Connection: close\r\n\r\n".encode())
             answer = connection.makefile("rb").read()
         os.kill(process.pid, signal.SIGINT)
         assert process.wait() == 0

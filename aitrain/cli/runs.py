@@ -1,12 +1,18 @@
-"""`aitrain show`: a run and its rollouts in the terminal, or the runs of a folder, one line each."""
+"""Commands that show runs: `aitrain show`, `aitrain view` and `aitrain compare`."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
+import sys
 import time
+import webbrowser
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -15,10 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from aitrain.cli.flags import AsJson, print_json, run_names
-from aitrain.errors import ConfigError
-from aitrain.runs.run_folder import RUNS
-from aitrain.ui.dashboard import number
-from aitrain.ui.duration import duration
+from aitrain.errors import ConfigError, WorseError
+from aitrain.runs.run_folder import RUNS, write_text
+from aitrain.ui.dashboard import duration, number
 
 DAY = 86400
 COLOURS = {
@@ -69,17 +74,19 @@ def show(
     from aitrain.runs.rollout_index import RolloutIndex  # here, as the list needs none of these
     from aitrain.ui.episodes import Query, find
     from aitrain.ui.overview import Overview
-    from aitrain.ui.transcript import episodes, run_texts
+    from aitrain.ui.terminal import run_texts
+    from aitrain.ui.transcript import episodes
     from aitrain.ui.transcript import worst as by_score
 
     rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     console = Console(highlight=False)
     if not has_filter:
+        overview = Overview(folder, rollouts)
         if as_json:
-            print_json(Overview(folder, rollouts).to_json())
+            print_json(overview.to_json())
         else:
-            page(console, run_texts(Overview(folder, rollouts), rollouts))
+            page(console, run_texts(overview))
         return 0
     query = Query(
         eval_phase="" if step is None else "training",
@@ -144,3 +151,125 @@ def _scores(row: dict[str, Any]) -> tuple[str, str]:
         return "", ""
     first, last = map(number, scores)
     return kind, last if row["job"] == "eval" else f"{first} -> {last}"
+
+
+PORT = 8765
+TRIES = 20
+
+
+def view(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...", autocompletion=run_names, help="Run folders, folders of them, or rollout files."
+        ),
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show runs as a page in the browser, on 127.0.0.1 only.
+
+    The address holds a key, without which other users of the machine get nothing.
+    """
+    from aitrain.ui.run_registry import RunRegistry, places
+    from aitrain.ui.server import PageServer
+
+    registry, tried = RunRegistry(places(runs or [])), range(PORT, PORT + TRIES) if port is None else [port]
+    for candidate in tried:
+        with suppress(OSError):
+            server = PageServer(registry, candidate)
+            break
+    else:
+        raise ConfigError(f"port: cannot listen on 127.0.0.1:{tried[-1]}\nChoose another with --port.")
+    with NamedTemporaryFile("w", suffix=".html") as page:
+        typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
+        has_desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if not no_browser and has_desktop and not os.environ.get("SSH_CONNECTION"):
+            page.write(f'<meta http-equiv="refresh" content="0; url={server.address}">')
+            page.flush()
+            webbrowser.open(f"file://{page.name}")  # other users see a browser's arguments, and cannot read the file
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
+        try:
+            server.run()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def compare(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="A B...",
+            autocompletion=run_names,
+            help="Trainings and evals: run folders, or names in runs/.",
+        ),
+    ] = None,
+    *,
+    fail_if_worse: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1e9,
+            metavar="MARGIN",
+            help="Exit with code 4 if B is worse than A, by more than MARGIN at the interval's upper limit; 0: at all.",
+        ),
+    ] = None,
+    detect: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1e9, help="Difference to compute the number of cases for; unset: the measured one."),
+    ] = None,
+    transcripts: Annotated[
+        int, typer.Option(min=0, help="Lost cases and won cases that are shown with transcripts, of each kind.")
+    ] = 2,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the cases into this file.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Compare models on the same cases: is B better than A, on which cases, and how sure is that?
+
+    With one run: its model before training and the one after. With several, the first one with each of the others, by
+    the scores of evals, and of runs after their training. A model without scores gets them by aitrain eval.
+    """
+    from aitrain.runs.comparison import compare_all
+    from aitrain.runs.held_out import interval_text
+    from aitrain.runs.recorded_scoring import read_scorings
+    from aitrain.ui.comparison_view import comparison_texts, page_of_comparisons
+
+    if not models:
+        raise ConfigError("Name what is compared: aitrain compare RUN, or aitrain compare A B")
+    comparisons = compare_all(read_scorings([_folder(model) for model in models]))
+    if html is not None:
+        try:
+            write_text(html, page_of_comparisons(comparisons))
+        except OSError as error:
+            raise ConfigError(f"--html: cannot write {html}: {error.strerror}") from None
+    if as_json:
+        print_json({"comparisons": [one.to_json() for one in comparisons]})
+    else:
+        console = Console(highlight=False)
+        page(console, comparison_texts(comparisons, transcripts, detect))
+        if html is not None:
+            typer.echo(f"page: {html}")
+    worse = [
+        f"{one.b.label} is worse than {one.a.label}: {interval_text(one.main.change, True)}"
+        for one in comparisons
+        if fail_if_worse is not None and one.is_worse_by(fail_if_worse)
+    ]
+    if worse:
+        raise WorseError("\n".join(worse))
+    return 0
+
+
+def _folder(model: str) -> Path:
+    """The run folder that an argument names.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from aitrain.ui.run_registry import is_run
+
+    for path in (Path(model).expanduser(), Path(RUNS) / model):
+        if is_run(path):
+            return path
+    raise ConfigError(f"{model} is no run and no eval\nScore it first with: aitrain eval {model}")

