@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 MODULES = (
     "aitrain", "aitrain.jobs.worker", "aitrain.jobs.export", "aitrain.jobs.chat",
     "aitrain.jobs.env_terminal", "aitrain.jobs.env_model", "torch.distributed.run", "benchmarks.plain_trl",
-    "pytest", "tests.training.scripted_run",
+    "pytest",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 

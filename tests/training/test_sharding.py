@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +17,12 @@ from aitrain.options.fsdp_settings import FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import refuse_other_backend
 from aitrain.runs.model_reference import read_model
 from aitrain.training.sharding import check_can_shard, check_sharded, load_weights
-from tests.conftest import free_port
-from tests.training.conftest import difference
-
-SCRIPT = Path(__file__).parent / "sharded_run.py"
-
-
-def run_group(preloaded: Path, processes: int, *arguments: object) -> None:
-    """Run the script in a group of processes, which are forked from one that has imported torch and TRL."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
-    command = [str(preloaded / "preloaded-python"), "-P", "-m", str(SCRIPT), *map(str, arguments)]
-    running = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(processes)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=300)[0] for process in running]
-    assert [process.returncode for process in running] == [0] * processes, "\n".join(outputs)
+from tests.training.conftest import difference, run_group
 
 
 @pytest.fixture(scope="module")
 def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of sharded_run.py: ddp/NAME and fsdp2/NAME."""
+    """Runs of scripted_run.py: ddp/NAME and fsdp2/NAME."""
     out = tmp_path_factory.mktemp("sharded")
     run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", "talk", "adapter", "sampled")
     run_group(
