@@ -18,9 +18,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain import Result
+from aitrain import Result, TrainConfig
 from aitrain.jobs.export import main
 from aitrain.runs.export_request import ExportRequest
+from aitrain.training.hub import upload_model
 from tests.conftest import listing, write
 from tests.environments.vowels import Vowels
 
@@ -201,12 +202,14 @@ def test_a_private_model_is_not_uploaded_to_a_public_repository(
 
 
 def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(train: Callable[..., Result], hub: Hub) -> None:
-    result = train(Vowels(), push_to_hub=True, repo_id="us/mine", max_steps=1, eval_cases=0)
+    result = train(Vowels(), push_to_hub=True, username="us", project_name="mine", max_steps=1, eval_cases=0)
 
     assert hub.private == {"us/mine": True}
     assert hub.files["model.safetensors"] == (result.model / "model.safetensors").read_bytes()
     for file in result.folder.rglob("*"):
         assert not file.is_file() or TOKEN.encode() not in file.read_bytes(), file
+    upload_model(TrainConfig(repo_id="us/other", hub_private=False), result.model)
+    assert hub.private == {"us/mine": True, "us/other": False}
 
 
 # -- what training saves
