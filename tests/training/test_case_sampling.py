@@ -191,17 +191,3 @@ def test_a_group_of_several_ranks_is_scored_once_and_by_one_of_them() -> None:
     parts = played(limit=0, environment=environment, ranks=4)
     assert sorted(map(len, environment.groups)) == [SIZE] * 6
     assert [score for _, _, score in episodes_of([batch for (batch,) in parts])] == [0.0, 0.25, 0.5, 0.75] * 6
-
-
-def test_an_order_that_is_restored_chooses_what_it_would_have_chosen() -> None:
-    def step(order: UniformOrder, index: int) -> list[int | None]:
-        chosen = order.batch(index)
-        return [*chosen, *order.others(chosen[:2], set(chosen))]
-
-    order = UniformOrder(30, 4, 5)
-    for index in range(7):
-        step(order, index)
-    state = order.state()
-    later = UniformOrder(30, 4, 5)
-    later.restore(state)
-    assert [step(later, index) for index in range(7, 12)] == [step(order, index) for index in range(7, 12)]
