@@ -171,4 +171,4 @@ def test_a_patience_that_could_never_end_the_run_is_refused(
     options: dict[str, Any], message: str, train: Train
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        train(Told(), **BEST | {"max_steps": 6, "patience": 2} | options)
+        train(Told(), **{"max_steps": 6, "patience": 2, "eval_strategy": "steps", "eval_steps": 1, **options})

@@ -90,13 +90,12 @@ def test_what_a_run_in_this_process_cannot_do_is_refused(train: Train) -> None:
 
 
 class Asks(Vowels):
-    """As AITraining's environments do it: sets what it scores on itself, and lets the model speak before it reads it."""
+    """As in AITraining: sets what it scores on itself, and lets the model speak before it reads it."""
 
-    modes: set[tuple[bool, bool]] = set()
     calls = 0
 
     def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> Any:
-        self.modes.add((model.training, torch.is_grad_enabled()))
+        self.modes = {*getattr(self, "modes", ()), (model.training, torch.is_grad_enabled())}
         self.calls += 1
         number = self.calls
         self.case, self.said = case_idx, completion
@@ -108,9 +107,10 @@ class Asks(Vowels):
 def test_an_environment_may_generate_further_turns_itself_with_state_on_self(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = train(Asks(), peft=True, lora_dropout=0.1, max_steps=2, eval_cases=0)
+    environment = Asks()
+    result = train(environment, peft=True, lora_dropout=0.1, max_steps=2, eval_cases=0)
 
-    assert Asks.modes == {(False, False)}
+    assert environment.modes == {(False, False)}
     records = rollouts(result)
     assert {record["score"] for record in records} == {1.0}
     assert [record["metrics"]["number"] for record in records] == list(range(1, len(records) + 1))
