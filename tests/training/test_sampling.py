@@ -1,4 +1,4 @@
-"""How answers are sampled: by the run's options only, with one meaning, with a seed for each row, and like with like."""
+"""How answers are sampled: by the run's options only, with one meaning, with a seed for each row, like with like."""
 
 from __future__ import annotations
 

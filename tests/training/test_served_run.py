@@ -217,18 +217,23 @@ def test_a_server_is_asked_twice_and_accused_only_if_it_does_not_use_its_weights
     def compared() -> int:
         return sum(body["logprobs"] > 0 for body in server.bodies("/v1/completions"))
 
+    def move() -> None:
+        with torch.no_grad():
+            for weight, direction in trained.items():
+                weight += STEP * direction
+
     ours = engine("ours")
     for step in range(5):
         run(ours.load_weights(step))
     assert compared() == 1, "nothing is asked while the policy has not moved beyond rounding"
     for step in range(5, 20):
-        with torch.no_grad():
-            for weight, direction in trained.items():
-                weight += STEP * direction
+        move()
         run(ours.load_weights(step))
     assert compared() == 2  # the first time, and once it has moved
 
     server.ignores = True
+    for _ in range(15):
+        move()
     with pytest.raises(RunFailed, match="try --vllm-sync disk"):  # a resumed run looks at once
         run(engine("resumed").load_weights(20))
 
