@@ -22,20 +22,16 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from datasets import Dataset
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import GenerationMixin, LlamaForCausalLM, MambaForCausalLM, Trainer, TrainerCallback
-from transformers import trainer as transformers_trainer
+from transformers import LlamaForCausalLM, MambaForCausalLM, Trainer, TrainerCallback
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.distributed import fsdp as transformers_fsdp
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.kernels import chunked_logprob
 from trl.models.utils import unwrap_model_for_generation
-from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 from typer._click import Command, Context
 from typer._click.core import Parameter
@@ -59,7 +55,7 @@ CALLBACK_EVENTS = {
 }  # fmt: skip
 NOT_INSIDE = {
     "_exit", "_replace", "_trial_id", "_abc", "_contextvars", "_frozen_importlib", "_lru_list_elem", "_struct", "_max",
-    "_min", "_test", "main", "chat_template",
+    "_min", "_sample", "_test", "main", "chat_template",
 }  # fmt: skip
 """What Python documents, modules of Python's, endings of names, and the number by which Optuna's journal knows a trial,
 as tests/sweep/test_sweep.py goes on with trials of a killed sweep."""
@@ -113,32 +109,7 @@ def test_functions_take_these_among_others() -> None:
 
 
 SOURCES: list[tuple[Any, list[str]]] = [
-    (
-        GRPOTrainer.__init__,
-        [
-            "self._entropy_bonus_enabled = ", "self.reward_func_names = ", "self.aux_loss_enabled = ",
-            "prepare_fsdp(self.ref_model, self.accelerator)",
-        ],
-    ),
-    (
-        GRPOTrainer._prepare_inputs,
-        [
-            "self._step % generate_every == 0 or self._buffered_inputs is None",
-            "self._buffered_inputs[self._step % self.args.steps_per_generation]",
-        ],
-    ),
-    (
-        GRPOTrainer._compute_loss,
-        [
-            "self.current_gradient_accumulation_steps", 'self.importance_sampling_level == "sequence"',
-            "log_importance_weights = (log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)",
-            'self._metrics[mode]["policy_loss"].append(',
-        ],
-    ),
-    (
-        VLLMGeneration.__init__,
-        ["self.tensor_parallel_size = ", "self._dist = ", "self._init_vllm()"],
-    ),
+    (VLLMGeneration.__init__, ["self.tensor_parallel_size = ", "self._dist = ", "self._init_vllm()"]),
     (VLLMGeneration._init_vllm, ["self.llm = LLM(", "seed", "self.tp_group, _ ="]),
     (VLLMGeneration._iter_named_params, ["self._dist.is_fsdp"]),
     (
@@ -157,58 +128,18 @@ SOURCES: list[tuple[Any, list[str]]] = [
                                           "repetition_penalty")),
         ],
     ),
-    (
-        GenerationMixin._prepare_generation_config,
-        ["update(**self.generation_config.to_dict(), defaults_only=True"],
-    ),
-    (
-        GenerationMixin._sample,
-        [
-            "next_token_scores = logits_processor(input_ids, next_token_logits)",
-            "do_sample = generation_config.do_sample", "next_tokens = torch.argmax(next_token_scores, dim=-1)",
-        ],
-    ),
-    (
-        Trainer._prepare_for_training,
-        ["model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)"],
-    ),
-    (Trainer.create_optimizer, ["if self.optimizer is None"]),
-    (Trainer._save_optimizer_and_scheduler, ["save_fsdp_model(\n", "save_fsdp_optimizer(\n"]),
-    (Trainer._load_optimizer_and_scheduler, ["load_fsdp_optimizer(\n"]),
-    (Trainer._save_checkpoint, ["self.save_model(output_dir, _internal_call=True)"]),
-    (AcceleratorState.__init__, ["self.distributed_type = DistributedType.FSDP"]),
-    (transformers_fsdp.is_fsdp_enabled, ["ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"]),
-    (
-        trl_utils.add_fused_lm_head,
-        ["log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1 = per_token", 'kwargs["use_cache"] = False'],
-    ),
-    (
-        GradientCheckpointingLayer,
-        ["if not self._can_checkpoint_with_cache:", "self._gradient_checkpointing_func(partial("],
-    ),
+    (GRPOTrainer._prepare_inputs, ["self._buffered_inputs[self._step % self.args.steps_per_generation]"]),
+    (GradientCheckpointingLayer, ["if not self._can_checkpoint_with_cache:"]),
     (DynamicCache.__init__, ["super().__init__(layers=layers"]),
     (DynamicLayer.update, ["self.keys = torch.cat([self.keys, key_states]"]),
 ]  # fmt: skip
+"""What no training of the tests would show: of vLLM, which is not installed here, and what is read in between."""
 
 
 @pytest.mark.parametrize(("thing", "facts"), SOURCES, ids=lambda value: getattr(value, "__qualname__", ""))
 def test_a_function_does_what_it_did(thing: Any, facts: list[str]) -> None:
     text = inspect.getsource(thing)
     assert [fact for fact in facts if fact not in text] == []
-
-
-def test_what_is_done_in_one_place_only() -> None:
-    scored, loss = map(inspect.getsource, (GRPOTrainer._generate_and_score_completions, GRPOTrainer._compute_loss))
-    assert scored.count("self.mask_truncated_completions") == scored.count("if self.mask_truncated_completions:") == 1
-    assert scored.count('["frac_reward_zero_std"].append(') == 1
-    assert loss.count("if x.shape[1] == 1:") == 2
-    assert loss.count("_get_per_token_logps_and_entropies(") == 1
-    assert "sapo" not in loss[loss.index('self._metrics[mode]["entropy"].append') :]
-    assert inspect.getsource(GRPOTrainer.__init__).count("VLLMGeneration(") == 1
-    assert grpo_trainer.VLLMGeneration is VLLMGeneration
-    assert inspect.getsource(VLLMGeneration.generate).count("self.llm.generate(") == 1
-    prepared = inspect.getsource(Trainer._prepare_for_training)
-    assert prepared.count("self._load_from_checkpoint(resume_from_checkpoint") == 1
 
 
 def test_what_is_not_done() -> None:
@@ -293,9 +224,9 @@ def test_the_trainers_members_are_there(trained: GRPOTrainer) -> None:
     assert not {name for name in CALLBACK_EVENTS if not hasattr(TrainerCallback, name)}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "beta",
              "loss_type", "num_generations", "num_iterations", "mask_truncated_completions",
-             "scale_rewards")  # fmt: skip
+             "scale_rewards", "importance_sampling_level")  # fmt: skip
     assert {name: getattr(trained, name) for name in names} == {name: getattr(trained.args, name) for name in names}
-    assert (trained.shuffle_dataset, trained.use_adaptive_entropy) == (True, False)
+    assert (trained.shuffle_dataset, trained.use_adaptive_entropy, trained.aux_loss_enabled) == (True, False, False)
     assert trained.ref_model is None
     assert trained.current_gradient_accumulation_steps == 1
     assert trained.eos_token_ids == [trained.processing_class.eos_token_id]
@@ -321,19 +252,12 @@ def test_trl_generates_with_the_settings_of_the_hf_engine() -> None:
 
 def test_what_is_replaced_or_asked_is_there() -> None:
     accelerator = Accelerator(cpu=True)
-    assert accelerator.sync_gradients is True
     accelerator.gradient_state._set_sync_gradients(False)
     assert accelerator.sync_gradients is False
     accelerator.gradient_state._set_sync_gradients(True)
-    assert accelerator.state.deepspeed_plugin is None
-    for name in ("save_fsdp_model", "save_fsdp_optimizer", "load_fsdp_optimizer"):
-        assert callable(getattr(transformers_trainer, name))
-    for function in (grpo_trainer.prepare_fsdp, DTensor.full_tensor, DTensor.to_local, FSDPModule.reshard):
-        assert callable(function)
     assert hasattr(vllm_generation, "LLM") == (importlib.util.find_spec("vllm") is not None)
     assert isinstance(torch.ops.mkldnn._is_mkldnn_bf16_supported(), bool)
     assert issubclass(torch.nn.Dropout, _DropoutNd)
-    assert torch.nn.Dropout(0.5).p == 0.5
     assert (LlamaForCausalLM._is_stateful, MambaForCausalLM._is_stateful) == (False, True)
     tensor = torch.zeros(2)
     before = tensor._version
