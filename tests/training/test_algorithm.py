@@ -285,8 +285,30 @@ def test_penalties_are_of_the_longest_completion_and_of_the_sampled_tokens(has_w
     assert found["kl"].tolist() == pytest.approx([0.5 * -1.75, 0.5 * -0.25])
 
 
-def test_penalties_are_subtracted_from_rewards_before_the_advantages(train: Callable[..., Result]) -> None:
-    result = train(Vowels(), max_steps=1, eval_cases=0, rl_overlong_buffer=6, rl_stop=list("aeiou0123456789"))
+CALLBACKS = """
+from transformers import TrainerCallback
+
+def stops():
+    class Stops(TrainerCallback):
+        def on_step_end(self, args, state, control, **rest):
+            control.should_training_stop = state.global_step == 1
+    return Stops()
+"""
+
+
+def test_penalties_are_subtracted_from_rewards_before_the_advantages_and_custom_callbacks_are_called(
+    train: Callable[..., Result], here: Path
+) -> None:
+    write(here, {"mine.py": CALLBACKS})
+    result = train(
+        Vowels(),
+        custom_callbacks="mine.py:stops",
+        max_steps=3,
+        eval_cases=0,
+        rl_overlong_buffer=6,
+        rl_stop=list("aeiou0123456789"),
+    )
+    assert (result.status, result.steps) == ("stopped", 1)
     records = rollouts(result)
     lengths = torch.tensor([record["tokens"] for record in records])
     rewards = torch.tensor([record["score"] for record in records]) - lengths / 6
@@ -323,23 +345,6 @@ def test_a_custom_loss_that_cannot_be_used_is_refused_with_what_there_is(here: P
         loss("scalar")
     with pytest.raises(EnvironmentFailed, match=r"TypeError.*\nat .*loss.py, line 15, in broken"):
         loss("broken")
-
-
-CALLBACKS = """
-from transformers import TrainerCallback
-
-def stops():
-    class Stops(TrainerCallback):
-        def on_step_end(self, args, state, control, **rest):
-            control.should_training_stop = state.global_step == 2
-    return Stops()
-"""
-
-
-def test_custom_callbacks_are_called_in_a_run(train: Callable[..., Result], here: Path) -> None:
-    write(here, {"mine.py": CALLBACKS})
-    result = train(Vowels(), custom_callbacks="mine.py:stops", max_steps=4, eval_cases=0)
-    assert (result.status, result.steps) == ("stopped", 2)
 
 
 PAGE = Path(__file__).parents[2] / "docs/extending.md"
