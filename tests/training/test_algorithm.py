@@ -8,7 +8,6 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,22 +117,50 @@ LAYOUTS = {
     "passes of several sizes": Layout(rows=8, limit=PassLimit(3)),
     "two processes": Layout(processes=2, rows=8, limit=PassLimit(4)),
     "three processes and two steps": Layout(processes=3, rows=4, steps=2, limit=PassLimit(2)),
+    "two processes, trimmed": Layout(processes=2, rows=8, limit=PassLimit(3), trims=True),
+    "three processes, two steps, trimmed": Layout(processes=3, rows=4, steps=2, limit=PassLimit(100, 16), trims=True),
 }
+PROMPT = 3
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("loss", ALGORITHMS)
-def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, layout: Layout, tmp_path: Path) -> None:
-    """A process may have no kept row at all."""
-    batch = batch_of(layout.batch, are_ragged=False)
-    batch[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(0)) < 0.4
-    batch[KEPT][: layout.rows // (1 if layout.processes > 1 else 2)] = False
+def padded_batch(count: int, seed: int) -> Rows:
+    """Rows of several lengths as TRL pads them: prompts on the left, completions on the right."""
+    rows, draw = batch_of(count, are_ragged=False, seed=seed), torch.Generator().manual_seed(seed)
+    prompts = torch.randint(1, PROMPT + 1, (count, 1), generator=draw)
+    lengths = torch.randint(1, LONGEST + 1, (count, 1), generator=draw)
+    others = torch.randint(0, 7, (count, PROMPT - 1), generator=draw)
+    rows["prompt_ids"] = torch.cat([others, rows["prompt_ids"]], dim=1)
+    rows["prompt_mask"] = (torch.arange(PROMPT).flip(0) < prompts).long()
+    rows["completion_mask"] = (torch.arange(LONGEST) < lengths).long()
+    rows["tool_mask"] = torch.randint(0, 2, (count, LONGEST), generator=draw)
+    rows["tool_mask"][:, 0] = 1
+    rows["flat"] = torch.tensor(False)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("loss", "layout"),
+    [(loss, name) for loss in ALGORITHMS for name, layout in LAYOUTS.items()
+     if not layout.trims or TrainConfig(rl_loss_type=loss).trims_padding],
+)  # fmt: skip
+def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, layout: str, tmp_path: Path) -> None:
+    """A process may have no kept row at all; where padding is trimmed, rows have several lengths, and tokens of the
+    environment."""
+    shared_out = LAYOUTS[layout]
+    count, trims = shared_out.batch, shared_out.trims
+    batch = padded_batch(count, seed=count) if trims else batch_of(count, are_ragged=False)
+    batch[KEPT] = torch.rand(count, generator=torch.Generator().manual_seed(0)) < 0.5
+    batch[KEPT][: shared_out.rows // (1 if shared_out.processes > 1 else 2)] = False
     batch["advantages"] = batch["advantages"] * batch[KEPT]
-    args = arguments(tmp_path, layout, rl_loss_type=loss, **ON)
+    args = arguments(tmp_path, shared_out, rl_loss_type=loss, **({} if trims else ON))
 
-    for step, gradient in enumerate(gradients_of_steps(args, layout, batch)):
-        kept = take(batch, layout.rows_of_step(step) & batch[KEPT])
-        torch.testing.assert_close(gradient, gradient_of_plain_trl(args, kept))
+    kept, items = batch[KEPT], (batch["completion_mask"] * batch["tool_mask"]).sum(1)
+    for step, gradient in enumerate(gradients_of_steps(args, shared_out, batch)):
+        rows = take(batch, shared_out.rows_of_step(step) & kept)
+        of_step = float(items[kept].sum()) / int(kept.sum()) * len(rows[KEPT])
+        wanted = gradient_of_plain_trl(args, rows, of_step)
+        assert wanted.abs().max() > 1e-4
+        torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("trims", [False, True])
@@ -396,57 +423,6 @@ def test_every_row_is_in_one_pass_that_is_within_the_limit_and_little_of_it_is_p
     totals = [sum(padded_tokens(rows, lengths) for rows in share) for share in shares]
     assert max(totals) - min(totals) <= 2 * max(lengths) * min(limit.completions, 8)
     assert sum(totals) <= 1.15 * sum(lengths) < 0.5 * 96 * max(lengths)
-
-
-PROMPT = 3
-
-
-def padded_batch(count: int, seed: int) -> Rows:
-    """Rows of several lengths as TRL pads them: prompts on the left, completions on the right."""
-    rows, draw = batch_of(count, are_ragged=False, seed=seed), torch.Generator().manual_seed(seed)
-    prompts = torch.randint(1, PROMPT + 1, (count, 1), generator=draw)
-    lengths = torch.randint(1, LONGEST + 1, (count, 1), generator=draw)
-    others = torch.randint(0, 7, (count, PROMPT - 1), generator=draw)
-    rows["prompt_ids"] = torch.cat([others, rows["prompt_ids"]], dim=1)
-    rows["prompt_mask"] = (torch.arange(PROMPT).flip(0) < prompts).long()
-    rows["completion_mask"] = (torch.arange(LONGEST) < lengths).long()
-    rows["tool_mask"] = torch.randint(0, 2, (count, LONGEST), generator=draw)
-    rows["tool_mask"][:, 0] = 1
-    rows["flat"] = torch.tensor(False)
-    return rows
-
-
-TRIMMED = {
-    "two processes": Layout(processes=2, rows=4, trims=True),
-    "three processes and two steps": Layout(processes=3, rows=4, steps=2, trims=True),
-}
-LIMITS = [PassLimit(3), PassLimit(100, 16)]
-
-
-@pytest.mark.parametrize("left_out", [False, True], ids=["all", "some left out"])
-@pytest.mark.parametrize("limit", LIMITS, ids=str)
-@pytest.mark.parametrize("layout", TRIMMED.values(), ids=TRIMMED)
-@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "luspo", "gspo"])
-def test_a_step_has_the_gradient_of_plain_trl_on_its_padded_rows(
-    loss: str, layout: Layout, limit: PassLimit, left_out: bool, tmp_path: Path
-) -> None:
-    """With the KL term, ratios other than 1, and tokens of the environment."""
-    batch = padded_batch(layout.batch, seed=layout.batch)
-    if left_out:
-        batch[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(1)) < 0.6
-        batch["advantages"] = batch["advantages"] * batch[KEPT]
-    options = {"rl_loss_type": "grpo", "rl_importance_level": "sequence"} if loss == "gspo" else {"rl_loss_type": loss}
-    args = arguments(tmp_path, layout, **options)  # type: ignore[arg-type]
-
-    ours = gradients_of_steps(args, replace(layout, limit=limit), batch)
-
-    kept, items = batch[KEPT], (batch["completion_mask"] * batch["tool_mask"]).sum(1)
-    for step, gradient in enumerate(ours):
-        rows = take(batch, layout.rows_of_step(step) & kept)
-        of_step = float(items[kept].sum()) / int(kept.sum()) * len(rows[KEPT])
-        wanted = gradient_of_plain_trl(args, rows, of_step)
-        assert wanted.abs().max() > 1e-4
-        torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8)
 
 
 class Letters:
