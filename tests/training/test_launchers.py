@@ -53,6 +53,7 @@ def is_in(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_though_one_was_killed(
     small_model: Path, folder: Path, torchrun: Callable[..., Command], preloaded_aitrain: Path
 ) -> None:
@@ -74,7 +75,7 @@ def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_thoug
     assert_same(own / "run", folder / "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_nothing_survives_a_torchrun_that_is_ended(
     number: signal.Signals, folder: Path, torchrun: Callable[..., Command]
 ) -> None:
