@@ -70,5 +70,5 @@ def run_group(preloaded: Path, processes: int, *arguments: object) -> None:
         )
         for rank in range(processes)
     ]  # fmt: skip
-    outputs = [process.communicate(timeout=300)[0] for process in running]
+    outputs = [process.communicate(timeout=800)[0] for process in running]
     assert [process.returncode for process in running] == [0] * processes, "\n".join(outputs)
