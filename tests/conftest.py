@@ -8,14 +8,14 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from tests.finished_runs import FinishedRuns, shared_folder
-from tests.preloaded import no_sync, serving
+from tests.preloaded import no_sync, start_server
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
@@ -106,10 +106,14 @@ def listing(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def preloaded_aitrain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for PATH whose `aitrain` has imported torch and TRL already."""
-    with serving(tmp_path_factory.mktemp("preloaded")) as folder:
-        yield folder
+def preloaded_aitrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH whose `aitrain` has imported torch and TRL already, the same for all workers."""
+    folder = shared_folder(tmp_path_factory) / "preloaded"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            return start_server(folder, os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
+    return folder / "bin"
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 server that has imported torch and TRL already, which is most of a short run's time. All else is the real command: its
 own processes, standard streams, working directory, environment variables, signals and exit code.
 
-The server is this file, run by the fixture `preloaded_aitrain` once for each process that runs tests.
+The server is this file, run by the fixture `preloaded_aitrain` once for all processes that run tests; it ends with the
+process that started these.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 MODULES = (
     "aitrain", "aitrain.jobs.worker", "aitrain.jobs.export", "aitrain.jobs.chat",
     "aitrain.jobs.env_terminal", "aitrain.jobs.env_model", "torch.distributed.run", "benchmarks.plain_trl",
-    "pytest", "tests.training.scripted_run",
+    "pytest",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 
@@ -76,9 +76,9 @@ def no_sync(_: object) -> None:
     """In place of `os.fsync` in tests: it waits for the disk, and only a machine that loses its power needs it."""
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[Path]:
-    """Run the server; gives a folder whose `aitrain`, and `preloaded-python -P -m MODULE`, are served by it."""
+def start_server(folder: Path, lives_with: int) -> Path:
+    """Run the server as long as a process lives; gives a folder whose `aitrain`, and `preloaded-python -P -m MODULE`,
+    are served by it."""
     address, scripts = folder / "socket", folder / "bin"
     scripts.mkdir()
     for name in ("aitrain", "preloaded-python"):
@@ -86,16 +86,16 @@ def serving(folder: Path) -> Iterator[Path]:
         (scripts / name).chmod(0o755)
     variables = {**os.environ, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
     variables["OMP_WAIT_POLICY"] = "passive"  # read when torch is imported; a run sets it for its own processes
-    command = [sys.executable, "-P", __file__, str(address)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"ready\n"
-        yield scripts
-        server.terminate()
+    command = [sys.executable, "-P", __file__, str(address), str(lives_with)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, env=variables, start_new_session=True)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    return scripts
 
 
-def serve(address: str) -> None:
+def serve(address: str, lives_with: int) -> None:
     """Fork a process for each command."""
+    ended = os.pidfd_open(lives_with)
     os.fsync = no_sync
     gc.disable()
     for module in PRELOADED:
@@ -108,7 +108,7 @@ def serve(address: str) -> None:
         listening.listen()
         print("ready", flush=True)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for the children
-        while True:
+        while ended not in select.select([listening, ended], [], [])[0]:
             client, _ = listening.accept()
             if os.fork() == 0:
                 listening.close()
@@ -236,4 +236,4 @@ def _run(module: str, *arguments: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], int(sys.argv[2]))

@@ -37,32 +37,16 @@ def test_the_defaults_are_those_that_aitraining_has_but_for_a_few() -> None:
 # -- where values come from
 
 
-def test_a_flag_wins_over_the_file_and_the_file_over_the_default(here: Path) -> None:
-    write(here, {"c.yaml": "lr: 0.5\nbatch_size: 8\n"})
-
-    config = resolve(TrainConfig, Path("c.yaml"), {"batch_size": "16"})
-
-    assert (config.lr, config.batch_size, config.epochs) == (0.5, 16, 1)
-
-
-def test_fields_for_trl_from_the_file_and_from_flags_are_put_together(here: Path) -> None:
-    write(here, {"c.yaml": "trl: {min_p: 0.1, logit_dtype: none}\n"})
-
-    config = resolve(
-        TrainConfig,
-        Path("c.yaml"),
-        {"trl": ["min_p=0.2", "num_iterations=2", "sapo_temperature_pos=1e-1", "top_entropy_quantile=0.5"]},
-    )
-
-    assert config.trl == {
-        "min_p": 0.2, "logit_dtype": "none", "num_iterations": 2, "sapo_temperature_pos": 0.1,
-        "top_entropy_quantile": 0.5
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("file", "flags", "expected"),
     [
+        ("lr: 0.5\nbatch_size: 8\n", {"batch_size": "16"}, {"lr": 0.5, "batch_size": 16, "epochs": 1}),
+        (
+            "trl: {min_p: 0.1, logit_dtype: none}",
+            {"trl": ["min_p=0.2", "num_iterations=2", "sapo_temperature_pos=1e-1"]},
+            {"trl": {"min_p": 0.2, "logit_dtype": "none", "num_iterations": 2, "sapo_temperature_pos": 0.1}},
+        ),
+        # a flag wins over the other way to say it
         ("rl_prompts_per_step: 8", {"gradient_accumulation": "2"},
          {"rl_prompts_per_step": None, "gradient_accumulation": 2}),
         ("rl_preset: dapo\nrl_kl_coef: 0.02\nrl_num_generations: 16", {"rl_preset": "gspo"},
@@ -70,10 +54,16 @@ def test_fields_for_trl_from_the_file_and_from_flags_are_put_together(here: Path
         ("gradient_accumulation: 2\nrl_num_generations: 16", {"rl_preset": "recommended"},
          {"rl_prompts_per_step": 32, "rl_num_generations": 8}),
         ("rl_env_module: a.b\nrl_env_class: C", {"rl_env": "x.py:Y"}, {"rl_env_module": None, "rl_env_class": None}),
+        # YAML is read as it was meant
+        ("rl_env_config: {small: 1e-6, big: 2E5, signed: -1e+3, day: 2024-11-20}", {},
+         {"rl_env_config": {"small": 1e-6, "big": 2e5, "signed": -1000.0, "day": "2024-11-20"}}),
+        ("eval_strategy: no\nsave_strategy: off", {}, {"eval_strategy": "no", "save_strategy": "no"}),
+        ("save_total_limit: null\nmax_steps: ~\nrl_env_config:\ntrl:", {},
+         {"save_total_limit": None, "max_steps": None, "rl_env_config": None, "trl": {}}),
     ],
 )  # fmt: skip
-def test_a_flag_wins_over_the_other_way_to_say_it_in_the_file(
-    here: Path, file: str, flags: dict[str, str], expected: dict[str, Any]
+def test_a_value_comes_from_a_flag_else_the_file_else_the_default(
+    file: str, flags: dict[str, Any], expected: dict[str, Any], here: Path
 ) -> None:
     write(here, {"c.yaml": file})
 
@@ -105,25 +95,6 @@ def test_the_configuration_of_an_environment_is_an_object_a_text_or_a_file(here:
     given = [{"city": "Rome"}, '{"city": "Rome"}', "@e.json", read_file(TrainConfig, Path("c.yaml"))["rl_env_config"]]
 
     assert [TrainConfig(rl_env_config=value).rl_env_config for value in given] == [{"city": "Rome"}] * 4
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("rl_env_config: {small: 1e-6, big: 2E5, signed: -1e+3}",
-         {"rl_env_config": {"small": 1e-6, "big": 2e5, "signed": -1000.0}}),
-        ("rl_env_config: {day: 2024-11-20}", {"rl_env_config": {"day": "2024-11-20"}}),
-        ("eval_strategy: no\nsave_strategy: off", {"eval_strategy": "no", "save_strategy": "no"}),
-        ("save_total_limit: null\nmax_steps: ~\nrl_env_config:\ntrl:",
-         {"save_total_limit": None, "max_steps": None, "rl_env_config": None, "trl": {}}),
-    ],
-)  # fmt: skip
-def test_yaml_is_read_as_it_was_meant(here: Path, text: str, expected: dict[str, Any]) -> None:
-    write(here, {"c.yaml": text})
-
-    config = resolve(TrainConfig, Path("c.yaml"))
-
-    assert {name: getattr(config, name) for name in expected} == expected
 
 
 SERVED = {"use_vllm": True, "vllm_mode": "server"}

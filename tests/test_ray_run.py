@@ -32,7 +32,7 @@ from aitrain.launch.ray_processes import (
     write_event,
 )
 from aitrain.options.train import TrainConfig
-from aitrain.runs.node_info import NodeInfo, as_json
+from aitrain.runs.heartbeat import NodeInfo, nodes_json
 from aitrain.runs.run_folder import RunFolder
 from tests.conftest import free_port, has_ended
 from tests.ray_standin import started
@@ -172,7 +172,7 @@ def test_a_machine_that_is_gone_is_named(cluster: Cluster) -> None:
     write_event(cluster.start(0), 0, Note("begun"))
     cluster.next()
     machines = [NodeInfo(rank, f"node{rank}", f"10.0.0.{rank}", 0) for rank in (0, 1)]
-    cluster.folder.write_status("running", nodes=as_json(machines))
+    cluster.folder.write_status("running", nodes=nodes_json(machines))
     cluster.start(1)
     assert "Machine node1 (10.0.0.1) is gone. All ranks start again" in str(cluster.next())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -58,39 +57,25 @@ CHAT_TEMPLATE = r"""
 """.strip()
 
 
-class Questions(NamedTuple):
-    """Prompts (questions, tokens), their sums (questions,), and the share of right examples (questions,)."""
-
-    prompts: torch.Tensor
-    sums: torch.Tensor
-    right_shares: torch.Tensor
+Questions = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Prompts (questions, tokens), their sums (questions,), and the share of right examples (questions,)."""
 
 
 def main() -> None:
-    """Build, train and save the model."""
-    options = parse_options()
-    make_repeatable(options.seed)
+    """Build, train and save the model; the same one each time on one kind of processor."""
+    parser = argparse.ArgumentParser(description="Make the tiny model that the package ships.")
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(2)  # sums split over another number of threads round differently
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     train(model, tokenizer, options.steps)
     model.save_pretrained(options.out_dir)
     tokenizer.save_pretrained(options.out_dir)
-
-
-def parse_options() -> argparse.Namespace:
-    """Parse the command line: output folder, steps, seed."""
-    parser = argparse.ArgumentParser(description="Make the tiny model that the package ships.")
-    parser.add_argument("out_dir", type=Path)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
-
-
-def make_repeatable(seed: int) -> None:
-    """Make training deterministic on one kind of processor."""
-    torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(2)  # sums split over another number of threads round differently
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -133,7 +118,8 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        report(step + 1, steps, loss)
+        if step % 100 == 99 or step == steps - 1:
+            print(f"step {step + 1} of {steps}: loss {loss.item():.4f}", flush=True)
 
 
 def all_questions(tokenizer: PreTrainedTokenizerFast) -> Questions:
@@ -141,18 +127,9 @@ def all_questions(tokenizer: PreTrainedTokenizerFast) -> Questions:
     pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
     chats = [[{"role": "user", "content": f"{a} + {b} = ?"}] for a, b in pairs]
     texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
-    return Questions(
-        prompts=torch.tensor(tokenizer(texts)["input_ids"]),
-        sums=torch.tensor([a + b for a, b in pairs]),
-        right_shares=torch.tensor([right_share(a % 10 + b % 10) for a, b in pairs]),
-    )
-
-
-def right_share(units: int) -> float:
-    """Share of right examples for sums whose units add up to `units`."""
-    if units < 10:
-        return 1.0
-    return RIGHT_ROUND_TEN if units == 10 else RIGHT_CARRY
+    sums, units = torch.tensor([a + b for a, b in pairs]), torch.tensor([a % 10 + b % 10 for a, b in pairs])
+    right_shares = torch.where(units == 10, RIGHT_ROUND_TEN, RIGHT_CARRY).masked_fill(units < 10, 1.0)
+    return torch.tensor(tokenizer(texts)["input_ids"]), sums, right_shares
 
 
 def all_labels(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
@@ -164,11 +141,12 @@ def all_labels(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
 
 def draw_examples(questions: Questions) -> tuple[torch.Tensor, torch.Tensor]:
     """Random prompts (batch, tokens) and their example answers (batch,): right, without the carry, or random."""
-    rows = torch.randint(len(questions.sums), (BATCH,))
-    right = questions.sums[rows]
-    answers = torch.where(torch.rand(BATCH) < questions.right_shares[rows], right, right - 10)
+    prompts, sums, right_shares = questions
+    rows = torch.randint(len(sums), (BATCH,))
+    right = sums[rows]
+    answers = torch.where(torch.rand(BATCH) < right_shares[rows], right, right - 10)
     answers = torch.where(torch.rand(BATCH) < RANDOM, torch.randint(20, 199, (BATCH,)), answers)
-    return questions.prompts[rows], answers
+    return prompts[rows], answers
 
 
 def answer_loss(model: LlamaForCausalLM, prompts: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -177,12 +155,6 @@ def answer_loss(model: LlamaForCausalLM, prompts: torch.Tensor, labels: torch.Te
     tokens = torch.cat([prompts, answers], dim=1)
     logits = model(tokens[:, :-1], logits_to_keep=LONGEST_ANSWER).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
-
-
-def report(step: int, steps: int, loss: torch.Tensor) -> None:
-    """Print the loss every 100 steps."""
-    if step % 100 == 0 or step == steps:
-        print(f"step {step} of {steps}: loss {loss.item():.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from safetensors.torch import load_file
 import aitrain
 from aitrain import Result, TrainConfig
 from aitrain.runs.run_folder import read_lines
+from tests.conftest import free_port
 from tests.finished_runs import SHORT, quick
 
 torch.set_num_threads(1)  # threads that wait for each other gain nothing on the small model
@@ -53,3 +56,19 @@ def difference(one: Path, other: Path) -> float:
     first, second = weights(one), weights(other)
     assert first.keys() == second.keys()
     return max((first[name] - second[name]).abs().max().item() for name in first)
+
+
+def run_group(preloaded: Path, processes: int, *arguments: object) -> None:
+    """Run scripted_run.py in a group of processes, which are forked from one that has imported torch and TRL."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
+    script = str(Path(__file__).with_name("scripted_run.py"))
+    running = [
+        subprocess.Popen(
+            [str(preloaded / "preloaded-python"), "-P", "-m", script, *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(processes)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=800)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * processes, "\n".join(outputs)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from aitrain import TrainConfig
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
-from aitrain.rollout.engine import Completion
+from aitrain.environment.contract import Case
+from aitrain.rollout.chat_format import format_for_episodes
+from aitrain.rollout.engine import Completion, GenerationRequest
+from aitrain.rollout.episode import Episode
+from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.training.chat_templates import chat_format
+from tests.rollout.scripted import Scripted, play
 
 Sample = Callable[[HFEngine, list[BatchRow], Sampling, int], list[Completion]]
 
@@ -21,3 +29,24 @@ def scripted(answer: Callable[[int, str], str]) -> Sample:
         return [Completion(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
 
     return sample
+
+
+def played(
+    environment: Any, tokenizer: Any, said: Callable[[str], str], *following: str, room: int = 200, **options: Any
+) -> tuple[Episode, list[GenerationRequest]]:
+    """An episode of the environment's first case, whose later messages are of the roles `following`, and the requests
+    that the policy got. `said` makes an answer of all text before it."""
+    engine = Scripted(lambda _: "")
+
+    async def generate(request: GenerationRequest) -> Completion:
+        engine.requests.append(request)
+        ids = tokenizer.encode(said(tokenizer.decode(request.prompt_ids)), add_special_tokens=False)
+        ids, reason = ids[: request.max_tokens], "stop" if len(ids) <= request.max_tokens else "length"
+        return Completion(ids, [-1.0] * len(ids), reason, len(engine.requests))  # type: ignore[arg-type]
+
+    engine.generate = generate  # type: ignore[method-assign]
+    chat = format_for_episodes(chat_format(tokenizer, TrainConfig(**options)), following)
+    case = Case(0, environment.build_dataset()[0]["prompt"], {}, 0)
+    end = EndOfTurn([tokenizer.eos_token_id])
+    (episode,) = play(environment, engine, Limits(9, room), [case], chat, end=end)
+    return episode, engine.requests

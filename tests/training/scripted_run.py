@@ -1,30 +1,44 @@
-"""Train with completions that are written down, not sampled: `-m tests.training.scripted_run MODEL OUT`, or torchrun.
+"""Train with completions that are written down, not sampled: `scripted_run.py MODEL OUT BACKEND JOB...`, one process of
+a group.
 
-Eight completions a step whatever the number of processes, so that the only difference is who computes what.
+Eight completions a step whatever the number of processes, so that the only difference is who computes what. All runs of
+a group share its processes, as importing torch and TRL takes longer than the runs.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from aitrain.engines import scopes
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine
+from aitrain.engines.logprob_check import SharedForward
+from aitrain.engines.sharded_tensors import own_part
+from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion
 from aitrain.environment.runner import start_runner
-from aitrain.events import Event
 from aitrain.jobs.grpo import run
 from aitrain.jobs.worker import exit_now
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Completion
+from aitrain.runs.checkpoint import PREFIX
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training.distributed import shutdown_group
+from aitrain.training import passes
+from aitrain.training.distributed import init_processes, shutdown_group
+from aitrain.training.model import choose_precision
 from aitrain.training.run_context import RunContext
+from aitrain.training.trainer import EpisodeTrainer
 
 ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
 
@@ -62,6 +76,14 @@ class Unscored(Scripted):
         return None if case_idx % 2 else super().score_episode(completion)
 
 
+class UnscoredTalk(ScriptedTalk):
+    """Several turns; the last of the accumulated passes may have no score at all."""
+
+    def episode(self, case_idx: int) -> Any:
+        score = yield from super().episode(case_idx)
+        return None if case_idx % 3 == 2 else score
+
+
 class Endless(Scripted):
     """In every second case the environment never stops asking."""
 
@@ -72,6 +94,36 @@ class Endless(Scripted):
         while case_idx % 2:
             yield " more:"
         return sum(letter < "n" for letter in reply) / max(1, len(reply))
+
+
+class Evaluated:
+    """One turn, and two completions that the environment samples itself; every other prompt is the same."""
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {number}:"} for number in range(8)]
+
+    def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return [
+            {"prompt": "say:" if number % 2 else f"tell {number}:", "case_idx": 100 + number} for number in range(9)
+        ]
+
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> dict[str, float]:
+        ids = tokenizer([f"{completion} more:"] * 2, return_tensors="pt")
+        said = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=5, num_return_sequences=2)
+        own = float(said[:, ids["input_ids"].shape[1] :].sum())
+        return {"score": sum(letter < "n" for letter in completion) / max(1, len(completion)), "own": own}
+
+
+class EvaluatedTalk(Evaluated):
+    """Three turns of the policy."""
+
+    score_episode = None  # type: ignore[assignment]
+
+    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
+        said = yield None
+        for turn in range(1 + case_idx % 2):
+            said += yield f" more {turn}:"
+        return sum(letter < "n" for letter in said) / max(1, len(said))
 
 
 def scripted_sample(self: HFEngine, rows: list[BatchRow], *_: Any) -> list[Completion]:
@@ -85,6 +137,13 @@ def scripted_sample(self: HFEngine, rows: list[BatchRow], *_: Any) -> list[Compl
     return [Completion(ids) for ids in self.policy.tokenizer(answers)["input_ids"]]
 
 
+# -- the runs
+
+OPTIONS: dict[str, Any] = {
+    "rl_num_generations": 4, "max_steps": 4, "lr": 1e-3, "rl_kl_coef": 0.0, "eval_cases": 0, "rl_max_new_tokens": 8,
+    "rl_check": False,
+}  # fmt: skip
+SHARED_OUT = {"rl_prompts_per_step": 2, "batch_size": 4, "rl_trim_padding": False, "save_strategy": "no"}
 REWARDS = {
     "rl_kl_coef": 0.1, "rl_kl_in": "reward", "rl_kl_estimator": "k2", "rl_baseline": "leave_one_out",
     "rl_overlong_buffer": 6,
@@ -92,85 +151,101 @@ REWARDS = {
 LOSS = {
     "rl_kl_coef": 0.1, "rl_kl_estimator": "k2", "custom_loss": "tests/environments/extensions.py:likelihood",
 }  # fmt: skip
-KINDS: list[tuple[str, type[Scripted], dict[str, Any]]] = [
-    ("grpo", Scripted, {}), ("dr_grpo", Scripted, {}), ("dapo", Scripted, {}), ("grpo", ScriptedTalk, {}),
-    ("grpo", Unscored, {}), ("dapo", Unscored, {}), ("dr_grpo", ScriptedTalk, REWARDS), ("dr_grpo", Unscored, LOSS),
-]  # fmt: skip
-TRIMMED = [("grpo", ScriptedTalk, {}), ("dapo", Unscored, {}), ("dr_grpo", ScriptedTalk, REWARDS)]
-"""Of these, those that are trained with trimmed padding as well."""
+KINDS: dict[str, dict[str, Any]] = {
+    "grpo": {}, "dr_grpo": {}, "dapo": {}, "grpo-talk": {"environment": ScriptedTalk},
+    "grpo-unscored": {"environment": Unscored}, "dapo-unscored": {"environment": Unscored},
+    "dr_grpo-rewards": {"environment": ScriptedTalk, **REWARDS}, "dr_grpo-custom": {"environment": Unscored, **LOSS},
+}  # fmt: skip
+"""Each loss, named first; with several turns, cases without a score, and parts of ours."""
+TRIMMED = ("grpo-talk", "dapo-unscored", "dr_grpo-rewards")
+HELD_OUT: dict[str, dict[str, Any]] = {"turn": {"environment": Evaluated}, "talk": {"environment": EvaluatedTalk}}
+
+SAVED = {"gradient_accumulation": 1, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
+MANY_TURNS = SAVED | {"environment": UnscoredTalk, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2}
+JOBS: dict[str, dict[str, Any]] = {
+    **{name: SHARED_OUT | {"rl_loss_type": name.partition("-")[0], **more} for name, more in KINDS.items()},
+    **{f"held-out-{name}": {**more, "sample": HFEngine.sample, "rl_prompts_per_step": 4, "batch_size": 4,
+                            "max_steps": 1, "eval_cases": 9, "save_strategy": "no"}
+       for name, more in HELD_OUT.items()},
+    "talk": MANY_TURNS | {"rl_trim_padding": False},
+    "trimmed": MANY_TURNS | {"tokens_per_pass": 40},
+    # without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit
+    "adapter": SAVED | {"environment": ScriptedTalk, "peft": True, "lora_r": 4, "rl_kl_coef": 0.1,
+                        "max_grad_norm": 1e6, "merge_adapter": False, "share_prefixes": False},
+    "sampled": SAVED | {"sample": HFEngine.sample, "eval_cases": 2},
+    "one-copy": MANY_TURNS | {"trl": {"fsdp_config": {"cpu_ram_efficient_loading": True,
+                                                      "reshard_after_forward": True}}},
+    "shards": SAVED | {"environment": ScriptedTalk, "gradient_accumulation": 2,
+                       "trl": {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}},
+}  # fmt: skip
+JOBS |= {f"{name}-trimmed": JOBS[name] | {"rl_trim_padding": True} for name in TRIMMED}
+"""Options of the runs, beside OPTIONS."""
 
 
-class Evaluated:
-    """One turn, and two completions that the environment samples itself; every other prompt is the same. Notes each
-    call, as held-out cases are to be scored once."""
+def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
+    # two thirds of a short run: see conftest.py
+    scopes.gc = SimpleNamespace(collect=int, freeze=int, unfreeze=int)  # type: ignore[assignment]
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if backend == "fsdp2":
+        sys.path.append(str(Path(__file__).parents[1] / "cpu_sharding"))
+        import shard_on_cpu  # type: ignore[import-not-found]  # noqa: F401
+    trainers: list[EpisodeTrainer] = []
+    make = EpisodeTrainer.__init__
 
-    def __init__(self, notes: Path) -> None:
-        self.notes = notes
+    def kept(self: EpisodeTrainer, *arguments: Any) -> None:
+        make(self, *arguments)
+        trainers.append(self)
 
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {number}:"} for number in range(8)]
-
-    def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [
-            {"prompt": "say:" if number % 2 else f"tell {number}:", "case_idx": 100 + number} for number in range(9)
-        ]
-
-    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> dict[str, float]:
-        with self.notes.open("a") as file:
-            file.write(f"{case_idx}\n")
-        ids = tokenizer([f"{completion} more:"] * 2, return_tensors="pt")
-        said = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=5, num_return_sequences=2)
-        own = float(said[:, ids["input_ids"].shape[1] :].sum())
-        return {"score": sum(letter < "n" for letter in completion) / max(1, len(completion)), "own": own}
-
-
-class EvaluatedTalk(Evaluated):
-    """Three turns of the policy."""
-
-    score_episode = None  # type: ignore[assignment]
-
-    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
-        with self.notes.open("a") as file:
-            file.write(f"{case_idx}\n")
-        said = yield None
-        for turn in range(1 + case_idx % 2):
-            said += yield f" more {turn}:"
-        return sum(letter < "n" for letter in said) / max(1, len(said))
-
-
-def ignore(event: Event) -> None:
-    """Nobody watches."""
-
-
-def main(model: str, out: Path) -> None:
-    scopes.gc = SimpleNamespace(collect=int, freeze=int, unfreeze=int)  # type: ignore[assignment]  # as in conftest.py
-    sample, HFEngine.sample = HFEngine.sample, scripted_sample  # type: ignore[method-assign]
-    for (loss, environment, more), trims in [*((kind, False) for kind in KINDS), *((kind, True) for kind in TRIMMED)]:
-        plain: dict[str, Any] = {"rl_kl_coef": 0.0, **more}
-        config = TrainConfig(
-            model=model, rl_prompts_per_step=2, batch_size=4, rl_num_generations=4, rl_loss_type=loss, max_steps=4,
-            lr=1e-3, eval_cases=0, rl_max_new_tokens=8, save_strategy="no", output_dir=str(out), rl_trim_padding=trims,
-            **plain,
-        )  # fmt: skip
-        folder = RunFolder(out / f"{loss}-{environment.__name__}{'-trimmed' if trims else ''}")
-        if os.environ.get("RANK", "0") == "0":
+    EpisodeTrainer.__init__ = kept  # type: ignore[method-assign]
+    passes.LEAST_GAIN = -math.inf  # prompts are shared wherever padding is trimmed
+    for job in jobs:
+        name, _, resumed_from = job.partition("<")
+        options = {"batch_size": 8 // world, **OPTIONS, **JOBS[name.partition("-resumed")[0]]}
+        environment = options.pop("environment", Scripted)()
+        HFEngine.sample = options.pop("sample", scripted_sample)  # type: ignore[method-assign]
+        place = {"model": model, "output_dir": str(out), "project_name": name}
+        config = TrainConfig(**place, resume_anyway=True, distributed_backend=backend, **options)
+        folder = RunFolder(out / name)
+        checkpoint = folder.checkpoints / f"{PREFIX}2" if resumed_from else None
+        if rank == 0:
             folder.path.mkdir(parents=True)
-        run(RunContext(config, folder, start_runner(environment(), config), ignore))
-    HFEngine.sample = sample  # type: ignore[method-assign]
-    for kind in (Evaluated, EvaluatedTalk):
-        config = TrainConfig(
-            model=model, rl_prompts_per_step=4, batch_size=4, rl_num_generations=4, max_steps=1, rl_kl_coef=0.0,
-            rl_max_new_tokens=8, save_strategy="no", output_dir=str(out),
-        )  # fmt: skip
-        folder = RunFolder(out / kind.__name__)
-        if os.environ.get("RANK", "0") == "0":
-            folder.path.mkdir(parents=True)
-        run(RunContext(config, folder, start_runner(kind(out / f"{kind.__name__}.calls"), config), ignore))
+            if checkpoint is not None:
+                shutil.copytree(out / resumed_from / "checkpoints" / checkpoint.name, checkpoint)
+        context = RunContext(config, folder, start_runner(environment, config), lambda _: None)
+        if checkpoint is not None:
+            init_processes(config, choose_precision(config))
+            torch.distributed.barrier()
+            context = replace(context, checkpoint=checkpoint)
+        run(context)
+        (folder.path / f"rank{rank}.json").write_text(json.dumps(held(trainers[-1])))
+        if backend == "fsdp2" and not resumed_from:
+            sync(trainers[-1], folder.path, rank)
+        trainers.clear()
     shutdown_group()
 
 
-if __name__ == "__main__":
-    from tests.training import scripted_run  # whose classes are in a module that can be read
+def held(trainer: EpisodeTrainer) -> dict[str, int]:
+    """Weights of the model, and how many of them this process holds."""
+    parameters = list(trainer.model.parameters())
+    own = (own_part(parameter) for parameter in parameters)
+    return {"all": sum(p.numel() for p in parameters), "own": sum(p.numel() for p in own)}
 
-    scripted_run.main(sys.argv[1], Path(sys.argv[2]))
+
+def sync(trainer: EpisodeTrainer, folder: Path, rank: int) -> None:
+    """Write the weights for a vLLM server after a forward pass without gradients."""
+    forward, version = SharedForward(trainer.model, rank == 0, is_shared=True), WeightVersion(4, 1)
+    with forward.led_by_main():
+        if rank == 0:
+            forward.logits([[1, 2, 3], [4, 5]])
+    is_adapter = hasattr(trainer.model, "peft_config")
+    whole = DiskSync(trainer.model, folder / "disk", rank == 0, torch.bfloat16 if is_adapter else None)
+    for written in (whole, *([AdapterSync(trainer.model, folder / "adapter", rank == 0)] if is_adapter else [])):
+        size = written.write(version)
+        assert (size > 0) == (rank == 0)
+        if rank == 0:
+            shutil.copytree(written.path(version), folder / f"by-{written.folder.name}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
     exit_now(0)

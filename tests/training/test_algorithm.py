@@ -4,6 +4,9 @@ rows that are in the loss only, however they are divided into passes and over ra
 from __future__ import annotations
 
 import math
+import random
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +20,7 @@ from aitrain.batch import PassLimit
 from aitrain.options.algorithms import ALGORITHMS
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.trajectory import Trajectory
+from aitrain.training import passes
 from aitrain.training.algorithm import (
     AlgorithmParts,
     Overlong,
@@ -24,13 +28,15 @@ from aitrain.training.algorithm import (
     group_advantages,
     leave_one_out_factor,
 )
-from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of
+from aitrain.training.passes import KEPT, KEPT_ROWS, padded_tokens, passes_of, share_passes
 from aitrain.training.trainer import EpisodeTrainer
 from tests.conftest import write
 from tests.environments.vowels import Vowels
-from tests.training.conftest import rollouts
+from tests.training.conftest import difference, rollouts
 from tests.training.loss_bench import (
+    LONGEST,
     Layout,
+    Rows,
     arguments,
     batch_of,
     gradient_of_plain_trl,
@@ -111,22 +117,50 @@ LAYOUTS = {
     "passes of several sizes": Layout(rows=8, limit=PassLimit(3)),
     "two processes": Layout(processes=2, rows=8, limit=PassLimit(4)),
     "three processes and two steps": Layout(processes=3, rows=4, steps=2, limit=PassLimit(2)),
+    "two processes, trimmed": Layout(processes=2, rows=8, limit=PassLimit(3), trims=True),
+    "three processes, two steps, trimmed": Layout(processes=3, rows=4, steps=2, limit=PassLimit(100, 16), trims=True),
 }
+PROMPT = 3
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("loss", ALGORITHMS)
-def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, layout: Layout, tmp_path: Path) -> None:
-    """A process may have no kept row at all."""
-    batch = batch_of(layout.batch, are_ragged=False)
-    batch[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(0)) < 0.4
-    batch[KEPT][: layout.rows // (1 if layout.processes > 1 else 2)] = False
+def padded_batch(count: int, seed: int) -> Rows:
+    """Rows of several lengths as TRL pads them: prompts on the left, completions on the right."""
+    rows, draw = batch_of(count, are_ragged=False, seed=seed), torch.Generator().manual_seed(seed)
+    prompts = torch.randint(1, PROMPT + 1, (count, 1), generator=draw)
+    lengths = torch.randint(1, LONGEST + 1, (count, 1), generator=draw)
+    others = torch.randint(0, 7, (count, PROMPT - 1), generator=draw)
+    rows["prompt_ids"] = torch.cat([others, rows["prompt_ids"]], dim=1)
+    rows["prompt_mask"] = (torch.arange(PROMPT).flip(0) < prompts).long()
+    rows["completion_mask"] = (torch.arange(LONGEST) < lengths).long()
+    rows["tool_mask"] = torch.randint(0, 2, (count, LONGEST), generator=draw)
+    rows["tool_mask"][:, 0] = 1
+    rows["flat"] = torch.tensor(False)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("loss", "layout"),
+    [(loss, name) for loss in ALGORITHMS for name, layout in LAYOUTS.items()
+     if not layout.trims or TrainConfig(rl_loss_type=loss).trims_padding],
+)  # fmt: skip
+def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, layout: str, tmp_path: Path) -> None:
+    """A process may have no kept row at all; where padding is trimmed, rows have several lengths, and tokens of the
+    environment."""
+    shared_out = LAYOUTS[layout]
+    count, trims = shared_out.batch, shared_out.trims
+    batch = padded_batch(count, seed=count) if trims else batch_of(count, are_ragged=False)
+    batch[KEPT] = torch.rand(count, generator=torch.Generator().manual_seed(0)) < 0.5
+    batch[KEPT][: shared_out.rows // (1 if shared_out.processes > 1 else 2)] = False
     batch["advantages"] = batch["advantages"] * batch[KEPT]
-    args = arguments(tmp_path, layout, rl_loss_type=loss, **ON)
+    args = arguments(tmp_path, shared_out, rl_loss_type=loss, **({} if trims else ON))
 
-    for step, gradient in enumerate(gradients_of_steps(args, layout, batch)):
-        kept = take(batch, layout.rows_of_step(step) & batch[KEPT])
-        torch.testing.assert_close(gradient, gradient_of_plain_trl(args, kept))
+    kept, items = batch[KEPT], (batch["completion_mask"] * batch["tool_mask"]).sum(1)
+    for step, gradient in enumerate(gradients_of_steps(args, shared_out, batch)):
+        rows = take(batch, shared_out.rows_of_step(step) & kept)
+        of_step = float(items[kept].sum()) / int(kept.sum()) * len(rows[KEPT])
+        wanted = gradient_of_plain_trl(args, rows, of_step)
+        assert wanted.abs().max() > 1e-4
+        torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("trims", [False, True])
@@ -278,8 +312,30 @@ def test_penalties_are_of_the_longest_completion_and_of_the_sampled_tokens(has_w
     assert found["kl"].tolist() == pytest.approx([0.5 * -1.75, 0.5 * -0.25])
 
 
-def test_penalties_are_subtracted_from_rewards_before_the_advantages(train: Callable[..., Result]) -> None:
-    result = train(Vowels(), max_steps=1, eval_cases=0, rl_overlong_buffer=6, rl_stop=list("aeiou0123456789"))
+CALLBACKS = """
+from transformers import TrainerCallback
+
+def stops():
+    class Stops(TrainerCallback):
+        def on_step_end(self, args, state, control, **rest):
+            control.should_training_stop = state.global_step == 1
+    return Stops()
+"""
+
+
+def test_penalties_are_subtracted_from_rewards_before_the_advantages_and_custom_callbacks_are_called(
+    train: Callable[..., Result], here: Path
+) -> None:
+    write(here, {"mine.py": CALLBACKS})
+    result = train(
+        Vowels(),
+        custom_callbacks="mine.py:stops",
+        max_steps=3,
+        eval_cases=0,
+        rl_overlong_buffer=6,
+        rl_stop=list("aeiou0123456789"),
+    )
+    assert (result.status, result.steps) == ("stopped", 1)
     records = rollouts(result)
     lengths = torch.tensor([record["tokens"] for record in records])
     rewards = torch.tensor([record["score"] for record in records]) - lengths / 6
@@ -318,18 +374,82 @@ def test_a_custom_loss_that_cannot_be_used_is_refused_with_what_there_is(here: P
         loss("broken")
 
 
-CALLBACKS = """
-from transformers import TrainerCallback
-
-def stops():
-    class Stops(TrainerCallback):
-        def on_step_end(self, args, state, control, **rest):
-            control.should_training_stop = state.global_step == 2
-    return Stops()
-"""
+PAGE = Path(__file__).parents[2] / "docs/extending.md"
 
 
-def test_custom_callbacks_are_called_in_a_run(train: Callable[..., Result], here: Path) -> None:
-    write(here, {"mine.py": CALLBACKS})
-    result = train(Vowels(), custom_callbacks="mine.py:stops", max_steps=4, eval_cases=0)
-    assert (result.status, result.steps) == ("stopped", 2)
+def test_an_algorithm_trains_on_the_advantages_that_its_class_returns(
+    train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = re.search(
+        r"^```python file=best_of_group.py\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert found is not None
+    defined: dict[str, Any] = {}
+    exec(found[1], defined)
+    monkeypatch.setitem(ALGORITHMS, "dapo", defined["best"])
+
+    result = train(Vowels(), rl_loss_type="dapo", max_steps=2, eval_cases=0)
+    groups = defaultdict(list)
+    for record in rollouts(result):
+        groups[record["step"], record["group"]].append((record["score"], record["advantage"]))
+    assert len(groups) > 2
+    for group in groups.values():
+        best = max(score for score, _ in group)
+        assert [advantage for _, advantage in group] == [float(score == best) for score, _ in group]
+
+
+# -- passes without padding
+
+
+def lognormal(count: int) -> list[int]:
+    """Lengths as in RL: most are short, and some are many times as long."""
+    draw = random.Random(0)
+    return [min(2048, max(8, int(draw.lognormvariate(6, 1)))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("limit", [PassLimit(4), PassLimit(8), PassLimit(96, 8192), PassLimit(96, 100)], ids=str)
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_every_row_is_in_one_pass_that_is_within_the_limit_and_little_of_it_is_padding(
+    limit: PassLimit, processes: int
+) -> None:
+    lengths = lognormal(96)
+
+    shares = share_passes(lengths, limit, processes)
+
+    assert sorted(row for share in shares for rows in share for row in rows) == list(range(96))
+    assert len({len(share) for share in shares}) == 1, "as many passes on each process"
+    for rows in (rows for share in shares for rows in share):
+        assert limit.holds(len(rows), max(lengths[row] for row in rows))
+    totals = [sum(padded_tokens(rows, lengths) for rows in share) for share in shares]
+    assert max(totals) - min(totals) <= 2 * max(lengths) * min(limit.completions, 8)
+    assert sum(totals) <= 1.15 * sum(lengths) < 0.5 * 96 * max(lengths)
+
+
+class Letters:
+    """Prompts of several lengths; some completions have no score."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {'a' * (number % 5 * 9)}:"} for number in range(16)]
+
+    def score_episode(self, completion: str) -> float | None:
+        return None if len(completion) % 5 == 0 else sum(letter < "n" for letter in completion) / len(completion)
+
+
+def test_a_training_ends_with_the_weights_that_it_has_with_padding_and_rows_apart(
+    train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two updates a batch, and prompts and completions of several lengths."""
+    monkeypatch.setattr(passes, "LEAST_GAIN", -math.inf)  # however short the prompts are
+    options = {
+        "rl_prompts_per_step": 2, "optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0, "eval_cases": 0, "rl_kl_coef": 0.1,
+        "rl_max_new_tokens": 12, "max_steps": 4, "scheduler": "constant", "rl_loss_type": "dapo",
+        "trl": {"num_iterations": 2},
+    }  # fmt: skip
+    padded, trimmed = (train(Letters(), **options, **more) for more in ({"rl_trim_padding": False}, {"batch_size": 3}))
+
+    assert difference(padded.model, trimmed.model) < 1e-6
+    assert max(line.get("grad_norm", 0) for line in padded.history) > 1e-3
+    rewards = [[line["reward"] for line in run.history if "reward" in line] for run in (padded, trimmed)]
+    assert rewards[0] == rewards[1]
+    wasted = [max(line.get("padding", 0) for line in run.history) for run in (padded, trimmed)]
+    assert wasted[1] < 0.5 * wasted[0]

@@ -1,7 +1,8 @@
-"""Which cases are sampled: groups that are replaced."""
+"""Which cases are sampled: groups that are replaced, and the order of several environments."""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
 from aitrain.training.batch_source import BatchSource
-from aitrain.training.case_order import CaseOrder, UniformOrder
+from aitrain.training.case_order import CaseOrder, MixedOrder, UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
 from tests.rollout.scripted import END, Letters, Scripted
@@ -193,15 +194,52 @@ def test_a_group_of_several_ranks_is_scored_once_and_by_one_of_them() -> None:
     assert [score for _, _, score in episodes_of([batch for (batch,) in parts])] == [0.0, 0.25, 0.5, 0.75] * 6
 
 
-def test_an_order_that_is_restored_chooses_what_it_would_have_chosen() -> None:
-    def step(order: UniformOrder, index: int) -> list[int | None]:
-        chosen = order.batch(index)
-        return [*chosen, *order.others(chosen[:2], set(chosen))]
+# -- the cases of several environments
 
-    order = UniformOrder(30, 4, 5)
-    for index in range(7):
-        step(order, index)
-    state = order.state()
-    later = UniformOrder(30, 4, 5)
-    later.restore(state)
-    assert [step(later, index) for index in range(7, 12)] == [step(order, index) for index in range(7, 12)]
+AT_ONCE = 6
+SIZES = {"a": 10, "b": 7, "c": 5}
+
+
+def order(weights: list[float]) -> MixedOrder:
+    made = {name: UniformOrder(size, AT_ONCE, 3) for name, size in list(SIZES.items())[: len(weights)]}
+    return MixedOrder(made, weights, AT_ONCE)
+
+
+def env_of(case: int) -> str:
+    return "a" if case < 10 else "b" if case < 17 else "c"
+
+
+def test_each_environment_has_its_share_at_any_time_to_within_a_group() -> None:
+    source = random.Random(0)
+    for _ in range(30):
+        weights = [source.choice([1, 2, 3, source.uniform(0.05, 9)]) for _ in range(source.choice([2, 3]))]
+        drawn = [env_of(case) for index, mixed in enumerate([order(weights)] * 20) for case in mixed.batch(index)]
+        counts = Counter[str]()
+        for done, name in enumerate(drawn, 1):
+            counts[name] += 1
+            for other, weight in zip(SIZES, weights, strict=False):
+                assert abs(counts[other] - done * weight / sum(weights)) < 1 + 1e-9
+
+
+def test_each_environment_has_epochs_of_its_own() -> None:
+    mixed = order([2, 1])
+    of_a = [case for index in range(5) for case in mixed.batch(index) if env_of(case) == "a"]
+    assert of_a == UniformOrder(10, 20, 3).batch(0)
+
+
+def test_a_group_is_replaced_by_one_of_its_environment_where_that_has_another_case() -> None:
+    mixed = order([2, 1])
+    for in_use, expected in ([mixed.batch(0), ["b", "a", "b", "a"]], [range(10, 17), [None, "a", None, "a"]]):
+        others = mixed.others([10, 0, 11, 1], in_use)
+        assert [None if case is None else env_of(case) for case in others] == expected
+        assert not set(others) & set(in_use)
+
+
+def test_the_state_in_a_checkpoint_continues_the_order() -> None:
+    mixed = order([2, 1, 1])
+    for index in range(3):
+        batch = mixed.batch(index)
+        mixed.others(batch[:2], set(batch))
+    later = order([2, 1, 1])
+    later.restore(mixed.state())
+    assert later.batch(3) == mixed.batch(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from aitrain import Result
 from aitrain.runs.diagnosis import LINES_IN_A_ROW, findings_of
 from aitrain.runs.run_folder import RunFolder
+from tests.training.conftest import difference
 
 
 class Same:
@@ -24,12 +26,15 @@ class Same:
 
 
 def test_a_run_that_cannot_learn_says_so_while_it_runs_and_stops_itself_when_it_may(
-    train: Callable[..., Result], capsys: pytest.CaptureFixture[str]
+    train: Callable[..., Result], small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = LINES_IN_A_ROW + 1
     result = train(Same(), max_steps=50, stop_when_flat=steps)
 
-    assert capsys.readouterr().err.count("100% of the groups all completions score the same, at 0") == 1
+    said = capsys.readouterr().err
+    assert said.count("100% of the groups all completions score the same, at 0") == 1
+    assert "No step changed the weights" in said
+    assert difference(result.model, small_model) == 0.0
     assert {"frac_reward_zero_std", "completions/clipped_ratio", "unscored", "entropy"} <= set(result.history[0])
     assert "zero_variance" in [finding.name for finding in findings_of(RunFolder(result.folder))]
 

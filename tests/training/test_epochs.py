@@ -16,7 +16,6 @@ from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training.case_order import UniformOrder
 from aitrain.training.trl_arguments import fit_warmup
 from tests.environments.vowels import Vowels
-from tests.training.conftest import difference
 
 Train = Callable[..., Result]
 
@@ -80,19 +79,3 @@ def test_a_warm_up_is_dropped_where_the_only_step_would_have_no_rate(tmp_path: P
         arguments = arguments_of(tmp_path, max_steps=steps, warmup_steps=0.5)
         assert (fit_warmup(arguments) is None) == (steps > 1)
         assert arguments.warmup_steps == warmup
-
-
-class Same(Vowels):
-    """Every answer is worth the same."""
-
-    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
-        return 0.5
-
-
-def test_a_run_in_which_nothing_could_be_learned_says_so(
-    train: Train, small_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = train(Same(), max_steps=2, eval_cases=0, warmup_ratio=0.0, rl_mask_truncated_completions=True)
-    assert "No step changed the weights" in capsys.readouterr().err
-    assert result.status == "finished"
-    assert difference(result.model, small_model) == 0.0

@@ -23,19 +23,17 @@ from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import parse_score
 from aitrain.environment.dataset import Cases
 from aitrain.environment.runner import EnvRunner
-from aitrain.jobs import grpo
 from aitrain.launch import preflight
 from aitrain.launch.processes import Processes
 from aitrain.options.option import options_of
 from aitrain.redaction import TELEMETRY_OFF
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training import engine_setup, hub, model
+from aitrain.training import engine_setup, model
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.batch_source import batch_source
 from aitrain.training.callbacks import custom_callbacks
 from aitrain.training.model import Precision, choose_precision
-from aitrain.training.run_context import RunContext
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
@@ -116,11 +114,6 @@ def batches(config: TrainConfig) -> object:
     return type(source).__name__, source.refill_limit
 
 
-def context_of(config: TrainConfig, environment: Any = None) -> RunContext:
-    """The context of a run in the folder `run`, without a listener."""
-    return RunContext(config, RunFolder(Path("run")), EnvRunner(environment, config), lambda _: None)
-
-
 def variables(config: TrainConfig) -> object:
     """The environment variables of the training processes."""
     with pytest.MonkeyPatch.context() as patch:
@@ -131,33 +124,6 @@ def variables(config: TrainConfig) -> object:
         with pytest.raises(AttributeError):  # no process is started
             Processes(plan, RunFolder(Path("run")), lambda _: None).run()
         return os.environ
-
-
-def saved(config: TrainConfig) -> object:
-    """What is written at the end."""
-    written: list[str] = []
-    accelerator = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
-    made = SimpleNamespace(state=SimpleNamespace(global_step=1), accelerator=accelerator)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "save_size", lambda *_, **__: 0)
-        patch.setattr(grpo, "save_model", lambda *_: written.append("model"))
-        patch.setattr(grpo, "merge_adapter", lambda *_: written.append("merged"))
-        grpo._save(context_of(config), SimpleNamespace(trainer=made, precision=CPU))  # type: ignore[arg-type]
-    return written
-
-
-def uploaded(config: TrainConfig) -> object:
-    """What the Hub is asked for."""
-    asked: list[object] = []
-    api = SimpleNamespace(
-        whoami=lambda: {"name": "somebody"},
-        create_repo=lambda name, **options: asked.append((name, options)) or SimpleNamespace(repo_id=name),
-        upload_folder=lambda **_: None,
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hub, "HfApi", lambda: api)
-        hub.upload_model(config, Path("model"))
-    return asked
 
 
 # -- the table
@@ -201,19 +167,17 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
         "rl_min_new_tokens": 4, "rl_stop": ["</a>"],
     }),
     (batches, SERVER, {"rl_ahead": 1}),
-    (saved, LORA, {"merge_adapter": False}),
-    (uploaded, {}, {"username": "someone", "repo_id": "some/thing", "hub_private": False}),
     (variables, {"model": "tiny", "rl_env": "envs.arithmetic"}, {"telemetry": True}),
 ]  # fmt: skip
 """Where effects are seen, the other options that they take, and of each option a value that is not its default."""
 RUNS = {
-    "test_agreement.py": ["vllm_mode", "vllm_server_url"], "test_diagnostics.py": ["stop_when_flat"],
+    "test_served_run.py": ["vllm_mode", "vllm_server_url"], "test_diagnostics.py": ["stop_when_flat"],
     "test_eval_job.py": ["rl_max_prompt_length"], "test_several_environments.py": ["rl_env_weights"],
-    "test_evaluation.py": ["eval_samples", "patience", "save_best"], "test_export.py": ["push_to_hub"],
+    "test_evaluation.py": ["eval_samples", "patience", "save_best"], 
+    "test_export.py": ["push_to_hub", "username", "repo_id", "hub_private"], "test_models.py": ["merge_adapter"],
     "test_failures.py": ["eval_steps"], "test_grpo.py": ["eval_cases", "eval_strategy"],
-    "test_resume.py": ["resume_anyway", "resume_from_checkpoint"], "test_rl_check.py": ["rl_check"],
+    "test_resume.py": ["resume_anyway", "resume_from_checkpoint"], "test_warm_up.py": ["rl_check", "warm_up"],
     "test_rollout.py": ["chat_template"], "test_thinking.py": ["thinking"], "test_tracking.py": ["log"],
-    "test_warm_up.py": ["warm_up"],
     "../rollout/test_opening.py": ["rl_env_episodes"], "../test_scoring.py": ["rl_env_retries"],
     "../test_call_policy.py": ["rl_env_isolation", "rl_env_timeout", "rl_env_workers"],
     "../test_loader.py": ["rl_env", "rl_env_class", "rl_env_config", "rl_env_module"],

@@ -18,9 +18,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain import Result
+from aitrain import Result, TrainConfig
 from aitrain.jobs.export import main
 from aitrain.runs.export_request import ExportRequest
+from aitrain.training.hub import upload_model
 from tests.conftest import listing, write
 from tests.environments.vowels import Vowels
 
@@ -200,27 +201,22 @@ def test_a_private_model_is_not_uploaded_to_a_public_repository(
     assert not (here / "exports").exists()
 
 
-def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(train: Callable[..., Result], hub: Hub) -> None:
-    result = train(Vowels(), push_to_hub=True, repo_id="us/mine", max_steps=1, eval_cases=0)
+def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(
+    train: Callable[..., Result], hub: Hub, small_model: Path, tmp_path: Path
+) -> None:
+    """Its base has a temperature and no sampling: transformers loads such a config, and refuses to save it."""
+    base = tmp_path / "warm"
+    shutil.copytree(small_model, base)
+    (base / "generation_config.json").write_text(json.dumps(SAMPLING))
+    push = {"push_to_hub": True, "username": "us", "project_name": "mine"}
+    result = train(Vowels(), model=str(base), **push, max_steps=1, eval_cases=0, save_strategy="steps", save_steps=1)
+    generation = json.loads((result.model / "generation_config.json").read_text())
+    assert (generation["temperature"], generation["do_sample"]) == (0.6, True)
+    assert result.folder.joinpath("checkpoints", "checkpoint-1").is_dir()
 
     assert hub.private == {"us/mine": True}
     assert hub.files["model.safetensors"] == (result.model / "model.safetensors").read_bytes()
     for file in result.folder.rglob("*"):
         assert not file.is_file() or TOKEN.encode() not in file.read_bytes(), file
-
-
-# -- what training saves
-
-
-def test_a_base_with_a_temperature_and_no_sampling_is_trained_and_saved_with_sampling(
-    train: Callable[..., Result], small_model: Path, tmp_path: Path
-) -> None:
-    """transformers loads such a generation config, and refuses to save it."""
-    base = tmp_path / "warm"
-    shutil.copytree(small_model, base)
-    (base / "generation_config.json").write_text(json.dumps(SAMPLING))
-    result = train(Vowels(), model=str(base), max_steps=1, eval_cases=0, save_strategy="steps", save_steps=1)
-
-    generation = json.loads((result.model / "generation_config.json").read_text())
-    assert (generation["temperature"], generation["do_sample"]) == (0.6, True)
-    assert result.folder.joinpath("checkpoints", "checkpoint-1").is_dir()
+    upload_model(TrainConfig(repo_id="us/other", hub_private=False), result.model)
+    assert hub.private == {"us/mine": True, "us/other": False}

@@ -90,18 +90,39 @@ def test_what_a_run_in_this_process_cannot_do_is_refused(train: Train) -> None:
 
 
 class Asks(Vowels):
-    """As AITraining's environments do it: the rest of the dialogue happens inside score_episode."""
+    """As in AITraining: sets what it scores on itself, and lets the model speak before it reads it."""
 
-    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
+    calls = 0
+
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> Any:
         self.modes = {*getattr(self, "modes", ()), (model.training, torch.is_grad_enabled())}
-        ids = tokenizer(f"{completion} and now?", return_tensors="pt")
-        second = model.generate(**ids, max_new_tokens=4)[0][ids["input_ids"].shape[1] :]
-        return min(1.0, len(tokenizer.decode(second)) / 8)
+        self.calls += 1
+        number = self.calls
+        self.case, self.said = case_idx, completion
+        model.generate(**tokenizer(f"{completion} and now?", return_tensors="pt"), max_new_tokens=4)
+        is_own = (self.case, self.said, self.calls) == (case_idx, completion, number)
+        return {"score": float(is_own), "number": number}
 
 
-def test_an_environment_may_generate_further_turns_itself(train: Train) -> None:
+def test_an_environment_may_generate_further_turns_itself_with_state_on_self(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     environment = Asks()
     result = train(environment, peft=True, lora_dropout=0.1, max_steps=2, eval_cases=0)
 
     assert environment.modes == {(False, False)}
-    assert all(record["score"] is not None for record in rollouts(result))
+    records = rollouts(result)
+    assert {record["score"] for record in records} == {1.0}
+    assert [record["metrics"]["number"] for record in records] == list(range(1, len(records) + 1))
+    assert capsys.readouterr().err.count("calls run one after another") == 1
+
+
+def test_every_line_of_metrics_says_where_the_time_went(finished: FinishedRuns) -> None:
+    """Of two steps on one batch, the second generates nothing."""
+    steps = [line for line in finished("talk").history if "time/step" in line]
+    assert [line["time/generate"] > 0 for line in steps] == [True, False, True, False]
+    assert [line["tokens_per_second"] > 0 for line in steps] == [True, False, True, False]
+    for line in steps:
+        parts = line["time/generate"], line["time/environment"], line["time/optimize"]
+        assert min(parts) >= 0
+        assert sum(parts) <= line["time/step"] + 1e-5

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -16,17 +14,20 @@ import pytest
 
 from aitrain.runs.run_folder import read_object
 from tests.conftest import free_port
-from tests.training.test_processes import ENVIRONMENTS, FLAGS, Command, workers_in
+from tests.properties import run_in_process
+from tests.training.test_processes import Command, workers_in
 from tests.training.test_resume import assert_same
 
-TRAIN = ["grpo", f"--rl-env={ENVIRONMENTS}:Slow", *FLAGS, "--eval-cases=0", "--save-strategy=steps", "--save-steps=1"]
+TRAIN = ["--eval-cases=0", "--save-strategy=steps", "--save-steps=1"]
 
 
 @pytest.fixture
-def torchrun(preloaded_aitrain: Path) -> list[str]:
+def torchrun(small_model: Path, folder: Path, preloaded_aitrain: Path) -> Callable[..., Command]:
+    """`aitrain` on two ranks of torchrun, which gets these flags."""
     python = str(preloaded_aitrain / "preloaded-python")
     place = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    return [python, "-P", "-m", "torch.distributed.run", "--nproc-per-node=2", *place]
+    launcher = [python, "-P", "-m", "torch.distributed.run", "--nproc-per-node=2", *place]
+    return lambda *flags: Command(small_model, folder, *launcher, *flags, "-m", "aitrain")
 
 
 @pytest.fixture
@@ -52,25 +53,19 @@ def is_in(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
-def start(launcher: list[str], folder: Path, model: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [*launcher, "-m", "aitrain", *TRAIN, f"--model={model}", *flags]
-    return subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
+@pytest.mark.slow
 def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_though_one_was_killed(
-    small_model: Path, folder: Path, torchrun: list[str], preloaded_aitrain: Path
+    small_model: Path, folder: Path, torchrun: Callable[..., Command], preloaded_aitrain: Path
 ) -> None:
     own = folder / "own"
     own.mkdir()
-    command = Command(small_model, own, str(preloaded_aitrain / "aitrain"))
-    more = ["--max-steps=6", "--save-total-limit=9", "--peft", "--lora-r=4", "--lora-dropout=0.3"]
-    done = command.run("Slow", *TRAIN[2:], *more, "--num-processes=2")
+    more = [*TRAIN, "--max-steps=6", "--save-total-limit=9", "--peft", "--lora-r=4", "--lora-dropout=0.3"]
+    done = Command(small_model, own, str(preloaded_aitrain / "aitrain")).run("Slow", *more, "--num-processes=2")
     assert done.returncode == 0, done.stderr
 
-    running = start([*torchrun, "--max-restarts=1"], folder, small_model, *more)
-    Command(small_model, folder).wait_for_step(2, running)
+    command = torchrun("--max-restarts=1")
+    running = command.start("Slow", *more)
+    command.wait_for_step(2, running)
     os.kill(workers_in(folder)[-1], signal.SIGKILL)
     out, err = running.communicate(timeout=300)
 
@@ -80,12 +75,13 @@ def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_thoug
     assert_same(own / "run", folder / "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_nothing_survives_a_torchrun_that_is_ended(
-    number: signal.Signals, small_model: Path, folder: Path, torchrun: list[str]
+    number: signal.Signals, folder: Path, torchrun: Callable[..., Command]
 ) -> None:
-    running = start(torchrun, folder, small_model, "--max-steps=500", "--save-strategy=no")
-    Command(small_model, folder).wait_for_step(1, running)
+    command = torchrun()
+    running = command.start("Slow", "--eval-cases=0", "--rl-env-isolation=process", "--max-steps=500")
+    command.wait_for_step(1, running)
     running.send_signal(number)  # which the preloaded server passes on
     running.communicate(timeout=240)
 
@@ -93,54 +89,41 @@ def test_nothing_survives_a_torchrun_that_is_ended(
     assert read_object(folder / "run" / "status.json")["status"] == "stopped"
 
 
-def test_the_cause_of_a_failure_is_in_torchruns_error_file(
-    small_model: Path, folder: Path, torchrun: list[str]
-) -> None:
-    running = start(torchrun, folder, small_model, "--rl-env-config", json.dumps({"wrong": 1}))
-    _out, err = running.communicate(timeout=240)
+def test_the_cause_of_a_failure_is_in_torchruns_error_file(folder: Path, torchrun: Callable[..., Command]) -> None:
+    done = torchrun().run("Slow", "--rl-env-config", json.dumps({"wrong": 1}))
 
-    assert running.returncode == 1
-    assert "Root Cause" in err
-    assert "wrong" in err.partition("Root Cause")[2]
+    assert done.returncode == 1
+    assert "wrong" in done.stderr.partition("Root Cause")[2]
     assert list(folder.iterdir()) == []
-
-
-def test_another_command_under_a_launcher_is_refused_once_in_one_sentence(here: Path) -> None:
-    command = [sys.executable, "-m", "aitrain", "doctor"]
-    ranks = [
-        subprocess.run(
-            command, env={**os.environ, **variables(rank)}, cwd=here, capture_output=True, text=True, check=False
-        )
-        for rank in (0, 1)
-    ]
-    assert [rank.returncode for rank in ranks] == [2, 2]
-    assert "Only aitrain grpo runs under torchrun" in ranks[0].stderr
-    assert ranks[1].stderr == ""
 
 
 def variables(rank: int) -> dict[str, str]:
     """What Open MPI's mpirun sets."""
-    return {
-        "OMPI_COMM_WORLD_RANK": str(rank),
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    }
+    numbers = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}
 
 
+def test_another_command_under_a_launcher_is_refused_once_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (0, 1):
+        for name, value in variables(rank).items():
+            monkeypatch.setenv(name, value)
+        if rank == 0:
+            code, _, err = run_in_process("doctor")
+            assert (code, "Only aitrain grpo runs under torchrun" in err) == (2, True)
+        else:
+            with pytest.raises(SystemExit, match="2"):
+                run_in_process("doctor")
+
+
+@pytest.mark.slow
 def test_processes_with_mpirun_s_variables_meet_without_a_store_of_their_launcher(
     small_model: Path, folder: Path
 ) -> None:
-    command = [sys.executable, "-P", "-m", "aitrain", *TRAIN, f"--model={small_model}", "--max-steps=1"]
-    ranks = [
-        subprocess.Popen(
-            command, env={**os.environ, **variables(rank)}, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for rank in (0, 1)
-    ]
+    command = Command(small_model, folder)
+    ranks = [command.start("Slow", *TRAIN, "--max-steps=1", **variables(rank)) for rank in (0, 1)]
     ends = [rank.communicate(timeout=240) for rank in ranks]
 
     assert [rank.returncode for rank in ranks] == [0, 0], ends
-    assert ends[1] == (b"", b"")
+    assert ends[1] == ("", "")
     assert [path.name for path in folder.iterdir()] == ["run"]
     assert len(list((folder / "run" / "rollouts").iterdir())) == 2

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from aitrain.runs.run_folder import read_lines
-from tests.training.conftest import difference
+from tests.training.conftest import difference, run_group
+from tests.training.scripted_run import HELD_OUT, KINDS, TRIMMED
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / "environments" / "vowels.py"
@@ -64,20 +65,17 @@ def test_a_run_ends_with_the_weights_of_a_plain_trl_script(
     )
 
 
+# -- one process and two
+
+
 @pytest.fixture(scope="module")
 def scripted(small_model: Path, tmp_path_factory: pytest.TempPathFactory, preloaded_aitrain: Path) -> Path:
-    """Models trained on the same scripted completions, by one process and by two, with each loss."""
-    out, python = tmp_path_factory.mktemp("scripted"), [preloaded_aitrain / "preloaded-python", "-P", "-m"]
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    run(*python, "tests.training.scripted_run", small_model, out / "one")
-    run(*python, *torchrun, "tests.training.scripted_run", small_model, out / "two")
+    """Runs of scripted_run.py, by one process and by two: one/NAME and two/NAME."""
+    out = tmp_path_factory.mktemp("scripted")
+    names = [*KINDS, *(f"{name}-trimmed" for name in TRIMMED), *(f"held-out-{name}" for name in HELD_OUT)]
+    for processes, folder in ((1, "one"), (2, "two")):
+        run_group(preloaded_aitrain, processes, small_model, out / folder, "ddp", *names)
     return out
-
-
-KINDS = [
-    "grpo-Scripted", "dr_grpo-Scripted", "dapo-Scripted", "grpo-ScriptedTalk", "grpo-Unscored", "dapo-Unscored",
-    "dr_grpo-ScriptedTalk", "dr_grpo-Unscored",
-]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -91,7 +89,7 @@ def test_two_processes_end_like_one(kind: str, scripted: Path, small_model: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["one", "two"])
-@pytest.mark.parametrize("kind", ["grpo-ScriptedTalk", "dapo-Unscored", "dr_grpo-ScriptedTalk"])
+@pytest.mark.parametrize("kind", TRIMMED)
 def test_trimmed_padding_changes_no_weight_although_rows_move_between_processes(
     kind: str, number: str, scripted: Path
 ) -> None:
@@ -112,16 +110,14 @@ def records(run: Path, when: str | None = None) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before_sampled", "before_greedy"])
-@pytest.mark.parametrize("kind", ["Evaluated", "EvaluatedTalk"])
+@pytest.mark.parametrize("kind", HELD_OUT)
 def test_two_processes_score_held_out_cases_like_one(kind: str, when: str, scripted: Path) -> None:
     """What the policy samples, what the environment samples with it, and what that is worth."""
-    one, two = (records(scripted / number / kind, when) for number in ("one", "two"))
+    one, two = (records(scripted / number / f"held-out-{kind}", when) for number in ("one", "two"))
 
     assert [record["case_idx"] for record in one] == [100 + number for number in range(9)]
     for name in ("case_idx", "completion", "score", "metrics"):
         assert [record[name] for record in one] == [record[name] for record in two], name
-    if kind == "Evaluated":
+    if kind == "turn":
         same_prompt = {record["completion"] for record in one if record["case_idx"] % 2}
         assert len(same_prompt) == (4 if when == "before_sampled" else 1)
-    results = [json.loads((scripted / number / kind / "result.json").read_text()) for number in ("one", "two")]
-    assert results[0]["score_before"] == results[1]["score_before"]

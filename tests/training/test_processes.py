@@ -28,13 +28,14 @@ class Command:
     def __init__(self, model: Path, folder: Path, *aitrain: str) -> None:
         self.model, self.folder, self.aitrain = model, folder, aitrain or (sys.executable, "-m", "aitrain")
 
-    def start(self, environment: str, *flags: str) -> subprocess.Popen[str]:
+    def start(self, environment: str, *flags: str, **variables: str) -> subprocess.Popen[str]:
         has_other = any(flag.partition("=")[0] == "--rl-env" for flag in flags)  # a second one would be played as well
         place = [] if has_other else ["--rl-env", f"{ENVIRONMENTS}:{environment}"]
         named = ["--model", str(self.model), *place, *FLAGS, *flags]
         return subprocess.Popen(
             [*self.aitrain, "grpo", *named],
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, **variables},
         )  # fmt: skip
 
     def run(self, environment: str, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable
-from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,22 +14,14 @@ import torch
 import trl
 
 from aitrain import ConfigError, Result, TrainConfig
-from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.hf import HFEngine
-from aitrain.engines.sampling import Sampling
-from aitrain.environment.contract import Case
-from aitrain.environment.runner import start_runner
-from aitrain.rollout.chat_format import format_for_episodes
-from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion
-from aitrain.rollout.episode import Episode, Rollout
-from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.training.chat_templates import chat_format
 from aitrain.training.episode_record import episode_record
 from aitrain.training.model import load_tokenizer
 from aitrain.training.trainer import EpisodeTrainer
 from tests.finished_runs import FinishedRuns, Sick, Talk, Vault
 from tests.training.conftest import rollouts
+from tests.training.scripted_policy import played
 
 Train = Callable[..., Result]
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -89,20 +79,6 @@ def test_every_sampled_token_is_in_the_loss_and_no_other(
 # -- templates
 
 
-class Speaks(BatchingEngine):
-    """Answers what `text` makes of all it was given."""
-
-    weight_version = 0
-
-    def __init__(self, tokenizer: Any, text: Callable[[str], str]) -> None:
-        super().__init__(EndOfTurn([tokenizer.eos_token_id]), None, RolloutClock())
-        self.tokenizer, self.text = tokenizer, text
-
-    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        texts = [self.text(self.tokenizer.decode(row.prompt_ids)) for row in rows]
-        return [Completion(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-
-
 @pytest.fixture
 def speaks(small_model: Path) -> Callable[[str], Any]:
     """`speaks("gemma")`: the small model's tokenizer, with a chat template that TRL ships."""
@@ -116,16 +92,6 @@ def speaks(small_model: Path) -> Callable[[str], Any]:
     return tokenizer_with
 
 
-def played(environment: Any, tokenizer: Any, text: Callable[[str], str], *following: str) -> Episode:
-    """An episode of the environment's sixth case, by a policy whose answers are written down."""
-    case = Case(5, environment.build_dataset()[5]["prompt"], {}, 5)
-    with closing(start_runner(environment, TrainConfig())) as runner:
-        engine, chat = Speaks(tokenizer, text), format_for_episodes(chat_format(tokenizer, TrainConfig()), following)
-        rollout = Rollout(runner, engine, chat, Limits(9, 200), engine.end)
-        (episode,) = asyncio.run(rollout.play([case], [0]))
-    return episode
-
-
 @pytest.mark.parametrize("ends", ["<|im_end|>", ""], ids=["ended", "cut"])
 @pytest.mark.parametrize(
     "name", ["qwen2_5", "qwen3_instruct_2507", "llama3", "llama3_1", "gemma", "gemma3", "cohere", "phi3", "lfm2"]
@@ -134,7 +100,7 @@ def test_an_episode_is_written_as_its_chat_template_writes_it(
     speaks: Callable[[str], Any], name: str, ends: str
 ) -> None:
     tokenizer = speaks(name)
-    episode = played(Talk(), tokenizer, lambda given: f"answer {given.count('more')}{ends}", "user")
+    episode, _ = played(Talk(), tokenizer, lambda given: f"answer {given.count('more')}{ends}", "user")
     messages, trajectory = episode_record(episode, 1, 0).messages, episode.trajectory
 
     assert [m["content"] for m in messages if m["role"] == "assistant"] == ["answer 0", "answer 1", "answer 2"]
@@ -234,10 +200,10 @@ def test_calls_are_read_as_the_models_own_template_writes_them(
         assert "open" in given
         return "no more" if re.search(r"calls\W+1", given) else call
 
-    episode = played(Vault(), speaks(name), answer, "user", "tool")
+    episode, _ = played(Vault(), speaks(name), answer, "user", "tool")
     first, told, last = episode_record(episode, 1, 0).messages[1:]
     assert first["tool_calls"][0]["function"] == {"name": "open", "arguments": {"code": 100}}
-    assert json.loads(told["content"]) == {"number": 105, "calls": 1}
+    assert json.loads(told["content"]) == {"number": 100, "calls": 1}
     assert "no more" in (last["content"] or last["reasoning_content"])
 
 

@@ -1,27 +1,30 @@
-"""How answers are sampled: by the run's options only, with one meaning, and compared like with like."""
+"""How answers are sampled: by the run's options only, with one meaning, with a seed for each row, like with like."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from aitrain import Result
+from aitrain import TrainConfig
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow
-from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.hf import HFEngine, HFModel, with_noise
 from aitrain.engines.sampling import Sampling
-from aitrain.rollout.limits import EndOfTurn, StopStrings
+from aitrain.environment.contract import Case
+from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
+from aitrain.rollout.limits import EndOfTurn, Limits, StopStrings
+from aitrain.training.chat_templates import chat_format
+from aitrain.training.episode_record import episode_record
 from tests.finished_runs import Talk
-from tests.training.conftest import rollouts
-
-Train = Callable[..., Result]
+from tests.rollout.scripted import play
 
 
 @pytest.fixture(scope="module")
@@ -135,20 +138,21 @@ def test_a_stop_string_is_found_when_its_last_token_comes_and_not_before(tokeniz
 STOPS = ["e", "a", "t", "0", "#", "i o"]
 
 
-def test_an_answer_ends_with_its_stop_string_which_it_keeps(train: Train) -> None:
+def test_an_answer_ends_with_its_stop_string_which_it_keeps(model: Any, tokenizer: Any) -> None:
     """And its episode is done, not cut off."""
-    result = train(
-        Talk(), max_steps=1, rl_max_new_tokens=60, rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=0,
-        rl_prompts_per_step=8, batch_size=8,
-    )  # fmt: skip
-    records, ended = rollouts(result), 0
+    sampling = Sampling(stop=tuple(STOPS), min_new_tokens=2)
+    end = EndOfTurn([tokenizer.eos_token_id], sampling.stop_strings(tokenizer))
+    engine = HFEngine(HFModel(model, tokenizer), sampling, end)
+    cases = [Case(number, row["prompt"], {}, number) for number, row in enumerate(Talk().build_dataset())]
+    episodes = play(Talk(), engine, Limits(3, 60), cases, chat_format(tokenizer, TrainConfig()), end=end)
+    records, ended = [episode_record(episode, 1, 0) for episode in episodes], 0
     for record in records:
-        said = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
+        said = [message["content"] for message in record.messages if message["role"] == "assistant"]
         for text in (re.sub(r"<\|\w+\|>", "x", text) for text in said):  # a special token is one of the fewest two
             assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
-        assert min(turn["tokens"] for turn in record["turns"]) > 2
+        assert min(turn.tokens for turn in record.turns) > 2
         ended += sum(text.endswith(tuple(STOPS)) for text in said)
-        assert record["stop"] == "done" or not said[-1].endswith(tuple(STOPS))
+        assert record.stop == "done" or not said[-1].endswith(tuple(STOPS))
     assert ended > 2 * len(records) / 3
 
 
@@ -186,3 +190,78 @@ def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(samp
             q = by_hand(logits.tolist(), sampling, context, answer)[row.ids[place]]
             if q > 0:
                 assert shifted == pytest.approx(math.log(p[row.ids[place]] / q), abs=1e-4)
+
+
+# -- with a seed for each row
+
+LENGTH = 12
+
+
+def sampled(
+    model: Any, prompts: list[list[int]], seeds: list[SampleSeed], sampling: Sampling = SHAPES[0], most: int = LENGTH
+) -> list[list[int]]:
+    """What each prompt gets, in one batch."""
+    engine = HFEngine(HFModel(model, SimpleNamespace(pad_token_id=256)), sampling, EndOfTurn([]))  # type: ignore[arg-type]
+    rows = [BatchRow(prompt, seed=seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    return [completion.ids for completion in engine.sample(rows, sampling, most)]
+
+
+PROMPTS = [[10, 20, 30], [40] * 9, [50, 60], [10, 20, 30]]
+DRAWS = [SampleSeed(1), SampleSeed(2), SampleSeed(3), SampleSeed(4)]
+
+
+def test_a_row_is_the_same_alone_and_beside_any_others(model: Any) -> None:
+    together = sampled(model, PROMPTS, DRAWS)
+    assert together[::-1] == sampled(model, PROMPTS[::-1], DRAWS[::-1])
+    assert together == [sampled(model, [prompt], [draw])[0] for prompt, draw in zip(PROMPTS, DRAWS, strict=True)]
+    assert together[0] != together[3]
+    assert sampled(model, PROMPTS[:1], [SampleSeed(9)])[0] != together[0]
+
+
+def test_an_answer_in_two_pieces_is_the_same_as_in_one(model: Any) -> None:
+    (whole,) = sampled(model, PROMPTS[:1], DRAWS[:1])
+    (first,) = sampled(model, PROMPTS[:1], DRAWS[:1], most=5)
+    (second,) = sampled(model, [PROMPTS[0] + first], [SampleSeed(1, 5)], most=LENGTH - 5)
+    assert first + second == whole
+
+
+def test_temperature_and_truncation_come_before_the_draw_and_the_global_generator_is_as_before(model: Any) -> None:
+    torch.manual_seed(5)
+    before, attributes = torch.get_rng_state(), set(vars(model))
+    likeliest = sampled(model, PROMPTS, DRAWS, Sampling().greedy)
+    assert sampled(model, PROMPTS, DRAWS, Sampling(top_k=1)) == likeliest
+    assert sampled(model, PROMPTS, DRAWS, Sampling(1e-4)) == likeliest
+    assert sampled(model, PROMPTS, DRAWS) != likeliest
+    assert torch.equal(torch.get_rng_state(), before)
+    assert set(vars(model)) == attributes
+
+
+def test_tokens_come_with_their_probabilities_whatever_the_seeds_are() -> None:
+    """20,000 rows with consecutive seeds, and 20,000 positions of one: within four standard errors."""
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -math.inf, 0.5])
+    expected, count = logits.softmax(-1), 20_000
+
+    def tokens(seeds: Iterable[SampleSeed], step: int = 0) -> torch.Tensor:
+        return with_noise(logits.expand(count, -1), [seed.token_seed(step) for seed in seeds]).argmax(-1)
+
+    first, following = (tokens(map(SampleSeed, range(count)), step) for step in range(2))
+    by_position = tokens(SampleSeed(7, position) for position in range(count))
+    errors = (expected * (1 - expected) / count).sqrt()
+    for drawn in (first, following, by_position):
+        shares = torch.bincount(drawn, minlength=len(logits)) / count
+        assert ((shares - expected).abs() <= 4 * errors).all()
+
+
+def test_tokens_of_a_seed_are_those_of_every_version() -> None:
+    """Evals are resumed and compared with the tokens that earlier versions sampled."""
+    seeds = [[SampleSeed(row).token_seed(step) for row in range(4)] for step in range(3)]
+    steps = [with_noise(torch.zeros(4, 100), of_rows).argmax(-1).tolist() for of_rows in seeds]
+    assert steps == [[47, 54, 14, 23], [74, 26, 23, 38], [17, 40, 13, 98]]
+
+
+def test_seeds_follow_from_names_and_places() -> None:
+    assert derived_seed(1, "a", 2) == derived_seed(1, "a", 2) != derived_seed(1, "a", 3)
+    assert len({SampleSeed(5, position).request_seed for position in range(100)}) == 100
+    assert SampleSeed(5, 3).token_seed(2) == SampleSeed(5, 5).token_seed(0) != SampleSeed(5, 5).request_seed
+    seeds = EpisodeSeeds(5)
+    assert len({seeds.next_call() for _ in range(100)}) == 100

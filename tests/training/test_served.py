@@ -27,7 +27,7 @@ from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.sharded_tensors import merged_weights
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion, roomy_folder
 from aitrain.environment.seeds import SampleSeed
-from aitrain.errors import ConfigError, RunFailed, ServerFailed
+from aitrain.errors import ConfigError, RunFailed
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn
@@ -388,22 +388,6 @@ def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_count
     assert str(engine.fleet.version) == "step-5-load-3"
     run(engine.close())
     assert not (tmp_path / "sync").exists()
-
-
-def test_only_the_first_process_loads_and_its_failure_is_everybodys(
-    fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[Any] = [(2, None)]
-    monkeypatch.setattr(server_engine, "gather_object", lambda own: [*told, *own])
-    sync.writes = False
-    engine = by(fake, sync)
-    load(engine, 1)
-    assert not fake.asked
-    assert not sync.folder.exists()
-    assert engine.restarts == 2
-    told = [(2, "The vLLM server is gone")]
-    with pytest.raises(ServerFailed, match="is gone"):
-        load(engine, 2)
 
 
 def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -> None:

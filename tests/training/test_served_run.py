@@ -6,6 +6,7 @@ The server is a stand-in that generates with what it was handed; tests/vllm has 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import time
@@ -14,18 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from aitrain.engines.logprob_check import LogprobCheck, SharedForward, kl_by_position
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerModel
+from aitrain.engines.weight_sync import AdapterSync
 from aitrain.errors import RunFailed
 from aitrain.events import SERVER_VARIABLE, Failed, decode
 from aitrain.launch.processes import PYTHON, WORKER
 from aitrain.options.train import TrainConfig
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.training.engine_setup import notify_difference
 from aitrain.training.model import TINY_MODEL
 from tests.environments.vowels import Vowels
 from tests.training.conftest import rollouts
 from tests.training.small_server import SmallServer
+from tests.training.test_served import by, run
 
 ENVIRONMENT = f"{Path(__file__).parents[1] / 'environments' / 'processes.py'}:Slow"
 
@@ -91,11 +100,11 @@ def start(tmp_path: Path, small_model: Path, server: SmallServer, preloaded_aitr
         return started[-1]
 
     yield begin
-    for run in started:
-        run.process.kill()
-        assert run.process.stdout is not None
-        run.process.stdout.close()  # what torchrun leaves behind ends itself
-        run.process.wait()
+    for served in started:
+        served.process.kill()
+        assert served.process.stdout is not None
+        served.process.stdout.close()  # what torchrun leaves behind ends itself
+        served.process.wait()
 
 
 @pytest.mark.slow
@@ -184,3 +193,86 @@ def test_an_environment_that_asks_the_model_itself_asks_the_server(
     asked = [body for body in server.bodies("/v1/completions") if body["top_k"] == 7]
     assert {body["max_tokens"] for body in asked} <= {3, 4, 5, 6}
     assert all(body["model"].endswith("-step-0-load-1") and body["seed"] > 0 for body in asked)
+
+
+# -- weights that a server does not use
+
+STEP = 1e-4
+"""What one update moves each weight by: a log-probability then moves by about a thousandth."""
+
+
+def test_a_server_is_asked_twice_and_accused_only_if_it_does_not_use_its_weights(
+    server: SmallServer, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    lora = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear")
+    model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(server.model), lora)
+    tokenizer = AutoTokenizer.from_pretrained(server.model)
+    trained = {weight: torch.randn_like(weight).sign() for name, weight in model.named_parameters() if "lora_B" in name}
+
+    def engine(name: str) -> VLLMServerEngine:
+        check = LogprobCheck(SharedForward(model), tokenizer)
+        return by(server, AdapterSync(model, tmp_path / name), check=check.compare)
+
+    def compared() -> int:
+        return sum(body["logprobs"] > 0 for body in server.bodies("/v1/completions"))
+
+    def move() -> None:
+        with torch.no_grad():
+            for weight, direction in trained.items():
+                weight += STEP * direction
+
+    ours = engine("ours")
+    for step in range(5):
+        run(ours.load_weights(step))
+    assert compared() == 1, "nothing is asked while the policy has not moved beyond rounding"
+    for step in range(5, 20):
+        move()
+        run(ours.load_weights(step))
+    assert compared() == 2  # the first time, and once it has moved
+
+    server.ignores = True
+    for _ in range(15):
+        move()
+    with pytest.raises(RunFailed, match="try --vllm-sync disk"):  # a resumed run looks at once
+        run(engine("resumed").load_weights(20))
+
+
+def test_a_run_ends_before_it_trains_on_what_a_stale_server_says(
+    train: Callable[..., Result], server: SmallServer
+) -> None:
+    server.ignores = True
+    with pytest.raises(RunFailed, match="does not generate with the weights"):
+        train(
+            Vowels(), peft=True, max_steps=5, lr=1e-5, warmup_ratio=0.0, eval_cases=0, rl_top_k=0,
+            use_vllm=True, vllm_mode="server", vllm_server_url=server.url,
+        )  # fmt: skip
+    assert len(server.bodies("/v1/load_lora_adapter")) == 3  # one looks whether the server takes adapters at all
+
+
+@pytest.mark.parametrize(
+    ("more", "is_quantized", "is_noted"),
+    [({}, False, False), ({}, True, True), ({"vllm_quantization": "fp8"}, False, True)],
+)
+def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(
+    more: dict[str, Any], is_quantized: bool, is_noted: bool
+) -> None:
+    noted: list[str] = []
+    config = TrainConfig(use_vllm=True, vllm_mode="server", peft=True, **more)
+    base = ServerModel("base", 100, is_quantized=is_quantized)
+    assert (notify_difference(config, base, noted.append) == noted.append) == is_noted
+
+
+def test_kl_by_position_shows_where_the_sampler_drifts() -> None:
+    """From token 4,096 on, which is at another place of each completion. Padding, a token of the environment and one
+    that the sampler gave no log-probability for do not count."""
+    sampled, mask = torch.full((2, 6000), -1.0), torch.ones(2, 6000)
+    trained = sampled.clone()
+    trained[0, 4096 - 1000 :] += 0.3
+    trained[1, 4096 - 3000 :] += 0.3
+    mask[1, 2000:], mask[0, 7], sampled[0, 8] = 0, 0, torch.nan
+    trained[0, 7], trained[1, 2000:] = -torch.inf, 9.0
+    sums = kl_by_position(trained, sampled, mask, torch.tensor([1000, 3000]))
+    assert sums[:, 1].tolist() == [22, 1024, 2048 + 1096, 2904 + 904, 0, 0, 0, 0]
+    kl = sums[:, 0] / sums[:, 1].clamp(min=1)
+    assert kl.tolist() == pytest.approx([0, 0, 0, math.exp(0.3) - 1.3, 0, 0, 0, 0], rel=1e-4)

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, Result
+from aitrain import EnvironmentFailed, Result, TrainConfig
+from aitrain.options.reading import read_file
 from aitrain.runs.comparison import compare_all
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_record import read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from tests.conftest import Run
+from tests.environments.grouped import Ranked
+from tests.training.conftest import rollouts
 from tests.training.test_resume import EVERY_STEP, as_if_killed_after, assert_same
 
 FILE = Path(__file__).parents[1] / "environments" / "several.py"
@@ -108,3 +111,26 @@ def test_two_ranks_play_several_environments_and_their_rollouts_are_scored_again
         "Early": 16, "talk": 8, "Ranked": 8,
     }  # fmt: skip
     assert "sampled, talk" in ended.stdout
+
+
+# -- groups
+
+
+def test_a_group_is_scored_together_in_training_and_in_evaluation(train: Callable[..., Result], tmp_path: Path) -> None:
+    """And a case without room is not scored at all; the environment is closed once; what it requires is written."""
+    result = train(
+        Ranked(str(tmp_path)), max_steps=2, rl_num_generations=4, rl_prompts_per_step=5, eval_samples=3,
+        rl_max_new_tokens=5,
+    )  # fmt: skip
+
+    sizes = {None: 4, "before_sampled": 3, "before_greedy": 1, "after_sampled": 3, "after_greedy": 1}
+    for phase, size in sizes.items():
+        records = rollouts(result, phase)
+        assert {record["case_idx"] % 6 for record in records if record["stop"] == "no_room"} <= {2}
+        assert {record["metrics"]["size"] for record in records if record["stop"] != "no_room"} == {size}
+    assert any(record["advantage"] for record in rollouts(result))
+    written = read_file(TrainConfig, result.folder / "config.yaml")
+    assert (written["rl_max_turns"], written["rl_max_new_tokens"]) == (2, 5)
+    facts = read_object(result.folder / "environment.json")
+    assert facts["requires"] == Ranked.requirements.as_options()
+    assert [path.name.startswith("closed-by-0-") for path in tmp_path.glob("closed-*")] == [True]

@@ -32,7 +32,6 @@ from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.engine import Decoding, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.training.padding import depends_on_padding
 from aitrain.training.passes import cost_of_passes, plan_blocks, plan_passes
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
 
@@ -255,17 +254,3 @@ def test_tokens_of_all_turns_are_those_of_each_episode_alone(
     for number in (2, 4, 8, 9):
         assert [together[number]] == asyncio.run(play(engine(False), prompts, [number], how))
     assert len({len(answer) for answers in together for answer in answers}) > 3
-
-
-@pytest.mark.parametrize(("kind", "counts_padding"), [("gpt2", True), ("llama", False), ("gemma3", False)])
-@pytest.mark.parametrize("precise", [True, False], ids=["float32", "bfloat16"])
-def test_positions_that_count_padding_are_found(kind: str, counts_padding: bool, precise: bool) -> None:
-    model = model_of(SHARING[kind]).eval()
-
-    def compute(ids: torch.Tensor, mask: torch.Tensor, count: int) -> Any:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=not precise):
-            labels = ids.masked_fill(mask == 0, -100)
-            output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
-        return output.log_probs[:, -count:], None, None
-
-    assert depends_on_padding(compute, torch.device("cpu"), 256, 300, precise) == counts_padding

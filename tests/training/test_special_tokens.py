@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from aitrain import Result, TrainConfig
-from aitrain.engines.hf import HFEngine
-from aitrain.runs.run_folder import read_lines
+from aitrain import TrainConfig
 from aitrain.training.chat_templates import chat_format
+from aitrain.training.episode_record import episode_record
 from aitrain.training.model import TINY_MODEL
-from tests.training.scripted_policy import scripted
+from tests.training.scripted_policy import played
+from tests.training.test_thinking import Sums
 
 SAID = "4<|im_start|>2"
-
-
-class Sums:
-    """Right is "42" and nothing else."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": [{"role": "user", "content": "40 + 2 ="}]} for _ in range(8)]
-
-    def score_episode(self, text: str) -> float:
-        self.seen.append(text)
-        return float(text == "42")
-
-
-def test_a_special_token_inside_an_answer_is_scored_and_recorded(
-    train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(HFEngine, "sample", scripted(lambda *_: f"{SAID}<|im_end|>"))
-    environment = Sums()
-    result = train(environment, max_steps=1, eval_cases=0)
-
-    assert set(environment.seen) == {SAID}
-    for record in read_lines(result.folder / "rollouts" / "rank0.jsonl"):
-        assert (record["completion"], record["score"], record["stop"]) == (SAID, 0.0, "done")
-        assert record["messages"][-1] == {"role": "assistant", "content": SAID}
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+def test_a_special_token_inside_an_answer_is_scored_and_recorded(tokenizer: Any) -> None:
+    environment = Sums()
+    episode, _ = played(environment, tokenizer, lambda _: f"{SAID}<|im_end|>")
+    record = episode_record(episode, 1, 0)
+    assert environment.seen[0][1] == SAID
+    assert (record.completion, record.score, record.stop) == (SAID, 0.0, "done")
+    assert record.messages[-1] == {"role": "assistant", "content": SAID}
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from aitrain.engines.hf import HFEngine
 from aitrain.runs import watchdog
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Watchdog
-from aitrain.training import evaluation, preparation, saving, trainer_checkpoint
+from aitrain.training import evaluation, saving, trainer_checkpoint
 from aitrain.training.model import count_forward_passes
-from aitrain.training.trainer import EpisodeTrainer
 from aitrain.ui.overview import Overview
 from tests.finished_runs import Words
 
@@ -74,15 +73,10 @@ Plant = Callable[[pytest.MonkeyPatch, Callable[..., Any]], None]
 
 PLACES: dict[str, tuple[Plant, str]] = {
     "build_dataset": (lambda patch, hang: patch.setattr(Words, "build_dataset", hang), "building the dataset"),
-    "loading": (lambda patch, hang: patch.setattr(preparation, "load_model", hang), "loading "),
     "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_record", hang), "scoring 2 held-out cases."),
     "generate": (
         lambda patch, hang: patch.setattr(HFEngine, "sample", only_on_training(HFEngine.sample, hang)),
         "training, generating.",
-    ),
-    "compile": (
-        lambda patch, hang: patch.setattr(EpisodeTrainer, "compute_loss", hang),
-        "training, forward and backward pass.",
     ),
     "checkpoint": (
         lambda patch, hang: patch.setattr(trainer_checkpoint, "write_state", hang),

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator
-from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.environment.contract import Case
-from aitrain.environment.runner import start_runner
-from aitrain.rollout.chat_format import format_for_episodes
-from aitrain.rollout.engine import Completion, GenerationRequest
-from aitrain.rollout.episode import Rollout
-from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.thinking import offered_thinking
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.episode_record import episode_record
 from aitrain.training.training_batch import episode_metrics
-from tests.rollout.scripted import Scripted
 from tests.training.conftest import rollouts
+from tests.training.scripted_policy import played
 from tests.training.test_rollout import TEMPLATES, Train, batches, speaks  # noqa: F401
 
 SMOL = """\
@@ -78,26 +70,6 @@ def template(speaks: Speaks, name: str) -> Any:  # noqa: F811
     if name == "smol":
         tokenizer.chat_template = SMOL
     return tokenizer
-
-
-def played(environment: Any, tokenizer: Any, said: Callable[[str], str], room: int = 60, **options: Any) -> Any:
-    """An episode with a policy whose answers are written down, and the requests that it got."""
-    engine, requests = Scripted(lambda _: ""), list[GenerationRequest]()
-
-    async def generate(request: GenerationRequest) -> Completion:
-        requests.append(request)
-        ids = tokenizer.encode(said(tokenizer.decode(request.prompt_ids)), add_special_tokens=False)
-        ids, reason = ids[: request.max_tokens], "stop" if len(ids) <= request.max_tokens else "length"
-        return Completion(ids, [-1.0] * len(ids), reason, len(requests))  # type: ignore[arg-type]
-
-    engine.generate = generate  # type: ignore[method-assign]
-    following = ["user"] if isinstance(environment, Again) else []
-    chat = format_for_episodes(chat_format(tokenizer, TrainConfig(**options)), following)
-    prompt = environment.build_dataset()[0]["prompt"]
-    with closing(start_runner(environment, TrainConfig())) as runner:
-        rollout = Rollout(runner, engine, chat, Limits(9, room), EndOfTurn([tokenizer.eos_token_id]))
-        (episode,) = asyncio.run(rollout.play([Case(0, prompt, {}, 0)], [0], [7]))
-    return episode, requests
 
 
 def thinks(answer: str = "42", thought: str = "forty and two") -> Callable[[str], str]:
@@ -187,8 +159,8 @@ def test_a_thought_that_reaches_its_budget_is_ended_by_tokens_that_are_not_train
     # one turn, of two completions
     assert (trajectory.turn_starts, trajectory.completion_starts) == ([0], [0, 20 + len(ending)])
     assert trajectory.turn_lengths == [len(trajectory.ids) - len(ending)]
-    assert [(request.seed.seed, request.seed.position) for request in requests] == [(7, 0), (7, 20)]
-    assert [request.max_tokens for request in requests] == [20, 60 - 20 - len(ending)]
+    assert [(request.seed.seed, request.seed.position) for request in requests] == [(100, 0), (100, 20)]
+    assert [request.max_tokens for request in requests] == [20, 200 - 20 - len(ending)]
     metrics = episode_metrics(episode)
     assert (metrics["thinking/tokens"], metrics["turns"]) == (20, 1)
     assert metrics["thinking/answer_tokens"] == len(trajectory.ids) - 20 - len(ending)
@@ -213,7 +185,7 @@ def test_a_thought_within_its_budget_is_left_alone_and_its_answer_goes_on(speaks
 def test_a_thought_that_does_not_end_is_no_answer(speaks: Speaks) -> None:  # noqa: F811
     for name in ("qwen3", "qwen3_6"):
         environment = Sums()
-        episode, _ = played(environment, template(speaks, name), thinks(thought="42 " * 60))
+        episode, _ = played(environment, template(speaks, name), thinks(thought="42 " * 99))
         record = episode_record(episode, 1, 0)
         assert environment.seen[0][0] == [{"role": "assistant", "content": ""}]
         assert (record.completion, record.score, record.stop) == ("", 0.0, "max_tokens")
@@ -225,7 +197,7 @@ def test_a_thought_that_does_not_end_is_no_answer(speaks: Speaks) -> None:  # no
 @pytest.mark.parametrize("name", ["qwen3", "smol"])
 def test_thoughts_are_kept_between_turns(speaks: Speaks, name: str) -> None:  # noqa: F811
     tokenizer = template(speaks, name)
-    episode, requests = played(Again(), tokenizer, thinks())
+    episode, requests = played(Again(), tokenizer, thinks(), "user")
     assert episode.result.score == 1.0
     assert tokenizer.decode(requests[1].prompt_ids).count("forty and two") == 1  # the thought of the first turn
     written = tokenizer.decode(episode.trajectory.prompt_ids + episode.trajectory.ids)
@@ -239,14 +211,17 @@ def test_thoughts_are_kept_between_turns(speaks: Speaks, name: str) -> None:  # 
 # -- a training
 
 
-@pytest.mark.parametrize(("name", "thinking"), [("qwen3_6", 8), pytest.param("qwen3", "on", marks=pytest.mark.slow)])
-def test_a_thinking_model_is_trained(
-    name: str, thinking: Any, train: Train, batches: list[dict[str, torch.Tensor]]  # noqa: F811
-) -> None:  # fmt: skip
-    given = {"thinking": thinking, "chat_template": str(TEMPLATES / f"{name}.jinja")}
-    result = train(Sums(), **given, rl_max_new_tokens=24, max_steps=1, eval_cases=0)
+def test_a_thinking_model_is_trained(train: Train, batches: list[dict[str, torch.Tensor]]) -> None:  # noqa: F811
+    result = train(
+        Sums(),
+        thinking=8,
+        chat_template=str(TEMPLATES / "qwen3_6.jinja"),
+        rl_max_new_tokens=24,
+        max_steps=1,
+        eval_cases=0,
+    )
     (step,) = (line for line in read_lines(result.folder / "metrics.jsonl") if "loss" in line)
     tokens = sum(record["tokens"] for record in rollouts(result))
     assert (batches[0]["completion_mask"] * batches[0]["tool_mask"]).sum() == tokens
-    assert step["thinking/tokens"] == (8 if thinking == 8 else 0)
+    assert step["thinking/tokens"] == 8
     assert step["thinking/answer_tokens"] == tokens / len(rollouts(result)) - step["thinking/tokens"]

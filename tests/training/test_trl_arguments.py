@@ -30,14 +30,6 @@ def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(
     assert arguments(**options)["learning_rate"] == rate
 
 
-def test_trls_own_vllm_is_told_of_only_where_it_is_used() -> None:
-    passed = arguments(use_vllm=True, vllm_gpu_memory_utilization=0.5, vllm_tensor_parallel_size=2)
-    assert (passed["vllm_mode"], passed["vllm_gpu_memory_utilization"]) == ("colocate", 0.5)
-    assert passed["vllm_tensor_parallel_size"] == 2
-    reached = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
-    assert not any("vllm" in name for name in arguments(**reached))
-
-
 @pytest.mark.parametrize("stage", [2, 3])
 def test_weights_that_deepspeed_shards_are_refused(stage: int) -> None:
     made: Any = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
