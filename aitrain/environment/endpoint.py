@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from aitrain.environment.http_server import RefusedRequestError, http_server, json_body
+from aitrain.environment.http_server import RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.session import AssistantTurn, Message, TokenUsage
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.tools import InvalidToolError, function_part, shown_tool
@@ -283,7 +283,7 @@ class EndpointServer:
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)  # all episodes of a batch may connect at once
         self.address = listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        run = http_server(self._answer, self.key, _openai_error).run
+        run = http_server(with_token(self._answer, self.key, _openai_error)).run
         threading.Thread(target=run, args=([listener],), name="environment-endpoint", daemon=True).start()
 
     async def _answer(self, request: Request) -> Response:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.failure_count import ABANDONED_LIMIT
-from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body
+from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.runner import EnvRunner
 from aitrain.environment.served_environment import (
     PATIENCE,
@@ -87,7 +87,7 @@ class EnvService:
         listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
         port = listener.getsockname()[1]
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
-        server = http_server(self._answer, env_token(), lambda error: {"error": str(error)})
+        server = http_server(with_token(self._answer, env_token(), lambda error: {"error": str(error)}))
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
             on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")

@@ -29,18 +29,29 @@ class RefusedRequestError(AitrainError, ValueError):
         self.status, self.code = status, code
 
 
-def http_server(
-    answer: Callable[[Request], Awaitable[Response]],
-    token: str,
-    error_body: Callable[[RefusedRequestError], JsonObject],
-) -> uvicorn.Server:
-    """A server that gives requests with this token to `answer`; pages in a browser and other users of the machine lack
-    it. What `answer` raises becomes a response with `error_body`. It never closes an idle connection: the client would
-    not know."""
+Answer = Callable[["Request"], Awaitable["Response"]]
+
+
+def http_server(answer: Answer) -> uvicorn.Server:
+    """A server that gives all requests to `answer`, which raises nothing. It never closes an idle connection: the
+    client would not know."""
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.responses import JSONResponse
     from starlette.routing import Route
+
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    return uvicorn.Server(
+        uvicorn.Config(
+            app, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",
+            timeout_keep_alive=86_400, timeout_graceful_shutdown=1,
+        )
+    )  # fmt: skip
+
+
+def with_token(answer: Answer, token: str, error_body: Callable[[RefusedRequestError], JsonObject]) -> Answer:
+    """`answer` for requests with this token, which pages in a browser and other users of the machine lack. What it
+    raises becomes a response with `error_body`."""
+    from starlette.responses import JSONResponse
 
     async def answered(request: Request) -> Response:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -54,13 +65,7 @@ def http_server(
             refused = RefusedRequestError(400, f"the request cannot be read: {describe_error(error)}")
         return JSONResponse(error_body(refused), refused.status)
 
-    app = Starlette(routes=[Route("/{path:path}", answered, methods=["GET", "POST"])])
-    return uvicorn.Server(
-        uvicorn.Config(
-            app, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",
-            timeout_keep_alive=86_400, timeout_graceful_shutdown=1,
-        )
-    )  # fmt: skip
+    return answered
 
 
 async def json_body(request: Request) -> JsonObject:
