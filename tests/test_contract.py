@@ -80,7 +80,7 @@ def environment(score_episode: Callable[..., Any]) -> Any:
 @pytest.mark.parametrize(
     ("members", "missing"),
     [
-        ({"build_datasets": print}, "build_dataset"),
+        ({"build_datasets": print}, r"build_dataset.(.|\n)*It has build_datasets\. Did you mean build_dataset\?"),
         ({"build_dataset": print, "score_episode": 0.5}, "score_episode"),
     ],
 )
