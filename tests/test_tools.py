@@ -10,7 +10,7 @@ from datetime import date
 from typing import Annotated, Any, Optional
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from aitrain import EnvironmentFailed
 from aitrain.environment.tool_call_parser import MAX_CALLS, ToolCall, read_calls
@@ -226,7 +226,7 @@ def test_a_model_is_shown_as_a_flat_schema_and_a_hint_describes_before_the_docst
             "board": {"type": "string", "enum": ["none", "half"], "default": "none"},
         },
     }
-    owner = tool_with(Annotated[int, Field(description="the text")], doc="Do it.\n\nArgs:\n    it: another text\n")
+    owner = tool_with(Annotated[int, "the text"], doc="Do it.\n\nArgs:\n    it: another text\n")
     assert parameters_of(owner)["properties"]["it"]["description"] == "the text"
 
 

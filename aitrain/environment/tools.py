@@ -11,9 +11,10 @@ import inspect
 import json
 import re
 import textwrap
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.experimental.arguments_schema import generate_arguments_schema
@@ -241,6 +242,7 @@ def _described(function: Any, is_bound: bool) -> _Described:
             function, "arguments", lambda place, *_: "skip" if is_bound and place == 0 else None, strict
         )
         schema, validator = _ToolSchema().generate(core), SchemaValidator(core, {"allow_inf_nan": False})
+        hints = get_type_hints(function, include_extras=True)
     except Exception as error:
         why = short(re.split(r"\n|\. ", str(error))[0], 200)
         what = (
@@ -255,12 +257,19 @@ def _described(function: Any, is_bound: bool) -> _Described:
     description, texts = _read_docstring(inspect.getdoc(function) or "")
     flat = _flat(schema, schema.pop("$defs", {}))
     for name, each in flat["properties"].items():
-        if text := each.get("description") or texts.get(name):
+        if text := _text_of_hint(hints.get(name)) or each.get("description") or texts.get(name):
             each["description"] = text
     shown = {"type": "object", "properties": flat["properties"], "required": flat.get("required", [])}
     nullable = [parameter.name for parameter in parameters if parameter.default is None]
     star = next((str(one) for one in parameters if one.kind.name.startswith("VAR")), "")
     return _Described(description, shown, validator, nullable, star)
+
+
+def _text_of_hint(hint: object) -> str | None:
+    """The text of `Annotated[int, "text"]`, or of it `| None`."""
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
+    texts = (text for each in (hint, *members) for text in getattr(each, "__metadata__", ()) if isinstance(text, str))
+    return next(texts, None)
 
 
 _SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Params|Returns?|Raises|Yields):|^:\w", re.MULTILINE)
