@@ -20,6 +20,7 @@ from aitrain.runs.run_folder import (
     cannot_make,
     is_open_file,
     lock_file,
+    missing_folders,
     read_object,
     sync,
 )
@@ -45,7 +46,7 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
     file, has_lock = folder.path / LOCK, None
     while True:
         try:
-            made = folder.made or not folder.path.exists()
+            made = folder.made or tuple(missing_folders(folder.path))
             folder.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -58,7 +59,7 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
                 has_lock = lock_file(handle, waits=True)
             if not is_open_file(handle, file):
                 continue  # the command that had it has removed the folder, as nothing began there
-            mine = replace(folder, made=made and not folder.config.exists(), lock=handle if has_lock else None)
+            mine = replace(folder, made=() if folder.config.exists() else made, lock=handle if has_lock else None)
             try:
                 yield mine
             finally:

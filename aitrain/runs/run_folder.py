@@ -50,8 +50,8 @@ class RunFolder:
     """The folder of one run. Only `create` makes the folder."""
 
     path: Path
-    made: bool = field(default=False, compare=False)
-    """Whether this command made it; `discard` removes it then."""
+    made: tuple[Path, ...] = field(default=(), compare=False)
+    """Folders that were made for it, outermost first; `discard` removes them."""
     epoch: int = field(default=0, compare=False)
     """How often a command had begun to write here when this one did, itself included; 0: this is not known."""
     lock: int | None = field(default=None, compare=False)
@@ -101,11 +101,12 @@ class RunFolder:
         """
         parent = Path(os.path.expanduser(config.output_dir))
         try:
+            missing = missing_folders(parent)
             parent.mkdir(parents=True, exist_ok=True)
             path = make_unused(parent / config.project_name)
         except OSError as error:
             raise cannot_make(parent, error.strerror) from None
-        return cls(path, made=True)
+        return cls(path, (*missing, path))
 
     @staticmethod
     def check_place(config: TrainConfig) -> None:
@@ -175,6 +176,11 @@ class RunFolder:
         """Remove what was made for a run that was refused before it began; a folder that was there stays."""
         if self.made:
             shutil.rmtree(self.path, ignore_errors=True)
+        for folder in reversed(self.made[:-1]):
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # another run uses it
 
 
 def cannot_make(parent: Path, why: str | None) -> ConfigError:
@@ -199,6 +205,11 @@ def is_open_file(handle: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(handle), path.stat())
     except OSError:
         return False
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """Folders of a path that do not exist, outermost first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()][::-1]
 
 
 def make_unused(wanted: Path) -> Path:
