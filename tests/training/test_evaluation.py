@@ -106,7 +106,7 @@ def test_a_run_that_gets_no_better_ends_and_its_best_checkpoint_is_scored_once_m
     assert (after["weight_version"], after["step"], after["sample"], chosen["sample"]) == (2, 4, 1, 0)
     rollouts = RolloutIndex(result.folder / "rollouts")
     rollouts.refresh()
-    found = [(point.step, point.sampled["mean"]) for point in Overview(result.folder, rollouts).held_out]
+    found = [(point["step"], point["sampled"]["mean"]) for point in Overview(result.folder, rollouts).held_out]
     assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
 
 

@@ -80,7 +80,7 @@ def test_nothing_survives_a_torchrun_that_is_ended(
     number: signal.Signals, folder: Path, torchrun: Callable[..., Command]
 ) -> None:
     command = torchrun()
-    running = command.start("Slow", "--eval-cases=0", "--rl-env-isolation=process", "--max-steps=500")
+    running = command.start("Slow", "--eval-cases=0", "--max-steps=500")
     command.wait_for_step(1, running)
     running.send_signal(number)  # which the preloaded server passes on
     running.communicate(timeout=240)
