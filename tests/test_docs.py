@@ -27,10 +27,10 @@ PAGES = [
     if BLOCK.search(page.read_text(encoding="utf-8"))
 ]
 FAST_PAGES = (
-    "README.md", "environments.md", "extending.md", "algorithms.md", "choosing.md", "memory.md", "options.md",
-    "python-api.md", "step.md",
+    "environments.md", "extending.md", "algorithms.md", "choosing.md", "memory.md", "options.md", "python-api.md",
+    "step.md",
 )  # fmt: skip
-"""Pages whose examples the fast suite runs: what every user needs, and those that take a second."""
+"""Pages whose examples the fast suite runs: those that take seconds."""
 
 
 def run_block(language: str, info: str, text: str, folder: Path, commands: Path) -> None:
