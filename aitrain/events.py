@@ -167,6 +167,12 @@ DRY_RUN_VARIABLE = "AITRAIN_DRY_RUN"
 """Environment variable with the number of training processes of a run that one process checks."""
 STORE_VARIABLE = "AITRAIN_STORE"
 """Environment variable with the file descriptor of the socket on which rank 0 runs torch's store."""
+LAUNCHER_VARIABLE = "AITRAIN_LAUNCHER"
+"""Environment variable with the id of the process, such as torchrun, that started a training process."""
+COMMAND_VARIABLE = "AITRAIN_COMMAND"
+"""Environment variable with the id of the child of a launched training process that is the command of its machine."""
+BYE = "\0bye "
+"""Begins the last line of a launched training process, which ends with its rank."""
 
 Event: TypeAlias = (
     RunStarted | Started | Phase | Note | Step | Evaluated | Evaluating | Playing | Failed | Ended | RunResult

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.launch.nvidia import ask_driver, visible_gpus
-from aitrain.runs.environment_source import package_version
+from aitrain.packages import version_of
 from benchmarks.measuring import ROOT, Figure, in_new_process, spread
 from benchmarks.models import make_model
 from benchmarks.overhead import MEMORY, SECONDS, Training, compare
@@ -102,7 +102,7 @@ def machine() -> dict[str, Any]:
         "CUDA of the driver": driver.cuda if driver else "none",
         "CPU cores": os.cpu_count(),
         "Python": sys.version.split()[0],
-        **{package: version for package in PACKAGES if (version := package_version(package))},
+        **{package: version for package in PACKAGES if (version := version_of(package))},
     }
 
 
@@ -153,7 +153,7 @@ def run_overhead(asked: argparse.Namespace, kept: Mapping[str, Any]) -> Rows:
         name = f"{shape} {weights} {engine}"
         if any(row.startswith(f"{name}:") for row in kept):
             continue
-        if engine == "vLLM" and package_version("vllm") is None:
+        if engine == "vLLM" and version_of("vllm") is None:
             yield name, "skipped", 0.0, 'vLLM is not installed: pip install "aitrain[vllm]"'
             continue
         with tempfile.TemporaryDirectory(prefix="aitrain-gpu-") as folder:

@@ -33,7 +33,6 @@ def started(config: TrainConfig) -> dict[str, Any]:
     modules = {
         "ray": SimpleNamespace(train=train, get_runtime_context=lambda: SimpleNamespace(gcs_address="10.0.0.1:6379")),
         "ray.train": train,
-        "ray.train.backend": SimpleNamespace(Backend=object, BackendConfig=object),
         "ray.train.v2.api.data_parallel_trainer": SimpleNamespace(DataParallelTrainer=trainer),
     }
     with pytest.MonkeyPatch.context() as patch:

@@ -166,6 +166,7 @@ def test_the_first_machine_and_idle_machines_of_a_slurm_job_are_read() -> None:
         ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "7"}, "same number on each"),
         ({"nnodes": 2}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "nnodes: a launcher"),
         ({}, {**MPI, "OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR"),
+        ({}, {**MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "consecutive ranks"),
         ({}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_FSDP": "true"}, "fsdp2"),
         ({}, {"ACCELERATE_DYNAMO_USE_FULLGRAPH": "False", "MASTER_PORT": "29500"}, "--multi_gpu"),
         ({"nnodes": 2, "master_addr": "a"}, {}, "node_rank"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,20 +21,10 @@ from aitrain.launch import ray_processes
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.processes import Processes
-from aitrain.launch.ray_processes import (
-    PRIVATE,
-    STOP,
-    RankJob,
-    RayProcesses,
-    first_words,
-    listening,
-    parent_of,
-    write_event,
-)
+from aitrain.launch.ray_processes import PRIVATE, STOP, RankJob, RankPlace, RayProcesses, listening, parent_of
 from aitrain.options.train import TrainConfig
-from aitrain.runs.heartbeat import NodeInfo, nodes_json
-from aitrain.runs.run_folder import RunFolder
-from tests.conftest import free_port, has_ended
+from aitrain.runs.run_folder import RunFolder, read_object
+from tests.conftest import has_ended
 from tests.ray_standin import started
 
 
@@ -53,34 +43,45 @@ def folder(plan: RunPlan) -> RunFolder:
     return made
 
 
+def place(rank: int) -> RankPlace:
+    return RankPlace(rank, f"node{rank}", f"10.0.0.{rank}")
+
+
 # -- the parent of a rank
 
 
 def run_rank(
     plan: RunPlan, folder: RunFolder, body: str, announce: Announce, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Processes, Failed | Ended]:
-    """The only rank, whose process runs Python code; `say` writes a line for its parent."""
+    """Rank 1 of two, whose process runs Python code; `say` writes a line for its parent."""
     say = "import os, signal, sys, time\nsay = lambda line: print(line, end='', flush=True)\n"
     monkeypatch.setattr(Processes, "_command", lambda _: [sys.executable, "-c", say + body])
-    alone = replace(plan, batch=replace(plan.batch, processes=1))
-    job = RankJob(alone, folder, str(Path.cwd()))
-    made = parent_of(LaunchedRank(address="10.0.0.0", port=free_port()), job, None, announce)
+    rank = LaunchedRank(1, 2, 0, 1, "10.0.0.0", 1000)
+    made = parent_of(rank, [place(0), place(1)], RankJob(plan, folder, str(Path.cwd())), announce)
     with listening(made):
         return made, made.run()
 
 
-def test_a_stop_request_reaches_a_rank_as_sigterm(
+def test_a_rank_knows_the_others_by_its_variables_and_a_stop_request_reaches_it_as_sigterm(
     plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     end = Ended("stopped", 1)
     body = f"signal.signal(signal.SIGTERM, lambda *_: (say({encode(end)!r}), os._exit(0)))\n"
-    body += f"say({encode(Started(0, 7))!r}); time.sleep(600)"
+    body += f"values = ' '.join(os.environ[name] for name in {names!r})\n"
+    body += (
+        f"say({encode(Note('VALUES'))!r}.replace('VALUES', values)); say({encode(Started(1, 7))!r}); time.sleep(600)"
+    )
+    heard: list[Event] = []
 
     def hear(event: Event) -> None:
+        heard.append(event)
         if isinstance(event, Started):
             (folder.path / PRIVATE / STOP).touch()
 
     assert run_rank(plan, folder, body, hear, monkeypatch)[1] == end
+    assert Note("1 0 2 1 10.0.0.0 1000") in heard
+    assert (folder.path / "train-node1.log").exists()
 
 
 def test_the_loss_of_a_process_is_known_and_nothing_that_it_forked_is_left(
@@ -91,9 +92,9 @@ def test_the_loss_of_a_process_is_known_and_nothing_that_it_forked_is_left(
     body += f"say({encode(Note('CHILD'))!r}.replace('CHILD', str(child))); os.kill(os.getpid(), signal.SIGKILL)"
     rank, end = run_rank(plan, folder, body, heard.append, monkeypatch)
     assert isinstance(end, Failed)
-    assert "ended without an error message: SIGKILL" in end.message
-    assert rank.lost == (0, -9)
-    assert has_ended(int(heard[-1].text))
+    assert "Rank 1 of 2 ended without an error message: SIGKILL" in end.message
+    assert (rank.last, rank.lost) == (None, (1, -9))
+    assert has_ended(int(heard[0].text))
 
 
 def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
@@ -101,11 +102,11 @@ def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
 ) -> None:
     monkeypatch.setattr(ray_processes, "newest_checkpoint", lambda *_: Path("newest"))
     job = RankJob(replace(plan, checkpoint=Path("first")), folder, str(Path.cwd()))
-    first, second = (first_words(job, "10.0.0.0") for _ in range(2))
+    first, second = (ray_processes.first_words(job, "10.0.0.0") for _ in range(2))
     assert (first["name"], first["checkpoint"]) == ("start-000", "first")
     assert second["checkpoint"] == "first"  # its records may still lie before newer checkpoints
-    write_event(folder.path / PRIVATE / "start-001", 0, Step(1, 2, 0.5, 0.0))
-    assert first_words(job, "10.0.0.0")["checkpoint"] == "newest"
+    ray_processes.say(folder.path / PRIVATE / "start-001", 0, Step(1, 2, 0.5, 0.0))
+    assert ray_processes.first_words(job, "10.0.0.0")["checkpoint"] == "newest"
 
 
 # -- the command
@@ -124,9 +125,11 @@ class Cluster:
     def run(self) -> None:
         self.end = self.processes.run()
 
-    def start(self, number: int) -> Path:
+    def start(self, number: int, checkpoint: str | None = None) -> Path:
         said = self.folder.path / PRIVATE / f"start-{number:03d}"
         said.mkdir()
+        for rank in (0, 1):
+            (said / f"{rank}.json").write_text(json.dumps({**asdict(place(rank)), "checkpoint": checkpoint}))
         return said
 
     def next(self, count: int = 1) -> Event:
@@ -146,7 +149,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(ray_processes, "machines", lambda: [SimpleNamespace(host="node0", address="10.0.0.0")])
+    monkeypatch.setattr(ray_processes, "machines", lambda: [place(0), place(1)])
     monkeypatch.setattr(ray_processes, "connected", lambda *_, **__: nullcontext())
     monkeypatch.setattr(ray_processes, "has_gpus", lambda: False)
     over = Flag()
@@ -158,31 +161,36 @@ def cluster(plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are_not_the_end(cluster: Cluster) -> None:
     said = cluster.start(0)
-    write_event(said, 0, Failed("Rank 1 of 2 was ended by SIGKILL", 1))
-    write_event(said, 0, Note("more"))
+    assert cluster.next() == Note("Training on Ray: rank 0 on node0, 10.0.0.0; rank 1 on node1, 10.0.0.1.", "info")
+    assert [node["host"] for node in read_object(cluster.folder.status)["nodes"]] == ["node0", "node1"]
+    ray_processes.say(said, 0, Failed("Connection closed by peer", 1))
+    ray_processes.say(said, 0, Note("more"))
+    (said / "1.lost").write_text(json.dumps({"message": "Rank 1 of 2 was ended by SIGKILL"}))
     assert cluster.next() == Note("more")
-    again = cluster.start(1)
-    assert cluster.next() == Note("Rank 1 of 2 was ended by SIGKILL. All ranks start again (restart 1 of 3).")
-    write_event(again, 0, Ended("finished", 4))
+    again = cluster.start(1, "run/checkpoints/checkpoint-3")
+    note = cluster.next()
+    assert isinstance(note, Note)
+    assert note.text.startswith(
+        "Rank 1 of 2 was ended by SIGKILL. All ranks continue from checkpoint-3 (restart 1 of 3): "
+    )
+    ray_processes.say(again, 0, Ended("finished", 4))
     assert cluster.next() == Ended("finished", 4)
     assert cluster.ended() == Ended("finished", 4)
 
 
-def test_a_machine_that_is_gone_is_named(cluster: Cluster) -> None:
-    write_event(cluster.start(0), 0, Note("begun"))
+def test_a_machine_that_is_gone_is_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.start(0)
     cluster.next()
-    machines = [NodeInfo(rank, f"node{rank}", f"10.0.0.{rank}", 0) for rank in (0, 1)]
-    cluster.folder.write_status("running", nodes=nodes_json(machines))
+    monkeypatch.setattr(ray_processes, "machines", lambda: [place(0)])
     cluster.start(1)
-    assert "Machine node1 (10.0.0.1) is gone. All ranks start again" in str(cluster.next())
+    assert "Machine node1 (10.0.0.1) is gone, with rank 1. All ranks continue from" in str(cluster.next())
 
 
 def test_an_error_of_the_run_itself_is_its_end_and_what_ray_says_where_there_is_none(cluster: Cluster) -> None:
     said = cluster.start(0)
-    wrong = Failed("The environment is wrong", 3)
-    write_event(said, 1, wrong)
-    write_event(said, 0, Note("read"))
     cluster.next()
+    wrong = Failed("The environment is wrong", 3)
+    ray_processes.say(said, 1, wrong)
     cluster.processes.failure = RuntimeError("of Ray Train")
     assert cluster.ended() == wrong
     cluster.processes.failed = None

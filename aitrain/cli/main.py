@@ -128,9 +128,9 @@ def main() -> None:
 def _run() -> int:
     try:
         if any(name in os.environ for name in LAUNCHED):
-            from aitrain.launch.machines import begin_rank  # here, because no other process needs it
+            from aitrain.launch.launched_ranks import start_rank  # here, because no other process needs it
 
-            begin_rank(sys.argv[1:])
+            start_rank(sys.argv[1:])
         return int(app(standalone_mode=False, prog_name="aitrain") or 0)
     except AitrainError as error:
         write_error_file(error)

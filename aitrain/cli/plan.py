@@ -249,7 +249,9 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
 
     config, changes = plan.config, estimate.changes
     yield "hardware", str(estimate.hardware)
-    verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else "no, whatever the options"
+    verdict = (
+        "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else "no, whatever the options"
+    )
     yield "fits", f"{verdict} ({TIGHT:.0%} of the memory may be used)"
     if estimate.cached_episodes is not None:
         place = "inside the training processes"

@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +43,6 @@ from aitrain.packages import version_of
 from aitrain.runs.run_folder import RunFolder, read_object
 
 if TYPE_CHECKING:
-    from aitrain.launch.nodes import NodeGroup
     from aitrain.runs.reproduction import Reproduction
 
 
@@ -87,7 +85,7 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
     Raises:
         AitrainError: an option is wrong, or the run failed.
     """
-    from aitrain.launch.machines import launched_rank  # these here, because help needs none of them
+    from aitrain.launch.machines import find_nodes, launched_rank  # these here, because help needs none of them
     from aitrain.launch.preflight import check
 
     if options_only and not dry_run:
@@ -97,17 +95,12 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
 
         show_plan(check(options), options_only, verbosity.debug, verbosity.as_json)
         return 0
-    if (rank := launched_rank()) is not None:
-        from aitrain.cli.running import as_rank
+    group, rank = None, launched_rank()
+    if rank is not None:
+        from aitrain.launch.launched_ranks import open_group, restarted
 
-        return as_rank(rank, options, partial(_train, verbosity))
-    return _train(verbosity, options)
-
-
-def _train(verbosity: Verbosity, options: TrainConfig, group: NodeGroup | None = None) -> int:
-    from aitrain.launch.machines import find_nodes  # these here, because help needs none of them
-    from aitrain.launch.preflight import check
-
+        group, store = open_group(rank)
+        options = restarted(options, rank, store)
     with ExitStack() as locks:
         try:
             plan = check(options, locks=locks)

@@ -16,6 +16,7 @@ import os
 import select
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +29,10 @@ from aitrain import activity
 from aitrain.environment.runner import EnvRunner
 from aitrain.errors import RunFailed, to_aitrain_error, write_error_file
 from aitrain.events import (
+    BYE,
+    COMMAND_VARIABLE,
     DRY_RUN_VARIABLE,
+    LAUNCHER_VARIABLE,
     SERVER_VARIABLE,
     Event,
     Failed,
@@ -46,6 +50,9 @@ from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.new_folder import inherit_lock
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import DUMP, Stall, Watchdog, write_stacks
+
+COMMAND_SECONDS = 60.0
+"""Seconds for the command of a launched process to show the end of the run."""
 
 
 @dataclass
@@ -143,6 +150,14 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     with StopRequest().on_signals() as stop:
         channel.on_broken = on_orphaned
         channel.watch()
+        if launcher := os.environ.get(LAUNCHER_VARIABLE):
+
+            def wait_for_end() -> None:
+                while os.getppid() == int(launcher):
+                    time.sleep(1.0)
+                on_orphaned()
+
+            threading.Thread(target=wait_for_end, daemon=True).start()
         run(
             RunContext(
                 config,
@@ -197,5 +212,22 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
+def part_from_command(channel: EventChannel) -> None:
+    """End as a process that a launcher started: its command shows the end of the run, for which the launcher waits."""
+    if LAUNCHER_VARIABLE not in os.environ:
+        return
+    with suppress(OSError, ValueError):
+        channel.stream.write(f"{BYE}{channel.rank}\n")
+        channel.stream.close()
+    if command := os.environ.get(COMMAND_VARIABLE):
+        deadline = time.monotonic() + COMMAND_SECONDS
+        with suppress(ChildProcessError):
+            while time.monotonic() < deadline and not os.waitpid(int(command), os.WNOHANG)[0]:
+                time.sleep(0.05)
+
+
 if __name__ == "__main__":
-    exit_now(main(sys.argv[1:], open_event_channel()))
+    opened = open_event_channel()
+    code = main(sys.argv[1:], opened)
+    part_from_command(opened)
+    exit_now(code)

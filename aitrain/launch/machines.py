@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import sys
-import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
-from aitrain.vllm.addresses import LOOPBACK
 
 DEFAULT_PORT = TrainConfig.model_fields["master_port"].default
 PORTS = range(20000, 30000)
@@ -31,8 +26,8 @@ MPI = {
     "MPI_LOCALRANKID": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
 }
 """By the variable with the rank on its machine, of Open MPI and of MPICH: rank, all ranks, ranks of the machine."""
-SHOWS = ("--dry-run", "--help", "--help-all", "-h")
-"""Flags with which `aitrain grpo` trains nothing."""
+
+
 ONE_PROCESS = "ACCELERATE_DYNAMO_USE_FULLGRAPH"
 """Variable of `accelerate launch`, which on the CPU starts one process also if it was asked for several: then there is
 a MASTER_PORT, and no RANK."""
@@ -56,14 +51,13 @@ class Nodes:
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """One training process, and where all of them meet, whoever starts them. One that another launcher has started
-    counts as a machine of its own: its command starts the training process."""
+    """One training process, and where all of them meet, whoever starts them."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
-    address: str = LOOPBACK
+    address: str = "127.0.0.1"
     port: int = 0
     has_store: bool = False
     """Whether the launcher runs the TCPStore at this address; else node 0 does."""
@@ -71,10 +65,15 @@ class LaunchedRank:
     """How often the launcher has restarted all processes."""
 
     @property
+    def node(self) -> int:
+        """Number of this machine."""
+        return self.rank // self.local_world
+
+    @property
     def nodes(self) -> Nodes | None:
-        """The ranks as machines; None for one."""
-        address = LOOPBACK if self.world == self.local_world else self.address
-        return None if self.world == 1 else Nodes(self.world, self.rank, address, self.port)
+        """The machines; None for one."""
+        count = self.world // self.local_world
+        return None if count == 1 else Nodes(count, self.node, self.address, self.port)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -90,7 +89,7 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
     started one command on each machine, or nothing did.
 
     Raises:
-        ConfigError: srun spread them unevenly, or nothing says where they meet.
+        ConfigError: the processes are not spread evenly, or nothing says where they meet.
     """
     number = partial(_number, environ)
     tasks, nodes = number("SLURM_STEP_NUM_TASKS"), number("SLURM_STEP_NUM_NODES")
@@ -102,23 +101,23 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
         world = number("WORLD_SIZE")
         if world == 1 and "TORCHELASTIC_RUN_ID" not in environ:  # a single process that no torchrun restarts
             return None
-        return LaunchedRank(
+        found = LaunchedRank(
             number("RANK", 0),
             world,
             number("LOCAL_RANK", 0),
             number("LOCAL_WORLD_SIZE", world),
-            environ.get("MASTER_ADDR", LOOPBACK),
+            environ.get("MASTER_ADDR", "127.0.0.1"),
             number("MASTER_PORT", 29500),
             environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             number("TORCHELASTIC_RESTART_COUNT", 0),
         )
-    if "SLURM_PROCID" in environ and tasks > nodes:
+    elif "SLURM_PROCID" in environ and tasks > nodes:
         if tasks % nodes:
             raise ConfigError(f"srun started {tasks} tasks on {nodes} nodes\nUse the same number on each of them.")
         share, local_rank = tasks // nodes, number("SLURM_LOCALID", 0)
         rank = number("SLURM_NODEID", 0) * share + local_rank
-        return LaunchedRank(rank, tasks, local_rank, share, *_slurm_place(environ))
-    if local is not None and number(MPI[local][1]) > 1:
+        found = LaunchedRank(rank, tasks, local_rank, share, *_slurm_place(environ))
+    elif local is not None and number(MPI[local][1]) > 1:
         rank, world, share = (number(name, 0) for name in MPI[local])
         if "MASTER_ADDR" not in environ and world > share:
             raise ConfigError(
@@ -126,35 +125,18 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
             )
         # on one machine, a port by the number of the process that started the ranks
         port = PORTS[os.getppid() % len(PORTS)] if world == share else DEFAULT_PORT
-        place = environ.get("MASTER_ADDR", LOOPBACK), number("MASTER_PORT", port)
-        return LaunchedRank(rank, world, number(local, 0), share, *place)
-    if {ONE_PROCESS, "MASTER_PORT"} <= environ.keys() and "RANK" not in environ:
+        place = environ.get("MASTER_ADDR", "127.0.0.1"), number("MASTER_PORT", port)
+        found = LaunchedRank(rank, world, number(local, 0), share, *place)
+    elif {ONE_PROCESS, "MASTER_PORT"} <= environ.keys() and "RANK" not in environ:
         raise ConfigError("accelerate launch was asked for several processes, and started one\nAdd --multi_gpu.")
-    return None
-
-
-def begin_rank(arguments: Sequence[str]) -> None:
-    """Let a process that a launcher started end with the launcher. Of commands that train nothing, rank 0 alone runs
-    one. No-op without a launcher.
-
-    Raises:
-        ConfigError: it is another command than `aitrain grpo`.
-    """
-    rank, launcher = launched_rank(), os.getppid()
-    if rank is None:
-        return
-    is_grpo = arguments[:1] == ["grpo"]
-    if rank.rank > 0 and not (is_grpo and set(SHOWS).isdisjoint(arguments)):
-        sys.exit(0 if is_grpo else ConfigError.exit_code)
-    if not is_grpo:
-        raise ConfigError("Only aitrain grpo runs under torchrun, accelerate launch, srun and mpirun\nStart it once.")
-
-    def wait_for_end() -> None:
-        while os.getppid() == launcher:
-            time.sleep(1.0)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait_for_end, name="launcher", daemon=True).start()
+    else:
+        return None
+    if found.world % found.local_world or found.rank % found.local_world != found.local_rank:
+        raise ConfigError(
+            f"The launcher made rank {found.rank} of {found.world} number {found.local_rank} of {found.local_world} on"
+            " its machine\nStart the same number of processes on each machine, with consecutive ranks."
+        )
+    return found
 
 
 def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:

@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aitrain.errors import AitrainError, ConfigError, RunFailed
-from aitrain.launch.machines import LaunchedRank, Nodes
+from aitrain.launch.machines import Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
 from aitrain.redaction import without_secrets
 from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.run_folder import RunFolder
-from aitrain.vllm.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -52,8 +51,6 @@ SMALL_FILE = 1 << 20
 """Bytes below which a file of a model is compared by its content: configurations, not weights."""
 SEES_WITHIN = 5.0
 """Seconds for a file to appear on the other machines; network file systems are late."""
-JOIN_SECONDS = 600.0
-"""Seconds for the processes of another launcher to connect to the store."""
 ANSWER_SECONDS = 120.0
 """Seconds for the answers while machines agree; libraries on a network file system load slowly."""
 LEAVE_SECONDS = 5.0
@@ -134,8 +131,8 @@ def serve_store(address: str, port: int, is_local: bool) -> MachineStore:
     )
 
 
-def join_store(address: str, port: int, seconds: float) -> MachineStore:
-    """Connect to the store, which may not run yet.
+def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> MachineStore:
+    """Connect to the store, which may not run yet. `meanwhile` is called between two attempts.
 
     Raises:
         ConfigError: nothing answers there within these seconds.
@@ -150,23 +147,13 @@ def join_store(address: str, port: int, seconds: float) -> MachineStore:
             return MachineStore(store)
         except (OSError, RuntimeError) as error:
             why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        meanwhile()
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"master_addr: node 0 does not answer at {address}:{port}: {why}\n"
                 "Start the command with --node-rank 0 there."
             )
         time.sleep(POLL)
-
-
-def connect(nodes: Nodes, seconds: float, is_local: bool) -> MachineStore:
-    """The store of a run, which node 0 runs.
-
-    Raises:
-        ConfigError: its port is in use, or it does not answer.
-    """
-    if nodes.rank == 0:
-        return serve_store(nodes.address, nodes.port, is_local)
-    return join_store(nodes.address, nodes.port, seconds)
 
 
 # -- what must be equal
@@ -220,8 +207,6 @@ class NodeGroup:
     silence: float = SILENCE
     infos: list[NodeInfo] = field(default_factory=list)
     """All machines, once they have met."""
-    launchers: MachineStore | None = None
-    """The store of this start in the launcher, where a start after this one looks."""
     on_state: Callable[[int, State], None] = lambda rank, state: None
     """Called again and again with the state of another machine, in a thread."""
     on_lost: Callable[[str], None] = lambda why: None
@@ -338,8 +323,7 @@ class NodeGroup:
             told = {"path": str(folder.resolve()), "proof": f".seen-{secrets.token_hex(8)}", "epoch": epoch}
             told["checkpoint"] = name
             (folder / told["proof"]).touch()
-            if self.launchers is not None:
-                self.launchers.put("folder", told["path"])
+            self.store.put("folder", told["path"])  # for a start after this one
         try:
             self.say(folder=told)
             sees = {rank: self.hear(rank, "sees", ANSWER_SECONDS) for rank in self.others}
@@ -431,26 +415,6 @@ class NodeGroup:
             self.on_lost(self.lost)
 
 
-def open_group(rank: LaunchedRank, ddp_timeout: float) -> tuple[NodeGroup, MachineStore | None]:
-    """The ranks that another launcher started as machines, and the launcher's own store, if it has one, which tells
-    where that of rank 0 is: the run outlives its launcher until it is saved.
-
-    Raises:
-        ConfigError: a store does not answer, or its port is in use.
-    """
-    nodes = rank.nodes or Nodes(1, 0, LOOPBACK, rank.port)
-    launchers = join_store(rank.address, rank.port, JOIN_SECONDS) if rank.has_store else None
-    own = None if launchers is None else launchers.below(rank.restarts)
-    if own is not None:
-        if rank.rank == 0:
-            own.put("port", free_port())
-        while (port := own.get("port")) is None:
-            time.sleep(POLL)
-        nodes = replace(nodes, port=port)
-    store = connect(nodes, JOIN_SECONDS, is_local=nodes.address == LOOPBACK)
-    return NodeGroup(nodes, store, silence(ddp_timeout), launchers=own), launchers
-
-
 def silence(ddp_timeout: float) -> float:
     """Maximum seconds without a new state: less than a collective operation waits, which would only say that it timed
     out."""
@@ -480,13 +444,6 @@ def not_shared(folder: Path, whom: str, verb: str) -> ConfigError:
 
 
 # -- addresses
-
-
-def free_port() -> int:
-    """A port that is free on all addresses of this machine."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return int(free.getsockname()[1])
 
 
 def own_address(other: str) -> str:

@@ -67,9 +67,9 @@ class RunPlan:
     notes: tuple[str, ...] = ()
     """Notes for the user before the run starts."""
     nodes: Nodes | None = None
-    """The machines of the run, or the ranks of another launcher, and which of them this is; None for one."""
+    """The machines of the run, and which of them this is; None for one machine."""
     launched: LaunchedRank | None = None
-    """The training process of this command, where another launcher starts one for each."""
+    """The first training process of this machine, where another launcher starts them."""
     folder: RunFolder | None = None
     """Run folder to resume in, which may not exist yet; None for a new one."""
     is_done: bool = False
@@ -79,9 +79,7 @@ class RunPlan:
 
     @property
     def processes(self) -> int:
-        """Number of training processes on this machine."""
-        if self.launched is not None:
-            return self.launched.local_world
+        """Number of training processes on this machine; all machines have the same."""
         return self.batch.processes // (self.nodes.count if self.nodes else 1)
 
     @contextmanager
@@ -141,8 +139,6 @@ def check(
     gpus, served = _divided_gpus(config, visible, host)
     processes = _count_processes(config, wanted, gpus)
     gpus, world = gpus[:processes], processes * (nodes.count if nodes else 1)
-    if launched is not None:
-        world = launched.world
     shape, device = read_model_shape(config.model), memory_of(hardware.kind) if hardware else device_memory(gpus)
     notes, folder, checkpoint, is_done = list[str](), None, None, False
     is_first = nodes is None or nodes.rank == 0

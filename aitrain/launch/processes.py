@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import socket
 import sys
@@ -25,8 +26,9 @@ from types import TracebackType
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.events import STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
+from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
 from aitrain.execution.process_tree import ProcessTree
+from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
 from aitrain.launch.machines import LaunchedRank, without_ranks
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
@@ -52,6 +54,8 @@ AFTER_FAILURE = 10.0
 """The same after the failure of one of several ranks: the others may hang, and have nothing to finish."""
 CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that end one rank and make the others fail; SIGABRT is how NCCL ends the others."""
+TIMED_OUT = re.compile(r"Rank (\d+) timed out [^.\n]*")
+"""What a rank says that waited for another one (training/distributed.py)."""
 SECRET = ".servers.json"
 """File in the run folder by which other machines get address and key of the run's vLLM servers, for its owner only."""
 LOOK_SECONDS = 5.0
@@ -67,20 +71,26 @@ class Processes:
     folder: RunFolder
     announce: Announce
     group: NodeGroup | None = None
-    """The machines of the run, or the ranks that another launcher started, each of which counts as one."""
+    """The machines of the run; also of one machine whose processes another launcher started."""
+    checkpoint: Path | None = None
+    """Where the training continues from."""
     ranks: list[LaunchedRank] = field(default_factory=list)
-    """The processes of this parent; unless they are given, all of this machine."""
+    """The processes of this parent; where Ray has not decided on them, all of this machine."""
+    node: int = 0
+    """Number of this machine."""
+    machines: list[NodeInfo] = field(default_factory=list)
+    """All machines of the run, if there are several."""
     server: dict[str, str] = field(default_factory=dict)
     """Environment variables with address and key of the run's own vLLM servers."""
     variables: dict[str, str] = field(default_factory=dict)
     """Further environment variables."""
-    trees: dict[int, ProcessTree] = field(default_factory=dict)
+    trees: dict[int, ProcessTree | LaunchedProcess] = field(default_factory=dict)
     """The processes by rank, each with all that it has started."""
     pids: dict[int, int] = field(default_factory=dict)
     """Process ids by rank."""
     last: Failed | Ended | None = None
     stops: int = 0
-    lost: tuple[int, int] | None = None
+    lost: tuple[int, int | None] | None = None
     """Rank and exit code of the first process that ended with an error and was not ended by us."""
     watchdog: Watchdog | None = None
     listener: socket.socket | None = None
@@ -91,7 +101,10 @@ class Processes:
     """The loss of a machine or of a process of another one, which explains the errors of the ranks."""
     is_started: bool = False
     _is_killed: bool = False
-    _signals: int = 0
+
+    def __post_init__(self) -> None:
+        if self.group is not None:
+            self.node, self.machines = self.group.nodes.rank, self.group.infos
 
     def run(self) -> Failed | Ended:
         """Start the processes, announce their events, and wait for the last one to exit.
@@ -141,27 +154,23 @@ class Processes:
             try:
                 with open(reading, encoding="utf-8", errors="replace") as file:
                     for line in iter(file.readline, ALL_HAVE_ENDED):  # what cannot be ended may keep the pipe open
-                        if (event := decode(line)) is not None:
+                        if line.startswith(BYE):
+                            launched = self.trees[int(line.removeprefix(BYE))]
+                            assert isinstance(launched, LaunchedProcess)
+                            launched.has_left.set()
+                        elif (event := decode(line)) is not None:
                             self._hear(event)
             finally:
                 deadline = time.monotonic() + PATIENCE
-                for thread, tree in zip(waiting, self.trees.values(), strict=True):
+                for thread in waiting:
                     thread.join(max(0.0, deadline - time.monotonic()))
-                    if thread.is_alive():
-                        tree.close()
+                for tree in self.trees.values() if any(thread.is_alive() for thread in waiting) else ():
+                    tree.close()
+                for thread in waiting:
+                    thread.join()
                 log.close()
                 self.pids.clear()
             return self._end()
-
-    @property
-    def node(self) -> int:
-        """Number of this machine."""
-        return 0 if self.group is None else self.group.nodes.rank
-
-    @property
-    def machines(self) -> list[NodeInfo]:
-        """All machines of the run, if there are several."""
-        return [] if self.group is None else self.group.infos
 
     @property
     def world(self) -> int:
@@ -176,19 +185,18 @@ class Processes:
 
     def _prepare(self, stack: ExitStack) -> None:
         """Start what the processes need, and decide on their ranks. Other machines wait until node 0 is ready."""
-        launched, count, world = self.plan.launched, self.plan.processes, self.plan.batch.processes
-        port, secret = 0, self.folder.path / SECRET
-        is_local = len({info.address for info in self.machines}) < 2
-        address = "127.0.0.1" if is_local else self.machines[0].address
+        count, world = self.plan.processes, self.plan.batch.processes
+        address, port, secret = "127.0.0.1", 0, self.folder.path / SECRET
         if self.node == 0:
             if self.machines:
                 self.folder.write_status("running", nodes=heartbeat.nodes_json(self.machines))
             self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             if world > 1:
-                place = address if is_local else ""
-                self.listener = stack.enter_context(socket.create_server((place, 0), backlog=world))
+                place = "" if self.machines else address, 0
+                self.listener = stack.enter_context(socket.create_server(place, backlog=world))
                 port = self.listener.getsockname()[1]
         if self.group is not None and self.machines:
+            address = self.machines[0].address
             if self.node == 0:
                 with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
                     json.dump(self.server, file)  # the store is open to the network
@@ -198,9 +206,8 @@ class Processes:
                 port = self.group.hear(0, "begin")
                 appears(secret)
                 self.server = {name: str(value) for name, value in read_object(secret).items()}
-        alone = [LaunchedRank(count * self.node + n, world, n, count) for n in range(count)]
-        ranks = alone if launched is None else [launched]
-        self.ranks = [replace(rank, address=address, port=port, has_store=True) for rank in ranks]
+        first = count * self.node
+        self.ranks = [LaunchedRank(first + n, world, n, count, address, port, has_store=True) for n in range(count)]
 
     def _start(self, log: RedactedLog, writing: int) -> None:
         """Start one process for each rank. All write events to the same pipe, and inherit the run folder's lock.
@@ -208,32 +215,43 @@ class Processes:
         Each is in a session of its own, so that Ctrl-C reaches only the parent, which forwards it; if the parent is
         killed, they finish their step, save and leave.
         """
+        command, lock = self._command(), self.folder.lock
+        files: dict[int, dict[str, int]] = {
+            rank.rank: {} if lock is None else {LOCK_VARIABLE: lock} for rank in self.ranks
+        }
+        if self.listener is not None:
+            files[0][STORE_VARIABLE] = self.listener.fileno()
+        if self.group is not None and self.plan.launched is not None:
+            job = {"command": command, "defaults": self._defaults(), "variables": self._added()}
+            pipes = writing, log.pipe.fileno()
+            self.trees |= hand_over(self.ranks, self.node, self.group.store, job, pipes, files)
+            return
         for rank in self.ranks:
-            files = {} if self.folder.lock is None else {LOCK_VARIABLE: self.folder.lock}
-            if self.listener is not None and rank.rank == 0:
-                files[STORE_VARIABLE] = self.listener.fileno()
-            numbers = {name: str(file) for name, file in files.items()}
+            numbers = {name: str(file) for name, file in files[rank.rank].items()}
             self.trees[rank.rank] = ProcessTree(
-                self._command(),
+                command,
                 math.inf,
                 env={**self._environment(), **rank.variables, **numbers},
                 stdout=writing,
                 stderr=log.pipe,
-                pass_fds=tuple(files.values()),
+                pass_fds=tuple(files[rank.rank].values()),
             )
 
     def _command(self) -> list[str]:
         """The command of a training process; all ranks have the same one."""
         command = [*PYTHON, "-m", WORKER, str(self.folder.path), str(self.folder.epoch)]
-        if self.plan.checkpoint is not None:
-            command += [str(self.plan.checkpoint), *(["anyway"] if self.plan.config.resume_anyway else [])]
+        if checkpoint := self.checkpoint or self.plan.checkpoint:
+            command += [str(checkpoint), *(["anyway"] if self.plan.config.resume_anyway else [])]
         return command
 
     def _environment(self) -> dict[str, str]:
-        """The command's variables, with defaults and what this run adds to them."""
+        return {**self._defaults(), **without_ranks(os.environ), **self._added()}
+
+    def _defaults(self) -> dict[str, str]:
+        """The variables that the user may have set otherwise."""
         interface = interface_variables(self.machines[self.node].address) if self.machines else {}
         share, has_gpus = max(1, usable_cores() // self.plan.processes), bool(self.plan.gpus)
-        defaults = {
+        return {
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
@@ -241,18 +259,27 @@ class Processes:
             "OMP_NUM_THREADS": "1" if not has_gpus and is_small(self.plan.config.model) else str(share),
             **interface,
         }
+
+    def _added(self) -> dict[str, str]:
+        """What this run adds to the variables of the command."""
         activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
         nodes = {heartbeat.NODES_VARIABLE: json.dumps(heartbeat.nodes_json(self.machines))} if self.machines else {}
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}  # the plan chose them
-        own = {**gpus, **self.server, **activity, **nodes, **self.variables}
-        return {**defaults, **without_ranks(os.environ), **own}
+        return {**gpus, **self.server, **activity, **nodes, **self.variables}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
             if self.activity is not None and len(self.pids) == len(self.ranks):
                 self.activity.unlink()  # all have opened it: no file is left if this process is killed
-        elif isinstance(event, (Failed, Ended)):
+        elif isinstance(event, Failed):
+            timed_out = TIMED_OUT.match(event.message)
+            hung = self.watchdog.waited_for(int(timed_out[1])) if timed_out and self.watchdog else None
+            if timed_out and hung:  # only this process can see for which rank that one waited in vain
+                phase = hung.seen.name if hung.seen else "starting"
+                why = f"rank {hung.rank} made no progress for {hung.idle:.0f} seconds ({phase})"
+                event = replace(event, message=f"{timed_out[0]}: {why}{event.message[timed_out.end() :]}")
+        if isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)
 
@@ -292,9 +319,7 @@ class Processes:
     def _on_signal(self, *_: object) -> None:
         if not self.is_started:
             raise KeyboardInterrupt  # while vLLM is being started
-        self._signals += 1
-        if self._signals > self.stops:  # else another machine has told of the same one
-            self.stop()
+        self.stop()
 
     def stop(self) -> None:
         """Ask the training processes to finish their step, save and leave; a second call kills them. For any thread."""
@@ -319,22 +344,22 @@ class Processes:
             self.group.say(kill=True)
         self._send(signal.SIGKILL)
 
-    def _wait(self, rank: int, tree: ProcessTree) -> None:
+    def _wait(self, rank: int, tree: ProcessTree | LaunchedProcess) -> None:
         """Wait for a process, in a thread. If it was not ended by us, the others would wait for it."""
         code = tree.wait_for_program()
         if code != 0 and not self._is_killed:
             self.lost = self.lost or (rank, code)
-            if -code in CRASHES and not isinstance(self.last, Ended) and not self.stops:
+            if code is not None and code < 0 and self.last is None and not self.stops:
                 self._say_end(Failed(self._how_it_ended(rank, code), RunFailed.exit_code), is_cause=True)
             if self.world > 1 and self.last is None:
-                self._kill_in(PATIENCE if code > 0 else 0.0)  # its error may still be in the pipe
+                self._kill_in(PATIENCE if code is not None and code > 0 else 0.0)  # its error may still be in the pipe
         tree.wait()
 
-    def _how_it_ended(self, rank: int, code: int) -> str:
-        """`Rank 1 of 2 was ended by SIGKILL (out of memory?)`, from an exit code."""
+    def _how_it_ended(self, rank: int, code: int | None) -> str:
+        """`Rank 1 of 2 was ended by SIGKILL (out of memory?)`, from an exit code, which only its launcher may know."""
         who = "The training process" if self.world == 1 else f"Rank {rank} of {self.world}"
-        how = f"exit code {code}"
-        if code < 0:
+        how = "see the output of its launcher" if code is None else f"exit code {code}"
+        if code is not None and code < 0:
             how = signal.Signals(-code).name + (" (out of memory?)" if code == -signal.SIGKILL else "")
         return f"{who} ended without an error message: {how}"
 
@@ -348,11 +373,10 @@ class Processes:
             elif self.node == 0:
                 self.group.wait_for_others(PATIENCE)
         is_failure = isinstance(self.last, Failed) and self.last.exit_code == RunFailed.exit_code
-        rank, code = self.lost or (min(self.trees, default=0), 0)
-        has_crashed = is_failure and -code in CRASHES
-        if self.cause is not None and is_failure and not self.stops and not has_crashed:
+        if self.cause is not None and is_failure and not self.stops:
             return self.cause
-        if self.last is not None and not has_crashed:
+        rank, code = self.lost or (min(self.trees, default=0), 0)
+        if self.last is not None and not (is_failure and (code is None or -code in CRASHES)):
             return self.last
         if self.stops:
             return Failed("Stopped.", Interrupted.exit_code)

@@ -1,8 +1,8 @@
 """The training of a run on a Ray cluster: Ray Train starts the ranks, and starts all again when one is lost.
 
-Ray calls its functions outside of the main thread of a worker, and ends them with it. So there each rank is a process
-of its own, with a parent as on one of several machines. What the ranks say lies in a folder of their start in the run
-folder, which all machines share, and where the command reads it.
+Ray calls its functions outside of the main thread of a worker, and ends them with it; so there each rank is a process
+of its own with a parent, as in a local run. All that a rank says lies in a folder of its start in the run folder, which
+all machines share, and where the command reads it.
 """
 
 from __future__ import annotations
@@ -15,33 +15,48 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aitrain
 from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, Step, decode, encode
 from aitrain.execution.ray_connection import connected, has_gpus, machines
 from aitrain.launch.machines import LaunchedRank
-from aitrain.launch.nodes import facts, free_port, open_group
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes, on_stop_signals
 from aitrain.redaction import disable_telemetry
+from aitrain.runs import heartbeat
 from aitrain.runs.checkpoint import newest_checkpoint
-from aitrain.runs.heartbeat import read_nodes
-from aitrain.runs.run_folder import RunFolder, append_text, read_object
+from aitrain.runs.heartbeat import NodeInfo
+from aitrain.runs.run_folder import RunFolder, append_text, read_object, write_json
 
 PRIVATE = ".ray"
 """Folder in the run folder for what the ranks say and Ray Train writes; deleted at the end."""
 STOP, KILL = "stop", "kill"
 """Files in it by which the command asks the ranks to stop, or ends them."""
 MEET_SECONDS = 60.0
-"""Seconds in which the ranks of a start must meet."""
+"""Seconds in which the files of all ranks must appear; network file systems are late."""
 LOOK = 0.5
 """Seconds between two looks for these files."""
 STOP_SECONDS = 10.0
 """Seconds for the machines to end the ranks that were killed, or of which one was lost before."""
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank of a start runs."""
+
+    rank: int
+    host: str
+    address: str
+    gpus: str = ""
+    """As in CUDA_VISIBLE_DEVICES."""
+
+    def __str__(self) -> str:
+        return f"{self.host}, {self.address}" if self.host != self.address else self.host
 
 
 @dataclass(frozen=True)
@@ -62,8 +77,8 @@ class RankJob:
 class RayProcesses(Processes):
     """The training processes of one run on a Ray cluster, in the process of the command."""
 
-    starts: int = 0
-    """Starts of all ranks so far."""
+    starts: list[Path] = field(default_factory=list)
+    """The folders of the starts so far, the last one is of the ranks that run."""
     failure: BaseException | None = None
     """Why Ray Train gave up."""
     failed: Failed | None = None
@@ -71,7 +86,11 @@ class RayProcesses(Processes):
     stopped: float = float("inf")
     """When the ranks were asked to stop."""
     _read: dict[Path, int] = field(default_factory=dict)
-    """Bytes that were read of each file of the last start."""
+    """Bytes that were read of each file."""
+    _lost: str = ""
+    """What was lost last: a process or a machine."""
+    _met: bool = False
+    """Whether all ranks of the last start are there."""
 
     def run(self) -> Failed | Ended:
         """Run Ray Train, announce the events of the ranks, and wait for its end.
@@ -116,12 +135,22 @@ class RayProcesses(Processes):
     def _hear_ranks(self) -> None:
         """Announce what the ranks have said since the last time."""
         starts = sorted(self.private.glob("start-*"))
-        if self.starts and len(starts) > self.starts:
-            restart = f"restart {len(starts) - 1} of {self.plan.config.max_failures}"
-            self._hear(Note(f"{self._lost() or 'A rank was lost'}. All ranks start again ({restart})."))
-        if len(starts) > self.starts:
-            self.starts, self.failed, self._read = len(starts), None, {}
-        for file in sorted(starts[-1].glob("*.jsonl")) if starts else ():
+        if len(starts) > len(self.starts):
+            self._lost = self._what_was_lost(self.starts[-1]) if self.starts else ""
+            self.starts, self.failed, self._met = starts, None, False
+        if not starts:
+            return
+        if not self._met and len(places := read_places(starts[-1])) == self.world:
+            self._met = True
+            self.folder.write_status("running", nodes=heartbeat.nodes_json(nodes_of(places)))
+            where = "; ".join(f"rank {place.rank} on {place}" for place in places)
+            if len(starts) == 1:
+                self._hear(Note(f"Training on Ray: {where}.", "info"))
+            else:
+                checkpoint = Path(str(read_object(starts[-1] / "0.json").get("checkpoint") or "the beginning")).name
+                restart = f"restart {len(starts) - 1} of {self.plan.config.max_failures}"
+                self._hear(Note(f"{self._lost}. All ranks continue from {checkpoint} ({restart}): {where}."))
+        for file in sorted(starts[-1].glob("*.jsonl")):
             with file.open("rb") as opened:
                 opened.seek(self._read.get(file, 0))
                 text = opened.read()
@@ -133,26 +162,31 @@ class RayProcesses(Processes):
                 elif event is not None:
                     self._hear(event)
 
-    def _lost(self) -> str:
-        """The machine or process whose loss has ended a start; empty if it is not known."""
-        alive = {place for machine in machines() for place in (machine.host, machine.address)}
-        for node in read_nodes(read_object(self.folder.status)):
-            if alive.isdisjoint((node.host, node.address)):
-                return f"Machine {node.host} ({node.address}) is gone"
-        return self.failed.message.partition("\n")[0] if self.failed else ""
+    def _what_was_lost(self, start: Path) -> str:
+        """The process or machine whose loss has ended a start."""
+        said = [str(read_object(file).get("message")) for file in sorted(start.glob("*.lost"))]
+        alive = {machine.address for machine in machines()}
+        gone = [place for place in read_places(start) if place.address not in alive]
+        if gone:
+            ranks = " and ".join(str(place.rank) for place in gone if place.address == gone[0].address)
+            return f"Machine {gone[0].host} ({gone[0].address}) is gone, with rank {ranks}"
+        return said[0].partition("\n")[0] if said else "A rank was lost"
 
     def _why_failed(self) -> Failed | None:
         """Why the run failed: of Ray Train, unless an error of the run itself ended it."""
         is_cause = self.failed is None or self.failed.exit_code == RunFailed.exit_code
         if self.failure is None or not is_cause:
             return self.failed
+        restarts = len(self.starts) - 1
+        given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
         is_ours = isinstance(self.failure, AitrainError) or not self.starts
-        why = (not is_ours and self._lost()) or cause_of(self.failure)
-        return Failed(f"{why}.\nAll ranks were started {self.starts} times. See {self.folder.log}", RunFailed.exit_code)
+        lost = "A rank was lost" if is_ours else self._what_was_lost(self.starts[-1])
+        why = cause_of(self.failure) if lost == "A rank was lost" else lost
+        return Failed(f"{why}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
 
     def _is_given_up(self) -> bool:
         """Whether Ray Train waits for machines although the run is to stop, or a machine does not end its ranks."""
-        is_waiting = not self._read or self.failed is not None or (self.private / KILL).exists()
+        is_waiting = not self._met or self.failed is not None or (self.private / KILL).exists()
         return is_waiting and time.monotonic() - self.stopped > STOP_SECONDS
 
     def _send(self, number: signal.Signals) -> None:
@@ -170,7 +204,9 @@ def launcher_of(plan: RunPlan) -> type[Processes]:
     """
     if plan.nodes is not None:
         raise ConfigError("nnodes: only aitrain grpo runs on several machines\nOmit --nnodes here.")
-    return RayProcesses if plan.config.launcher == "ray" else Processes
+    if plan.config.launcher == "ray":
+        return RayProcesses
+    return Processes
 
 
 def training_needs() -> dict[str, float]:
@@ -186,11 +222,7 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
     """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.backend import Backend, BackendConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
-    class SharedGpus(BackendConfig):  # type: ignore[misc]  # each rank sees all GPUs that its machine has for the run
-        backend_cls = type("SharedGpus", (Backend,), {"share_cuda_visible_devices": True})
 
     variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
     variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
@@ -199,7 +231,6 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
     DataParallelTrainer(
         run_rank,
         train_loop_config={"job": job},
-        backend_config=SharedGpus(),
         scaling_config=ScalingConfig(
             num_workers=plan.batch.processes, use_gpu="GPU" in needs, resources_per_worker=needs
         ),
@@ -228,12 +259,12 @@ def cause_of(error: BaseException | None) -> str:
 
 
 def run_rank(config: dict[str, RankJob]) -> None:
-    """The training function of Ray Train: the parent of one rank, which counts as a machine of its own. It raises if
-    the process was lost, so that Ray starts all ranks again; after an error of the run itself it returns, as that would
-    happen again.
+    """The training function of Ray Train: the parent of one rank, whose machine may have others with parents of their
+    own. It raises if the process was lost, so that Ray starts all ranks again; after an error of the run itself it
+    returns, as that would happen again.
 
     Raises:
-        RunFailed: the process was killed.
+        RunFailed: the process ended without an error message.
         ConfigError: this machine does not share the folders of the run.
     """
     import ray.train
@@ -242,31 +273,32 @@ def run_rank(config: dict[str, RankJob]) -> None:
 
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of reserved CPUs
     job, context = config["job"], ray.train.get_context()
+    number, address = context.get_world_rank(), ray.util.get_node_ip_address()
     for folder in (job.working_directory, job.folder.path):
         if not os.path.isdir(folder):
             raise ConfigError(f"{socket.gethostname()} has no folder {folder}, which all machines must share")
-    rank, world = context.get_world_rank(), context.get_world_size()
-    start = broadcast_from_rank_zero(first_words(job, ray.util.get_node_ip_address()) if rank == 0 else None)
+    start = broadcast_from_rank_zero(first_words(job, address) if number == 0 else None)
+    if start["version"] != aitrain.__version__:
+        raise ConfigError(f"{socket.gethostname()} has aitrain {aitrain.__version__}, rank 0 {start['version']}")
     os.chdir(job.working_directory)
     os.environ.update(job.variables)
-    say = partial(write_event, job.folder.path / PRIVATE / start["name"], rank)
+    said = job.folder.path / PRIVATE / start["name"]
+    place = RankPlace(number, socket.gethostname(), address, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    write_json(said / f"{number}.json", {**asdict(place), "checkpoint": start["checkpoint"]})
+    deadline, world = time.monotonic() + MEET_SECONDS, context.get_world_size()
+    while len(places := read_places(said)) < world:
+        if time.monotonic() > deadline:
+            raise RunFailed(f"{socket.gethostname()} does not see the files of all ranks in {said}")
+        time.sleep(LOOK)
     local = context.get_local_rank(), context.get_local_world_size()
-    launched, processes = LaunchedRank(rank, world, *local, start["address"], start["port"]), None
-    end: Failed | Ended
-
-    def announce(event: Event) -> None:  # of a failure the cause is known at the end
-        if rank == 0 and not isinstance(event, Failed):
-            say(event)
-
-    try:
-        processes = parent_of(launched, job, start["checkpoint"], announce)
-        with listening(processes):
-            end = processes.run()
-    except AitrainError as error:
-        end = Failed(str(error), error.exit_code)
-    if isinstance(end, Failed):
-        say(end)
-    if processes is not None and not processes.stops and processes.lost is not None and (processes.lost[1] or 0) < 0:
+    processes = parent_of(
+        LaunchedRank(number, world, *local, start["address"], start["port"]), places, job, partial(say, said, number)
+    )
+    processes.checkpoint = Path(start["checkpoint"]) if start["checkpoint"] else None
+    with listening(processes):
+        end = processes.run()
+    if processes.lost is not None and processes.last is None and not processes.stops:
+        write_json(said / f"{number}.lost", {"message": getattr(end, "message", "")})
         raise RunFailed(getattr(end, "message", ""))
 
 
@@ -277,39 +309,61 @@ def first_words(job: RankJob, address: str) -> dict[str, Any]:
     checkpoint = job.plan.checkpoint
     if any((private / f"start-{earlier:03d}" / "0.steps").exists() for earlier in range(number)):
         checkpoint = newest_checkpoint(job.folder, lambda _: None) or checkpoint
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
     name = f"start-{number:03d}"
     (private / name).mkdir()
-    return {"name": name, "address": address, "port": free_port(), "checkpoint": checkpoint and str(checkpoint)}
+    return {
+        "name": name,
+        "version": aitrain.__version__,
+        "address": address,
+        "port": port,
+        "checkpoint": str(checkpoint) if checkpoint else None,
+    }
 
 
-def write_event(said: Path, rank: int, event: Event) -> None:
+def read_places(said: Path) -> list[RankPlace]:
+    """The places of the ranks of a start that are known, in the order of the ranks."""
+    found = [read_object(file) for file in said.glob("*.json")]
+    names = ("host", "address", "gpus")
+    places = [RankPlace(int(str(each["rank"])), *(str(each[name]) for name in names)) for each in found if each]
+    return sorted(places, key=lambda place: place.rank)
+
+
+def nodes_of(places: list[RankPlace]) -> list[NodeInfo]:
+    """The machines of a start, in the order of their first ranks."""
+    addresses = list(dict.fromkeys(place.address for place in places))
+    here = [[place for place in places if place.address == address] for address in addresses]
+    return [
+        NodeInfo(number, each[0].host, each[0].address, sum(bool(place.gpus) for place in each))
+        for number, each in enumerate(here)
+    ]
+
+
+def say(said: Path, rank: int, event: Event) -> None:
     """Write an event to the file of its rank."""
     append_text(said / f"{rank}.jsonl", encode(event))
     if isinstance(event, Step):
         (said / f"{rank}.steps").touch()
 
 
-def parent_of(rank: LaunchedRank, job: RankJob, checkpoint: str | None, announce: Announce) -> Processes:
-    """The parent of one rank, once all ranks have met.
-
-    Raises:
-        AitrainError: one does not come, or its machine differs from that of rank 0.
-    """
-    config, gpus = job.plan.config, tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-    at = Path(checkpoint) if checkpoint else None
-    plan = replace(job.plan, gpus=gpus, nodes=rank.nodes, launched=rank, checkpoint=at)
-    group, _ = open_group(rank, config.ddp_timeout)
-    if rank.world > 1:
-        group.meet(facts(config, (), rank.world), min(1, len(gpus)), MEET_SECONDS)
-    where = "; ".join(f"rank {info.rank} on {info.host}, {info.address}" for info in group.infos)
-    begin = at.name if at else "the beginning"
-    announce(Note(f"Training on Ray from {begin}: {where or f'on {rank.address}'}.", "info"))
-    return Processes(plan, job.folder, announce, group)
+def parent_of(rank: LaunchedRank, places: list[RankPlace], job: RankJob, announce: Announce) -> Processes:
+    """The parent of one rank, which gets the GPUs and the cores of its machine that all ranks there have."""
+    here = [place for place in places if place.address == places[rank.rank].address]
+    plan = replace(
+        job.plan,
+        gpus=tuple(place.gpus for place in here if place.gpus),
+        batch=replace(job.plan.batch, processes=len(here)),
+    )
+    nodes = nodes_of(places)
+    node = [each.address for each in nodes].index(here[0].address)
+    return Processes(plan, job.folder, announce, ranks=[rank], node=node, machines=nodes)
 
 
 @contextmanager
 def listening(processes: Processes) -> Iterator[None]:
-    """Do what the command asks for, in a thread of the parent of rank 0, which tells the others."""
+    """Do what the command asks for, in a thread."""
     over, private = threading.Event(), processes.folder.path / PRIVATE
 
     def look() -> None:
@@ -320,8 +374,7 @@ def listening(processes: Processes) -> Iterator[None]:
             elif (private / STOP).exists() and not processes.stops:
                 processes.stop()
 
-    if processes.node == 0:
-        threading.Thread(target=look, name="ray", daemon=True).start()
+    threading.Thread(target=look, name="ray", daemon=True).start()
     try:
         yield
     finally:

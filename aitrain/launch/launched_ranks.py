@@ -1,0 +1,200 @@
+"""Training processes that torchrun, accelerate launch, srun or mpirun started: each becomes the worker by exec.
+
+Before that, the first one of a machine forks the machine's command, which makes the plan and on node 0 chooses the run
+folder and shows the run. The command gives each process its command line, the log, the pipe for events and the run
+folder's lock over a Unix socket, whose path it writes into the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from aitrain.errors import AitrainError, ConfigError, RunFailed
+from aitrain.events import COMMAND_VARIABLE, LAUNCHER_VARIABLE
+from aitrain.launch.machines import LaunchedRank, Nodes, launched_rank, without_ranks
+from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, StoreLostError, join_store, serve_store
+from aitrain.options.train import TrainConfig
+
+MEET_SECONDS = 600.0
+"""Seconds for the launcher's processes to connect."""
+SHOWS = ("--dry-run", "--help", "--help-all", "-h")
+"""Flags with which `aitrain grpo` trains nothing."""
+
+
+# -- in a process of the launcher
+
+
+def start_rank(arguments: list[str]) -> None:
+    """Return in the one process of a machine that is its command; the others become training processes. No-op without
+    a launcher.
+
+    Raises:
+        ConfigError: the launcher started another command than `aitrain grpo`.
+    """
+    rank = launched_rank()
+    if rank is None:
+        return
+    if arguments[:1] != ["grpo"]:
+        if rank.rank > 0:
+            sys.exit(ConfigError.exit_code)
+        raise ConfigError("Only aitrain grpo runs under torchrun, accelerate launch, srun and mpirun\nStart it once.")
+    if not set(SHOWS).isdisjoint(arguments):
+        if rank.rank > 0:
+            sys.exit(0)
+        return
+    os.environ.update(rank.variables)  # torch's, whoever started this process
+    command = os.fork() if rank.local_rank == 0 else None
+    if command != 0:
+        _become_worker(rank, command)
+
+
+def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
+    """Wait until the command of this machine says what to execute, and do that."""
+    launcher = os.getppid()
+    name = f"ranks/{rank.node}"
+
+    def look() -> None:
+        if os.getppid() != launcher:
+            sys.exit(1)
+        if command is not None and (ended := os.waitpid(command, os.WNOHANG))[0]:  # nothing is to be trained
+            code = abs(os.waitstatus_to_exitcode(ended[1]))
+            with suppress(AitrainError):
+                join_store(rank.address, rank.port, seconds=0.0).below(rank.restarts).put(name, {"exit": code})
+            sys.exit(code)
+
+    try:
+        store = join_store(rank.address, rank.port, MEET_SECONDS, look).below(rank.restarts)
+        while (said := store.get(name)) is None:
+            look()
+            time.sleep(POLL)
+    except (ConfigError, StoreLostError):  # the command has ended, which was the store's server
+        look()
+        sys.exit(1)
+    if "exit" in said:
+        sys.exit(said["exit"])
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(said["socket"])
+        server.sendall(f"{rank.rank} {os.getpid()}\n".encode())
+        text, files, _, _ = socket.recv_fds(server, 1 << 16, 4)
+        while piece := server.recv(1 << 16):
+            text += piece
+    job = json.loads(text)
+    variables = {**job["defaults"], **without_ranks(os.environ), **job["variables"], LAUNCHER_VARIABLE: str(launcher)}
+    if command is not None:
+        variables[COMMAND_VARIABLE] = str(command)
+    for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files[:2]]):
+        os.dup2(file, number)
+    for name, file in zip(job["files"], files[2:], strict=True):
+        os.set_inheritable(file, True)
+        variables[name] = str(file)
+    os.execve(job["command"][0], job["command"], variables)
+
+
+# -- in the command of a machine
+
+
+def open_group(rank: LaunchedRank) -> tuple[NodeGroup, MachineStore]:
+    """The machines, in the command of one of them, and the store of all starts of the processes: the first machine runs
+    it if the launcher does not.
+
+    Raises:
+        ConfigError: the store does not answer, or its port is in use.
+    """
+    if rank.rank == 0 and not rank.has_store:
+        store = serve_store(rank.address, rank.port, is_local=rank.nodes is None)
+    else:
+        store = join_store(rank.address, rank.port, MEET_SECONDS)
+    nodes = rank.nodes or Nodes(1, 0, rank.address, rank.port)
+    return NodeGroup(nodes, store.below(rank.restarts)), store
+
+
+def restarted(config: TrainConfig, rank: LaunchedRank, store: MachineStore) -> TrainConfig:
+    """The options of a start; after a restart by the launcher, those that continue in the run folder."""
+    folders = (store.below(number).get("folder") for number in reversed(range(rank.restarts)))
+    if (found := next(filter(None, folders), None)) is None or rank.rank > 0:
+        return config
+    path = Path(found)
+    place = {"output_dir": str(path.parent), "project_name": path.name}
+    return config.model_copy(update={**place, "resume_from_checkpoint": "auto"})
+
+
+class LaunchedProcess:
+    """A training process that a launcher started; the part of a ProcessTree that a run needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.has_left = pid, threading.Event()
+        """Set when it has said that it has ended."""
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process; the launcher ends what is left."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def wait_for_program(self) -> int | None:
+        """Wait for its end; returns 0, or None if it has not said that it ends: only the launcher knows its code."""
+        while not self.has_left.wait(POLL) and self._is_alive():
+            pass
+        return 0 if self.has_left.wait(POLL) else None
+
+    def wait(self) -> None:
+        """No-op: the launcher waits for what it has started."""
+
+    def close(self) -> None:
+        """Kill it, and do not wait for it any more."""
+        self.send(signal.SIGKILL)
+        self.has_left.set()
+
+    def _is_alive(self) -> bool:
+        """Whether it runs; one that has ended may not be waited for yet by the launcher."""
+        import psutil
+
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+
+def hand_over(
+    ranks: Sequence[LaunchedRank],
+    node: int,
+    store: MachineStore,
+    job: Mapping[str, Any],
+    pipes: tuple[int, int],
+    files: Mapping[int, Mapping[str, int]],
+) -> dict[int, LaunchedProcess]:
+    """Give each process of this machine what it needs to become a training process: command and variables, the pipes
+    for events and the log, and its inherited files.
+
+    Raises:
+        RunFailed: one does not ask for it.
+    """
+    variables = {rank.rank: {**job["variables"], **rank.variables} for rank in ranks}
+    processes: dict[int, LaunchedProcess] = {}
+    with tempfile.TemporaryDirectory(prefix="aitrain-") as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/ranks")
+        server.listen(len(ranks))
+        server.settimeout(MEET_SECONDS)
+        store.put(f"ranks/{node}", {"socket": f"{folder}/ranks"})
+        while len(processes) < len(ranks):
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                raise RunFailed("The processes that the launcher started do not answer") from None
+            with connection, connection.makefile() as said:
+                rank, pid = map(int, said.readline().split())
+                text = json.dumps({**job, "variables": variables[rank], "files": list(files[rank])}).encode()
+                socket.send_fds(connection, [text[:1]], [*pipes, *files[rank].values()])
+                connection.sendall(text[1:])
+                processes[rank] = LaunchedProcess(pid)
+    return processes
