@@ -77,6 +77,16 @@ def environment(score_episode: Callable[..., Any]) -> Any:
     return type("Hotel", (), {"build_dataset": lambda self: [], "score_episode": score_episode})()
 
 
+async def slowly(self: Any) -> Any:
+    yield "?"
+
+
+@pytest.mark.parametrize(("kind", "word"), [("episode", "is async"), ("rollout", "has a `yield`")])
+def test_a_method_of_another_kind_of_function_is_refused_before_a_model_is_loaded(kind: str, word: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=word):
+        check_methods(type("Hotel", (), {"build_dataset": print, kind: slowly})())
+
+
 @pytest.mark.parametrize(
     ("members", "missing"),
     [

@@ -83,6 +83,12 @@ def test_a_generator_that_says_something_odd_is_a_failure_with_advice(episode: A
     assert word in failure.message
 
 
+def test_a_message_with_calls_of_tools_alone_is_said_as_one_without_text() -> None:
+    calls = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {}}}]}
+    made = type("Calls", (Rows,), {"episode": lambda self: [(yield), (yield calls)][0] and 1.0})()
+    assert rehearse(made, ["a", "b"]).moves[0].messages == ({"content": "", **calls},)
+
+
 # -- objects
 
 

@@ -138,6 +138,22 @@ def test_a_limit_raises_in_the_rollout_and_the_score_is_what_it_returns_then_or_
     assert "good" not in text(episode.trajectory.ids)
 
 
+class Deaf(Asks):
+    """Goes on asking, whatever it is told."""
+
+    async def rollout(self, endpoint: Any) -> float:
+        messages = [user("go")]
+        while True:
+            with suppress(EpisodeTruncated):
+                messages += [await endpoint.chat(messages), user("on")]
+
+
+def test_a_rollout_that_asks_again_and_again_after_its_limit_fails() -> None:
+    failure = play_one(Deaf(), Scripted(lambda _: "x$"), Limits(1, 9, context=99)).result.failure
+    assert failure is not None
+    assert "after EpisodeTruncated" in failure.message
+
+
 # -- mistakes
 
 

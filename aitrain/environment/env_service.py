@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from aitrain.environment.failure_count import ABANDONED_LIMIT
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.runner import EnvRunner
 from aitrain.environment.served_environment import (
+    LARGEST,
     PATIENCE,
     EnvAnswer,
     EnvCall,
@@ -190,17 +192,19 @@ class EnvService:
     async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         runner, case = self.runner, episode.case
         job: Callable[[], Any]
+        low, high = (math.copysign(math.inf, bound) if abs(bound) == LARGEST else bound for bound in call.bounds)
+        bounds = low, high
         if path == "/v1/open":
-            job = partial(runner.open_session, case, call.seed, call.bounds)
+            job = partial(runner.open_session, case, call.seed, bounds)
         elif path == "/v1/respond":
             if episode.session is None or call.turn is None:
                 raise RefusedRequestError(400, "respond needs an open session and a turn")
             job = partial(episode.session.respond, call.turn)
         elif path == "/v1/score":
             transcript = Transcript(case, call.completion, call.thought)
-            job = partial(runner.score_session, episode.session, transcript, call.bounds)
+            job = partial(runner.score_session, episode.session, transcript, bounds)
         elif path == "/v1/score_group":
-            job = runner.group_job(Group(case, call.members), call.bounds)
+            job = runner.group_job(Group(case, call.members), bounds)
         else:
             raise RefusedRequestError(404, f"there is no {path}")
         outcome: Outcome[Any] = await runner.call(job, call.timeout)

@@ -62,7 +62,7 @@ def with_token(answer: Answer, token: str, error_body: Callable[[RefusedRequestE
         except RefusedRequestError as error:
             refused = error
         except Exception as error:  # a client that gets no answer, or status 500, asks again
-            refused = RefusedRequestError(400, f"the request cannot be read: {describe_error(error)}")
+            refused = RefusedRequestError(400, f"the request failed: {describe_error(error)}")
         return JSONResponse(error_body(refused), refused.status)
 
     return answered

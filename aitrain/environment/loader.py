@@ -203,8 +203,14 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
     with no_bytecode():
         try:
             module = import_module(source.module) if file is None else import_file(source.module, file)
+            found = getattr(module, "__file__", None)
         except (Exception, SystemExit) as error:
             raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
+        if source.is_module and source.file is not None and found and Path(found).resolve() != source.file.resolve():
+            raise ConfigError(
+                f"rl_env_module: {source.module} is also the name of a library, {found}"
+                f"\nName the file: --rl-env {source.file}"
+            )
         name = source.class_name or _only_class(source, module)
         factory = member(module, name, "rl_env_class")
         if not callable(factory):

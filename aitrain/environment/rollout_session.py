@@ -44,6 +44,8 @@ from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.task import Task, current_task, on_cancel
 from aitrain.execution.user_code import stack_of_thread
 
+MAX_AFTER_LIMIT = 20
+"""Requests after the limit of an episode that are answered with EpisodeTruncated; with more, the episode fails."""
 MAX_UNTRAINED = 1_000
 """Untrained requests of one episode; with more, it fails, as nothing else ends a loop of them."""
 
@@ -95,7 +97,7 @@ class RolloutSession:
         self._pending: ChatRequest | None = None
         """The request that waits for the answer."""
         self._limit = ""
-        self._answers = self._untrained = 0
+        self._answers = self._untrained = self._refusals = 0
         self._calls: tuple[ToolCall, ...] = ()
         """The tool calls of the last trained answer."""
         self._is_over = False
@@ -225,6 +227,10 @@ class RolloutSession:
 
     def _refuse(self, limit: str) -> None:
         self._fail_pending(EpisodeTruncated(f"no answer: {limit}"))
+        self._refusals += 1
+        if self._refusals > MAX_AFTER_LIMIT:
+            what = f"asked the policy {MAX_AFTER_LIMIT} times after EpisodeTruncated: return the score instead"
+            raise CallFailed(Failure("wrong_type", what, place="rollout"))
 
     def _failed(self, error: Exception) -> CallFailed:
         """The failure of an episode whose pending request gets this error."""

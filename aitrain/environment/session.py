@@ -317,7 +317,7 @@ def _as_messages(response: Any, place: str) -> tuple[Message, ...]:
         return ({"role": "user", "content": response},)
     messages = [response] if isinstance(response, Mapping) else response
     if isinstance(messages, (list, tuple)) and messages and all(map(is_message, messages)):
-        return tuple(dict(message) for message in messages)
+        return tuple({"content": "", **message} for message in messages)  # calls of tools may have no content
     what = f'responded with {shown(response)}, which is neither text nor messages with "role" and "content"'
     raise _wrong_type(place, what)
 

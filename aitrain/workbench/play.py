@@ -257,7 +257,8 @@ class Person:
             if not lines:
                 return None
         text = "\n".join(lines)
-        return f"<tool_call>{text}</tool_call>" if self.reset.runs_tools and text.startswith("{") else text
+        is_call = self.reset.runs_tools and '"name"' in text and text.startswith("{")
+        return f"<tool_call>{text}</tool_call>" if is_call else text
 
 
 def signature(schema: ToolJson) -> str:

@@ -18,7 +18,7 @@ from rich.text import Text
 from aitrain.environment.contract import Case, ScoreResult, env_kind
 from aitrain.environment.runner import NoModel, start_runner
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.environment.session import AssistantTurn
+from aitrain.environment.session import AssistantTurn, Message
 from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.options.train import TrainConfig
@@ -150,31 +150,42 @@ class Replay:
         """The recorded answers. A call that could not be read is recorded without arguments, and its result is the
         problem: such a call ran no tool, and must run none now."""
         messages = self.record.messages
+        tools = [as_object(tool.get("function", tool)) for tool in self.record.tools]
+        has_required = {tool.get("name"): bool(as_object(tool.get("parameters")).get("required")) for tool in tools}
         for place in range(len(as_messages(self.record.prompt)), len(messages)):
             if messages[place].get("role") != "assistant":
                 continue
             calls, results = list[ToolCall](), chain(messages[place + 1 :], repeat({}))
             for call, after in zip(as_objects(messages[place].get("tool_calls")), results, strict=False):
-                function, result = as_object(call.get("function")), as_text(after.get("content"))
-                arguments = as_object(function.get("arguments"))
-                is_wrong = not arguments and result.startswith("error: ")
+                function, result = as_object(call.get("function")), ""
+                if after.get("role") == "tool":
+                    result = as_text(after.get("content"))
+                name, arguments = as_text(function.get("name")), as_object(function.get("arguments"))
+                is_wrong = not arguments and result.startswith("error: ") and has_required.get(name, True)
                 problem = result.removeprefix("error: ") if is_wrong else ""
-                calls.append(ToolCall(as_text(function.get("name")), None if is_wrong else arguments, problem))
+                calls.append(ToolCall(name, None if is_wrong else arguments, problem))
             yield messages[place], AssistantTurn(as_text(messages[place].get("content")), tuple(calls))
 
     def __call__(self, said: Conversation) -> ParsedTurn | None:
-        """The next recorded answer; None after the last one."""
-        return self.turns[said.answers] if said.answers < len(self.turns) else None
+        """The next recorded answer; None after the last one, and where the conversations part."""
+        has_answer = said.answers < len(self.turns) and self._agrees(said.messages)
+        return self.turns[said.answers] if has_answer else None
+
+    def _agrees(self, said: Sequence[Message]) -> bool:
+        """Whether a conversation is the record, or the beginning of one of them is the other."""
+        return all(to_jsonable(one) == other for one, other in zip(said, self.record.messages, strict=False))
 
     def end(self, episode: Episode) -> None:
         """Take the score of the replayed episode, if it is the recorded one."""
         self.episode, self.result = episode, episode.result
-        said, recorded = [to_jsonable(one) for one in episode.as_member.messages], self.record.messages
-        stop = self.record.stop
+        said, recorded, stop = episode.as_member.messages, self.record.messages, self.record.stop
+        if not self._agrees(said):
+            self.problem = DIFFERENT
+            return
         if episode.result.failure is not None:
             return  # its score is missing, which is a result
         is_done = episode.stop == "done"
-        if said[: len(recorded)] != recorded:
+        if len(said) < len(recorded):
             self.problem = DIFFERENT
         elif stop in ("env_error", "env_timeout"):
             self.problem = "" if is_done else "a failure of the environment had cut it off"

@@ -133,6 +133,12 @@ class Strict(Hints):
         return float(reply == answer)
 
 
+class Knows(Hints):
+    def episode(self, answer: str, seed: int) -> Any:
+        reply = yield f"today seed {seed}"
+        yield {"x$": "known"}[reply]  # a KeyError for the answers to what was said then
+
+
 class Fails(Hints):
     def episode(self, answer: str, seed: int) -> Any:
         yield f"seed {seed}"
@@ -144,6 +150,7 @@ class Fails(Hints):
     [
         (Hints, second_try, None, Doubled, [(0.5, 0.25, ""), (0.0, 0.0, "")] * 2),
         (Hints, second_try, None, Strict, [(0.5, None, DIFFERENT), (0.0, None, DIFFERENT)] * 2),
+        (Hints, number_of, None, Knows, [(1.0, None, DIFFERENT), (0.0, None, DIFFERENT)] * 2),
         (Hints, lambda _: "x$", Limits(2, 99), Hints, [(0.0, 0.0, "")] * 4),
         (Fails, lambda _: "x$", None, Hints, [(None, None, "a failure of the environment had cut it off")] * 4),
     ],
@@ -164,11 +171,16 @@ class Shop:
         return Shop()
 
     def get_tools(self) -> list[Any]:
-        return [self.buy]
+        return [self.buy, self.test]
 
     def buy(self, count: int) -> None:
         """Buy."""
         self.bought += count
+
+    def test(self) -> str:
+        """Its result begins as the problem of a call that cannot be read."""
+        self.bought += 1
+        return "error: 1 test failed"
 
     def step(self, reply: str) -> None:
         return None
@@ -179,12 +191,16 @@ class Shop:
 
 def test_tools_run_again_in_a_replay_and_malformed_calls_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TemplateSupport, "has_tool_calls", True)  # the template can write tool calls
-    said = ('{"name": "buy", "arguments": {"count": 3', '{"name": "buy", "arguments": {"count": 7}}')
+    said = (
+        '{"name": "buy", "arguments": {"count": 3',
+        '{"name": "buy", "arguments": {"count": 7}}',
+        '{"name": "test"}',
+    )
     calls = [f"<tool_call>{call}</tool_call>$" for call in said]
     records = saved(Shop(), lambda text: [*calls, "done$"][text.count("$a:") - 1])
     opened = OpenedEnvironment(Shop(), rows())
     found = rescore(opened, TrainConfig(rl_max_turns=9), None, records)
-    assert [(one.before, one.after, one.problem) for one in found] == [(0.7, 0.7, "")] * 4
+    assert [(one.before, one.after, one.problem) for one in found] == [(0.8, 0.8, "")] * 4
 
 
 # -- the report

@@ -94,8 +94,10 @@ class Judge:
             function = MODELS[self.place](**self.settings)
         elif self.users_place is None and (self.settings or self.place not in RULES):
             known = [*RULES, *MODELS]
+            if self.place in RULES:
+                raise ConfigError(f"judges: the rule {self.place} takes no settings")
             raise ConfigError(
-                f"judges: there is no judge {self.place}{' with settings' if self.place in RULES else ''}."
+                f"judges: there is no judge {self.place}."
                 f"{did_you_mean(self.place, known)}\nName one of {', '.join(known)}; your own, such as"
                 " my_judges.py:polite; or a URL."
             )

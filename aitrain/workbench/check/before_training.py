@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -86,7 +87,10 @@ def check_quickly(
         if database := open_database():
             return FastCheck(f"it may use the open database {database}, which only the run may use")
         subject = Subject(OpenedEnvironment(environment, cases), config, limit=CASES, seconds=seconds - MARGIN)
-        found: list[FastCheck] = [FastCheck(left_out=len(checks)), *forked(partial(_check, subject, checks), seconds)]
+        found: list[FastCheck] = [
+            FastCheck(left_out=len(checks)),
+            *forked(partial(_check, subject, checks, seconds - MARGIN), seconds),
+        ]
         return found[-1]
     except Exception as error:
         return FastCheck(f"the checks failed: {describe_error(error)}")
@@ -95,8 +99,9 @@ def check_quickly(
 # -- in the forked process
 
 
-def _check(subject: Subject, checks: Sequence[EnvCheck], connection: Connection) -> None:
-    """Send what was found after each check, or why the environment cannot be checked here."""
+def _check(subject: Subject, checks: Sequence[EnvCheck], seconds: float, connection: Connection) -> None:
+    """Send what was found after each check, or why the environment cannot be checked here, at the latest after so many
+    seconds."""
     cuts, found = cut_connections(connection.fileno()), FastCheck(left_out=len(checks))
 
     def leave(reason: str) -> NoReturn:
@@ -105,14 +110,23 @@ def _check(subject: Subject, checks: Sequence[EnvCheck], connection: Connection)
         os._exit(0)
 
     watch_connections(lambda address: leave(f"it connects to {address} (aitrain env check checks it)"))
-    for result in run_checks(subject, checks):
-        failures = [episode.result.failure for episode in subject.episodes]
+
+    def look() -> None:
+        """Leave if the environment has done what only the run may do."""
+        failures = [episode.result.failure for episode in list(subject.episodes)]
         if subject.model.used:
             leave(NEEDS_MODEL)
         if any(map(_is_used, cuts)):
             leave("it uses an open connection, which only the run may use")
         if any(failure and CUDA_IN_FORK in failure.trace for failure in failures):
             leave("its scores use the GPU, which a forked process cannot (aitrain env check can)")
+
+    timer = threading.Timer(seconds, look)  # a call may wait for an answer from a connection that was cut
+    timer.daemon = True
+    timer.start()
+    for result in run_checks(subject, checks):
+        look()
+        failures = [episode.result.failure for episode in subject.episodes]
         serious = [one for one in result.findings if one.level != "info"]
         found.left_out -= result.skipped != NO_TIME
         found.passed += not result.skipped and not result.findings

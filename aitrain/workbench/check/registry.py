@@ -6,6 +6,7 @@ import faulthandler
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -33,7 +34,8 @@ SECONDS = 180.0
 CALL_SECONDS = 10.0
 """Deadline of a call to the environment, unless --rl-env-timeout is given: a hostile reply may hang it."""
 PATIENCE, FOREVER = 100.0, 1e6
-"""Seconds without a result or a batch of episodes from which the process is taken to hang; with a model it may."""
+"""Seconds for which code may hold the interpreter's lock until the process is taken to hang; with a model it may. Other
+calls have their deadline."""
 Send = Callable[[Message], None]
 
 NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {
@@ -183,7 +185,14 @@ def main(run: Callable[[Message, Send], None] = check) -> None:
         faulthandler.dump_traceback_later(patience, exit=True, file=2)  # also while code holds the interpreter's lock
         print(json.dumps(message, default=str), file=channel, flush=True)
 
+    def keep_alive() -> None:
+        while True:
+            time.sleep(1)
+            if patience < CONSTRUCTION:
+                faulthandler.dump_traceback_later(patience, exit=True, file=2)
+
     send({})
+    threading.Thread(target=keep_alive, daemon=True).start()
     try:
         request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
         if not request.get("ask_judges"):
