@@ -6,6 +6,7 @@ Commands that use a trained model (`aitrain eval`, `compare`, `chat`, `export`, 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -105,18 +106,21 @@ def before_training(reference: ModelReference) -> ModelReference | None:
 def run_options(reference: ModelReference) -> dict[str, object]:
     """Options of the run that trained the model, for a command that has options of the same names; empty without a run.
 
-    The file of the environment is the one that the run found; other relative paths are those of this folder.
+    Relative paths are those of the folder that the run was started in, where this is known.
     """
     if reference.run is None:
         return {}
     folder = RunFolder(reference.run)
     options = {name: value for name, value in load_options(folder.config).items() if name not in OWN_OPTIONS}
+    for name in ("model", "chat_template"):
+        if isinstance(value := options.get(name), str):
+            options[name] = _found_path(folder, value)
     made = read_object(folder.environment)
     if isinstance(value := options.get("rl_env"), str):
-        options["rl_env"] = _found_environment(value, made)
+        options["rl_env"] = _found_environment(folder, value, made)
     elif isinstance(value, list):
         each, places = as_object(made.get("environments")), dict(map(named_place, map(str, value)))
-        found = {name: _found_environment(one, as_object(each.get(name))) for name, one in places.items()}
+        found = {name: _found_environment(folder, one, as_object(each.get(name))) for name, one in places.items()}
         options["rl_env"] = [f"{name}={place}" for name, place in found.items()]
     return options
 
@@ -213,7 +217,7 @@ def _base_of(adapter: Path, run: Path | None) -> str:
     """The base of an adapter: what the run's options name, else what the adapter's own configuration names."""
     named = load_options(RunFolder(run).config).get("model") if run else None
     if run and named:
-        return str(named)
+        return _found_path(RunFolder(run), str(named))
     recorded = read_object(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not recorded:
         raise ConfigError(f"model: {adapter / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
@@ -230,12 +234,29 @@ def _base_of(adapter: Path, run: Path | None) -> str:
     return str(recorded)
 
 
-def _found_environment(value: str, made: JsonObject) -> str:
-    """The environment of a run; a file where the run found it."""
+# -- the options of a run
+
+
+def _found_path(folder: RunFolder, value: str) -> str:
+    """A relative path as that of the run's working directory, if it exists there; any other value unchanged. The
+    directory is the one that the run's relative output_dir leads out of."""
+    output_dir, parent = str(load_options(folder.config).get("output_dir", "/")), folder.path.resolve().parent
+    parts = Path(os.path.normpath(output_dir)).parts
+    start = len(parent.parts) - len(parts)
+    if value in NAMED_MODELS or output_dir.startswith(("/", "~")) or ".." in parts or parent.parts[start:] != parts:
+        return value
+    place = Path(*parent.parts[:start], value)
+    return str(place) if place.exists() else value
+
+
+def _found_environment(folder: RunFolder, value: str, made: JsonObject) -> str:
+    """The environment of a run; a relative file is looked for where the run found it."""
     file, colon, name = value.partition(":")
-    recorded = Path(str(made.get("file") or ""))
-    is_there = file.endswith(".py") and recorded.name == Path(file).name and recorded.is_file()
-    return f"{recorded}{colon}{name}" if is_there else value
+    if not file.endswith(".py"):
+        return value
+    recorded = str(made.get("file") or "")
+    is_there = Path(recorded).name == Path(file).name and Path(recorded).is_file()
+    return f"{recorded if is_there else _found_path(folder, file)}{colon}{name}"
 
 
 # -- config.yaml

@@ -96,12 +96,13 @@ def test_an_address_is_an_engine_and_may_not_hold_a_key() -> None:
             read_model(given)
 
 
-def test_the_environment_of_a_run_is_the_file_that_it_has_recorded(
+def test_options_of_a_run_are_those_of_its_start_folder_and_its_environment_is_the_recorded_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = "model: tiny\nchat_template: null\nrl_env: env.py:Env\nseed: 7\noutput_dir: runs\nproject_name: sums\n"
+    config = "model: base\nchat_template: null\nrl_env: env.py:Env\nseed: 7\noutput_dir: runs\nproject_name: sums\n"
     run = run_folder(Path("runs/sums"), config)
     weights(run / "model", PEFT_TINY)
+    weights(Path("base"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "env.py").touch()
     (run / "environment.json").write_text(json.dumps({"file": str(tmp_path / "other" / "env.py")}))
@@ -109,7 +110,7 @@ def test_the_environment_of_a_run_is_the_file_that_it_has_recorded(
     found = read_model("../runs/sums")
     options = run_options(found)
     assert options == {
-        "model": "tiny", "chat_template": None, "rl_env": f"{tmp_path}/other/env.py:Env", "seed": 7
+        "model": str(tmp_path / "base"), "chat_template": None, "rl_env": f"{tmp_path}/other/env.py:Env", "seed": 7
     }  # fmt: skip
-    assert before_training(found) == read_model("tiny")
+    assert before_training(found) == read_model(str(tmp_path / "base"))
     assert run_options(read_model("tiny")) == {}
