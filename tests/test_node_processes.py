@@ -173,3 +173,19 @@ def test_a_stop_on_one_machine_reaches_the_ranks_of_all(node: int, machines: Mac
 
     machines.run(script, WAIT, stop)
     assert machines.ends == [stopped, stopped]
+
+
+def test_one_signal_on_each_machine_is_one_request_to_stop(machines: Machines) -> None:
+    stopped = Ended("stopped", 2)
+    saves = f"touch $0/saving; while [ ! -e $0/signalled ]; do sleep 0.05; done; {says(stopped)}; exit 0"
+    script = f"trap {shlex.quote(saves)} TERM; {READY}; while :; do sleep 0.05; done"
+
+    def signal_both() -> None:
+        machines.both_run()
+        machines.second._on_signal()
+        assert eventually((machines.folder.path / "saving").exists)  # the first one has heard of it
+        machines.first._on_signal()
+        (machines.folder.path / "signalled").touch()
+
+    machines.run(script, WAIT, signal_both)
+    assert machines.ends == [stopped, stopped]

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -101,6 +101,9 @@ class Processes:
     """The loss of a machine or of a process of another one, which explains the errors of the ranks."""
     is_started: bool = False
     _is_killed: bool = False
+    _signals: int = 0
+    """How often a signal has asked this process to stop."""
+    _asking: AbstractContextManager[object] = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         if self.group is not None:
@@ -319,11 +322,16 @@ class Processes:
     def _on_signal(self, *_: object) -> None:
         if not self.is_started:
             raise KeyboardInterrupt  # while vLLM is being started
-        self.stop()
+        self._signals += 1
+        self.stop(self._signals)
 
-    def stop(self) -> None:
-        """Ask the training processes to finish their step, save and leave; a second call kills them. For any thread."""
-        self.stops += 1
+    def stop(self, times: int | None = None) -> None:
+        """Ask the training processes to finish their step, save and leave; asked a second time, kill them. For any
+        thread. `times`: how often one machine was asked, as a scheduler signals all of them; None: once more."""
+        with self._asking:
+            if times is not None and times <= self.stops:
+                return
+            self.stops = self.stops + 1 if times is None else times
         if self.group is not None:
             self.group.say(stops=self.stops)
         if self.stops > 1:
@@ -396,8 +404,8 @@ class Processes:
         """Called again and again, in a thread, with what another machine says of itself."""
         assert self.group is not None
         if state.get("stops", 0) > 0 and self.stops == 0:
+            self.stop(1)
             self.announce(Note(f"{self.group.name(rank)} was asked to stop", "info"))
-            self.stop()
         if (state.get("stops", 0) > 1 or state.get("kill")) and not self._is_killed:
             self.stops = max(self.stops, state.get("stops", 0))
             self._kill()
