@@ -163,5 +163,5 @@ def test_a_client_that_blocks_the_event_loop_is_named_where_another_call_waits_f
                 client.post("/chat/completions", json=body).raise_for_status()
             return 1.0
 
-    episodes, _ = play(Blocks(), ECHO, of=cases(2), rl_env_timeout=1.0)
+    episodes, _ = play(Blocks(), ECHO, of=cases(2), rl_env_timeout=3.0)
     assert 'client.post("/chat/completions"' in "".join(episode.failure_message for episode in episodes)

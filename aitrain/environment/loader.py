@@ -206,7 +206,8 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
             found = getattr(module, "__file__", None)
         except (Exception, SystemExit) as error:
             raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
-        if source.is_module and source.file is not None and found and Path(found).resolve() != source.file.resolve():
+        by_name = source.file if source.is_module and adapter is None else None
+        if by_name is not None and found and not by_name.samefile(found):
             raise ConfigError(
                 f"rl_env_module: {source.module} is also the name of a library, {found}"
                 f"\nName the file: --rl-env {source.file}"

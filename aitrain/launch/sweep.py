@@ -52,6 +52,8 @@ RESHAPING = ("rl_temperature", "rl_top_k", "rl_top_p", "rl_min_p", "rl_repetitio
 """Options that change how held-out completions are sampled."""
 COMMAND = (*PYTHON, "-m", "aitrain", "grpo")
 STEP = "step "
+PRUNED = "is_pruned"
+"""Attribute of a trial that is being ended early."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 FAILURES = 3
 """The sweep ends when its first trials have failed, as the others would fail as well."""
@@ -312,7 +314,7 @@ class Sweep:
 
     def _play(self, trial: Trial, share: dict[str, str], announce: Announce) -> None:
         """Play a trial and record its score, or why it has none; one that was stopped stays as it is."""
-        result, error, is_pruned = self._train(trial, share, announce)
+        result, error = ({}, "") if PRUNED in trial.user_attrs else self._train(trial, share, announce)
         objective = self.plan.config.objective
         prefix = "greedy" if objective == "greedy" else "score"
         if (score := result.get(f"{prefix}_after")) is not None:
@@ -322,21 +324,22 @@ class Sweep:
             trial.set_user_attr("steps", result["steps"])
             trial.set_user_attr("seconds", result["seconds"])
             self.study.tell(trial, score)
-        elif is_pruned:
+        elif PRUNED in trial.user_attrs:
             self.study.tell(trial, state=TrialState.PRUNED)
         elif not self.stops:
             trial.set_user_attr("error", error or "no score after the training: were there held-out cases?")
             self.study.tell(trial, state=TrialState.FAIL)
 
-    def _train(self, trial: Trial, share: dict[str, str], announce: Announce) -> tuple[dict[str, Any], str, bool]:
-        """Run the training of a trial, or continue it; returns its result, its error, and whether it was pruned."""
+    def _train(self, trial: Trial, share: dict[str, str], announce: Announce) -> tuple[dict[str, Any], str]:
+        """Run the training of a trial, or continue it; returns its result and its error, one of them empty."""
         name = trial_name(trial)
         file = self.folder / f"{name}.yaml"
         options = self.plan.trial_options(trial.params, project_name=name, output_dir=str(self.folder))
         write_text(file, write_yaml(options))
         resume = ["--resume"] if (self.folder / name).exists() else []
         command = [*COMMAND, "--config", str(file), "--json", *resume]
-        result, error, is_pruned = dict[str, Any](), "", False
+        result: dict[str, Any] = {}
+        error = ""
         with subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -360,20 +363,20 @@ class Sweep:
                     error = line.strip() or error  # the last line of a traceback, if there is one
                 elif not isinstance(event, RunStarted):
                     announce(event)
-                if isinstance(event, Evaluated) and not is_pruned and self._should_prune(trial, event):
-                    is_pruned = True
+                if isinstance(event, Evaluated) and self._should_prune(trial, event):
                     announce(Note(f"{event.when}: the trial is pruned", "info"))
                     process.terminate()
         self._processes.remove(process)
-        error = error or (f"it ended with exit code {process.returncode}" if process.returncode else "")
-        return result, error, is_pruned
+        return result, error or (f"it ended with exit code {process.returncode}" if process.returncode else "")
 
     def _should_prune(self, trial: Trial, event: Evaluated) -> bool:
         """Report a held-out score during the training; returns whether the trial is to be ended now."""
         score = event.greedy if self.plan.config.objective == "greedy" else event.sampled
-        if score is None or not event.when.startswith(STEP):
+        if score is None or not event.when.startswith(STEP) or PRUNED in trial.user_attrs:
             return False
         step = int(event.when.removeprefix(STEP))
         if step not in self.study.get_trials()[trial.number].intermediate_values:  # else it was scored before a kill
             trial.report(score, step)
-        return trial.should_prune()
+        if is_pruned := trial.should_prune():
+            trial.set_user_attr(PRUNED, True)
+        return is_pruned

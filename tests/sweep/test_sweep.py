@@ -104,6 +104,17 @@ def test_ctrl_c_stops_the_running_trial_which_is_resumed(run: Run, capsys: pytes
     assert (states(), starts(0), starts(1)) == (["COMPLETE", "COMPLETE"], 1, 2)
 
 
+def test_a_trial_that_was_to_be_pruned_when_the_sweep_was_killed_is_not_trained_again(run: Run) -> None:
+    write_file(trials=1)
+    assert run("sweep.yaml", "--quiet") == 0
+    study = open_study(Path("runs/lrs"))
+    study.enqueue_trial({"lr": BAD, "lora_r": 4})
+    trial = study.ask(study.trials[0].distributions)
+    trial.set_user_attr("is_pruned", True)
+    assert run("runs/lrs", "--resume", "--quiet", "--trials", "2") == 0
+    assert states() == ["COMPLETE", "PRUNED"]
+
+
 def test_a_finished_sweep_is_continued_with_more_trials_also_where_it_was_moved(run: Run) -> None:
     write_file(trials=1)
     assert run("sweep.yaml", "--quiet") == 0
