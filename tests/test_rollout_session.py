@@ -139,7 +139,7 @@ def test_a_limit_raises_in_the_rollout_and_the_score_is_what_it_returns_then_or_
 
 
 class Deaf(Asks):
-    """Goes on asking, whatever it is told."""
+    """Ignores EpisodeTruncated and sends the next request."""
 
     async def rollout(self, endpoint: Any) -> float:
         messages = [user("go")]

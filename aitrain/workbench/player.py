@@ -205,7 +205,3 @@ class Player:
         """Close the environment, and end its threads and processes."""
         self.runner.close()
         self._loop.close()
-
-    def stop(self) -> None:
-        """End the loop, and leave the environment open, which a forked process must not close."""
-        self._loop.close()

@@ -64,7 +64,6 @@ def play(environment: Any, case: Case, replies: Sequence[str], seed: int = 0) ->
     config = with_requirements(TrainConfig(rl_env="any.py", rl_env_isolation="thread"), environment)[0]
     player = Player(environment, config.model_copy(update={"rl_max_turns": 99}))
     (episode,) = player.play([Play(case, Script(tuple(replies)), seed)])
-    player.stop()
     prompt = episode.prompt
     said = [prompt] if isinstance(prompt, str) else [prompt[-1]["content"]]
     return said + [message["content"] for message in episode.messages if message["role"] != "assistant"], episode.result

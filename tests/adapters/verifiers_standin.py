@@ -16,9 +16,6 @@ class Rubric:
         self.funcs, self.weights, self.has_group_rewards = list(funcs), list(weights), False
         self.cleaned = []
 
-    def _get_reward_weights(self):
-        return self.weights
-
     async def score_rollout(self, state):
         metrics = {}
         for function in self.funcs:

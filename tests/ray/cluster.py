@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def variables(home: Path) -> dict[str, str]:
     quick = {"period_ms": 1000, "initial_delay_ms": 1000, "timeout_ms": 2000, "failure_threshold": 3}
     return {
         "HOME": str(home),
+        "TMPDIR": tempfile.gettempdir(),  # Ray's folder is below it
         "PATH": f"{Path(RAY).parent}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -34,8 +36,9 @@ def add_machine(network: Network) -> NamespaceMachine:
     machine = network.add()
     own = machine.folder / f"ray-{machine.name}"  # Ray's folder is another one on each machine
     own.mkdir()
-    Path("/tmp/ray").mkdir(exist_ok=True)
-    machine.run("mount", "--bind", str(own), "/tmp/ray")
+    default = Path(tempfile.gettempdir(), "ray")
+    default.mkdir(exist_ok=True)
+    machine.run("mount", "--bind", str(own), str(default))
     is_head = machine is network.machines[0]
     place = ["--head", "--port=6379", "--include-dashboard=false"] if is_head else ["--address=10.77.0.1:6379"]
     command = [

@@ -71,7 +71,7 @@ def test_a_case_is_sampled_as_often_as_asked_and_every_place_shows_the_same_scor
 
 
 class Told(Vowels):
-    """A held-out case whose scores are told beforehand: of each scoring the sampled and the greedy one."""
+    """One held-out case with preset scores: a sampled and a greedy one for each scoring."""
 
     def __init__(self, *told: tuple[float, float]) -> None:
         super().__init__()

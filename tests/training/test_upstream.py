@@ -57,9 +57,9 @@ NOT_INSIDE = {
     "_exit", "_replace", "_trial_id", "_abc", "_contextvars", "_frozen_importlib", "_lru_list_elem", "_struct", "_max",
     "_min", "_sample", "_test", "main", "chat_template",
 }  # fmt: skip
-"""What Python documents, modules of Python's, endings of names, and the number by which Optuna's journal knows a trial,
-as tests/sweep/test_sweep.py goes on with trials of a killed sweep."""
-OF_ADAPTERS = {"_get_reward_weights", "_teardown", "_vf_weight"}
+"""What Python documents, modules of Python's, endings of names, and the id of a trial in Optuna's journal, which
+tests/sweep/test_sweep.py covers by resuming a killed sweep."""
+OF_ADAPTERS = {"_teardown"}
 """Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""
 
 

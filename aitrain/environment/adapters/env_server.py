@@ -139,7 +139,7 @@ class EnvServer(httpx.AsyncClient):
 
 @dataclass(eq=False)
 class ServerEnvironment:
-    """What environments behind a server have in common: its URL, and the settings of `settings.py`.
+    """Base class of environments that a server plays: the server's URL and the settings that all adapters have.
 
     Raises:
         ConfigError: the URL is none or holds credentials, or there is no score_range.

@@ -100,8 +100,8 @@ def check_quickly(
 
 
 def _check(subject: Subject, checks: Sequence[EnvCheck], seconds: float, connection: Connection) -> None:
-    """Send what was found after each check, or why the environment cannot be checked here, at the latest after so many
-    seconds."""
+    """Run the checks and send the findings after each. Send the reason and end if the environment cannot be checked
+    here; this is also looked at after so many seconds."""
     cuts, found = cut_connections(connection.fileno()), FastCheck(left_out=len(checks))
 
     def leave(reason: str) -> NoReturn:
