@@ -132,7 +132,8 @@ def stack_of_awaitable(awaitable: Awaitable[object]) -> StackSummary:
         frames.append((frame, frame.f_lineno))
         inner = getattr(inner, "cr_await", None)
     is_new = inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED
-    for thread in [thread for thread in threading.enumerate() if thread.name == LOOP_THREAD]:
+    loops = [thread for thread in threading.enumerate() if thread.name == LOOP_THREAD]
+    for thread in reversed(loops):  # the newest one first, as a loop that was blocked for good is replaced
         stack = _thread_frames(sys._current_frames().get(thread.ident or 0))
         if is_new or any(frame is frames[-1][0] for frame, _ in stack if frames):
             return StackSummary.extract(iter(stack))
