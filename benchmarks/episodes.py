@@ -58,8 +58,7 @@ def prepared() -> dict[str, Callable[[], object]]:
     from aitrain.environment.runner import start_runner
     from aitrain.options.train import TrainConfig
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
-    from aitrain.rollout.clock import RolloutClock
-    from aitrain.rollout.engine import Completion, GenerationRequest, Leave
+    from aitrain.rollout.engine import Completion, GenerationRequest, Leave, RolloutClock
     from aitrain.rollout.episode import Rollout
     from aitrain.rollout.event_loop import EventLoop
     from aitrain.rollout.limits import EndOfTurn, Limits

@@ -76,10 +76,10 @@ def measure(asked: Asked) -> Iterator[Figure]:
 
 def of_side(folder: Path, environment: object, options: dict[str, Any]) -> dict[str, float]:
     """The metrics of the second step, with CPU seconds and the peak of memory."""
-    from aitrain.rollout import clock
-    from aitrain.training import stopwatch
+    from aitrain.rollout import engine
+    from aitrain.training import step_events
 
     cpu = SimpleNamespace(monotonic=time.process_time)
-    with patch.object(clock, "time", cpu), patch.object(stopwatch, "time", cpu):
+    with patch.object(engine, "time", cpu), patch.object(step_events, "time", cpu):
         line = trained(folder, environment, **options)[-1]
     return line | {"memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}

@@ -17,8 +17,7 @@ from aitrain import activity
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
-from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding, FinishReason, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, FinishReason, GenerationRequest, Leave, RolloutClock
 from aitrain.rollout.limits import EndOfTurn
 
 

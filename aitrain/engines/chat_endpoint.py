@@ -22,8 +22,7 @@ from aitrain.environment.session import Message
 from aitrain.environment.thoughts import THINK, THOUGHT_KEYS
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.redaction import redact
-from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave, RolloutClock
 from aitrain.rollout.message_format import MessageFormat
 from aitrain.rollout.thinking import VARIABLES
 from aitrain.vllm.client import error_text

@@ -38,8 +38,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import merged_weights, whole
 from aitrain.engines.worker_extension import renew_tied_head
-from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, RolloutClock
 from aitrain.rollout.limits import EndOfTurn
 
 Weights = Iterator[tuple[str, torch.Tensor]]

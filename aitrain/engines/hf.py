@@ -42,8 +42,7 @@ from aitrain.engines.shared_cache import (
     with_running_rows,
 )
 from aitrain.environment.seeds import SampleSeed
-from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Leave
+from aitrain.rollout.engine import Completion, Leave, RolloutClock
 from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")

@@ -36,8 +36,7 @@ from aitrain.engines.weight_sync import WeightVersion
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed, ServerFailed
 from aitrain.machine import allow_open_files
-from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave, RolloutClock
 from aitrain.rollout.episode import run_all
 from aitrain.rollout.limits import EndOfTurn
 

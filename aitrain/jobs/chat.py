@@ -23,19 +23,18 @@ from aitrain.environment.seeds import derived_seed
 from aitrain.environment.session import Message
 from aitrain.environment.tool_call_parser import clean
 from aitrain.errors import AitrainError, ConfigError
-from aitrain.jobs.terminal_job import exit_now, run_job
 from aitrain.redaction import redact
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, Trajectory
 from aitrain.rollout.episode import sample_turn
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.chat_setup import ChatSetup
 from aitrain.runs.model_reference import before_training, read_model
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.model import load_policy
 from aitrain.ui.chat_view import ChatView
+from aitrain.ui.error_line import exit_now, run_job
 from aitrain.ui.escape_controls import escape_controls
 
 ANSWER_TOKENS = 512

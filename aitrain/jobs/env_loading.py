@@ -1,10 +1,22 @@
-"""Loads the environments of a run, in the process that trains, and checks them before the training."""
+"""Loads the environments of a run, in the process that trains, and checks them before the training.
+
+On a Ray cluster an actor on each machine runs `aitrain env serve`; the training uses all of them.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -14,12 +26,27 @@ from aitrain.environment.dataset import Datasets
 from aitrain.environment.loader import EnvSource, errors_of, load_env, locate_environments
 from aitrain.environment.requirements import with_largest, with_requirements
 from aitrain.environment.runner import EnvRunner, MixedRunner, Runner, start_runner
+from aitrain.environment.served_environment import TOKEN_VARIABLE, ServedEnvironment, connect
 from aitrain.errors import EnvironmentFailed
 from aitrain.events import Announce, Note
+from aitrain.execution.process_tree import ProcessTree
+from aitrain.execution.ray_connection import connected, machines
 from aitrain.options.train import TrainConfig
 
 if TYPE_CHECKING:
     from aitrain.training.run_context import RunContext
+
+RESOURCE = "environment"
+"""Name of a resource of Ray: where machines have it, environments run only there."""
+START_SECONDS = 120.0
+"""Seconds for the servers to construct the environment."""
+SERVED_AT = re.compile(r"--rl-env (http\S+)")
+"""In what the server prints when it is ready."""
+MOST_SHOWN = 500
+"""Last characters of what a server printed that did not start."""
+
+_connection = ExitStack()
+"""The connection to the cluster, which lasts as long as this process; Ray ends its actors then."""
 
 
 def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = ()) -> Runner:
@@ -43,8 +70,6 @@ def _load_one(config: TrainConfig, source: EnvSource, announce: Announce, close:
     random.seed(config.seed)
     numpy.random.seed(config.seed)
     if config.is_env_on_ray:
-        from aitrain.jobs.ray_environment import start_on_ray
-
         environment: object
         environment, problems = start_on_ray(config)
         for problem in problems:
@@ -80,3 +105,71 @@ def check_environments(context: RunContext, built: Mapping[str, Datasets]) -> No
                     f"Each of the {found.played} episodes that were tried failed: {found.all_failed}\n"
                     "A run whose held-out cases all fail ends before its first step. Try one: aitrain env play"
                 )
+
+
+# -- an environment on a Ray cluster
+
+
+def start_on_ray(config: TrainConfig) -> tuple[ServedEnvironment, list[str]]:
+    """Serve the environment on the machines of a Ray cluster; returns it, and why machines are left out.
+
+    Raises:
+        ConfigError: there is no cluster.
+        EnvironmentFailed: no machine can serve it.
+    """
+    activity.own.enter("starting the environment on Ray", moves_files=True)
+    _connection.enter_context(connected(config.ray_address))
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    token = os.environ.setdefault(TOKEN_VARIABLE, secrets.token_hex(32))
+    names = ("rl_env", "rl_env_module", "rl_env_class", "rl_env_config", "rl_env_timeout", "seed", "model")
+    given = {name: getattr(config, name) for name in names}
+    options = {name: value for name, value in given.items() if value is not None}
+    options |= {"rl_env_workers": config.env_calls, "rl_env_isolation": "process"}
+    cluster = machines()
+    chosen = [machine for machine in cluster if machine.total.get(RESOURCE)] or cluster
+    servers = []
+    for machine in chosen:
+        here = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
+        actor = ray.remote(num_cpus=0, scheduling_strategy=here)(EnvServer)
+        servers.append(actor.remote({"command": "serve", "options": options}, os.getcwd(), machine.address, token))
+    _connection.callback(servers.clear)  # an actor ends with its last handle
+    urls, problems = [], []
+    for machine, server in zip(chosen, servers, strict=True):
+        try:
+            urls.append(ray.get(server.url.remote(), timeout=START_SECONDS))
+        except ray.exceptions.RayError as error:
+            problems.append(f"{machine.host}: {getattr(error, 'cause', None) or str(error).partition(chr(10))[0]}")
+    if not urls:
+        raise EnvironmentFailed("\n".join(problems[:2]) or "no machine of the Ray cluster runs the environment")
+    return connect(",".join(urls)), problems
+
+
+class EnvServer:
+    """Runs the server of the environment on its machine. A Ray actor; a plain class, for tests without Ray."""
+
+    def __init__(self, request: dict[str, Any], folder: str, address: str, token: str) -> None:
+        request["serve"] = {"host": address, "port": 0}
+        with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False, encoding="utf-8") as self._file:
+            json.dump(request, self._file)
+        command = [sys.executable, "-P", "-m", "aitrain.jobs.env_terminal", self._file.name]
+        variables = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, TOKEN_VARIABLE: token}
+        if not os.path.isdir(folder):
+            raise EnvironmentFailed(f"{socket.gethostname()} has no folder {folder}")
+        self._tree = ProcessTree(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder)
+
+    def url(self) -> str:
+        """Its address, when the environment is ready.
+
+        Raises:
+            EnvironmentFailed: the environment cannot be served.
+        """
+        said = ""
+        for line in self._tree.stdout:
+            said += line.decode(errors="replace")
+            if found := SERVED_AT.search(said):
+                os.unlink(self._file.name)
+                return found[1]
+        said = said.strip()[-MOST_SHOWN:]
+        raise EnvironmentFailed(f"The environment cannot be served on {socket.gethostname()}: {said}")

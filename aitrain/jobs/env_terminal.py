@@ -1,4 +1,4 @@
-"""The process of `aitrain env play`, `show` and `rescore`: `python -m aitrain.jobs.env_terminal FILE`.
+"""The process of `aitrain env play`, `show`, `rescore` and `serve`: `python -m aitrain.jobs.env_terminal FILE`.
 
 FILE holds the request as JSON. The process has the terminal of the command, so that breakpoint() and input() work in
 the environment.
@@ -6,28 +6,43 @@ the environment.
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import hashlib
 import json
+import random
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
-from functools import cached_property
+from contextlib import closing, nullcontext, redirect_stdout
+from functools import cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from aitrain.environment.contract import env_kind, named_by, scores_groups
+from aitrain.environment.dataset import fingerprint
+from aitrain.environment.env_service import EnvService
+from aitrain.environment.requirements import requirements_of
+from aitrain.environment.runner import NoModel, start_runner
+from aitrain.environment.served_environment import PROTOCOL, EnvDescription
+from aitrain.environment.session import Message
+from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
-from aitrain.jobs.terminal_job import exit_now, run_job
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
+from aitrain.packages import PACKAGE
+from aitrain.redaction import without_secrets
 from aitrain.rollout.chat_format import ChatFormat
+from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.runs.run_folder import RunFolder, to_jsonable
+from aitrain.ui.error_line import exit_now, run_job
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.workbench.opening import open_environment, open_environments
+from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment, open_environments
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 
 if TYPE_CHECKING:
@@ -38,6 +53,11 @@ Document = dict[str, object]
 """What `--json` prints."""
 NO_DEADLINE = 1e9
 """Seconds of a call of the environment, which may wait in the debugger."""
+
+NO_MODEL = NoModel("the model is where it is trained; an environment that asks it cannot be served")
+TINY_FOLDER = PACKAGE / "tiny_model"
+
+Say = Callable[[str], object]
 
 
 def main(request: Request) -> int:
@@ -54,10 +74,6 @@ def main(request: Request) -> int:
     return run_job(work, as_json)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def _play(request: Request) -> Document:
     signal.signal(signal.SIGINT, _interrupt)  # at once: asyncio's own handler would wait for a person's answer
     options = PlayOptions(**request["play"])
@@ -70,6 +86,10 @@ def _play(request: Request) -> Document:
         rollout = policy_rollout(opened, config)
         return play(opened, rollout, options, ModelView(rollout.chat, config.model))
     return play(opened, written_rollout(opened, config, tokenizer, options), options, _view(config))
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _show(request: Request) -> Document:
@@ -115,26 +135,128 @@ def _rescore(request: Request) -> Document:
 
 
 def _serve(request: Request) -> Document:
-    from aitrain.jobs.env_server import serve_environment
+    """Serve the environment on a host and port until Ctrl-C or SIGTERM."""
+    import numpy  # here, as the other commands do not need it
 
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
-    serve_environment(
-        config, tokenizer, lambda: tokenizer.is_loaded, (request["serve"]["host"], request["serve"]["port"])
-    )
+    say = partial(print, flush=True)
+
+    def seed() -> None:  # as a run does before it constructs the environment and before it builds rows
+        random.seed(config.seed)
+        numpy.random.seed(config.seed)
+        if torch := sys.modules.get("torch"):
+            torch.manual_seed(config.seed)
+
+    seed()
+    environment, is_given = construct(config), "rl_env_isolation" in config.model_fields_set
+    seed()
+    opened, config = open_environment(config, tokenizer, environment)
+    if not is_given and requirements_of(environment).isolation is None:
+        config = config.model_copy(update={"rl_env_isolation": "process"})
+    description = describe(opened, config, config.model if tokenizer.is_loaded else None)
+    runner = start_runner(environment, config, is_watched=False)
+    runner.notify = say
+    runner.offer(NO_MODEL, tokenizer)
+    if "model" in (description.parameters or ()):
+        say(f"{description.name}.{description.kind} names `model`, which a served environment does not have.")
+    if opened.note:
+        say(opened.note)
+    with closing(runner):
+        service = EnvService(runner, opened.all_cases, description, kept_files(environment), say, **request["serve"])
+        asyncio.run(_serve_until_stopped(service, say))
     return {}
+
+
+async def _serve_until_stopped(service: EnvService, say: Say) -> None:
+    signals = list[int]()
+
+    def stop(number: int) -> None:
+        signals.append(number)
+        service.stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    one = service.description
+    held_out = "" if one.held_out is None else f", {one.held_out} held-out ones"
+
+    def on_ready(url: str) -> None:
+        say(f"{one.name}: {one.train} cases{held_out}. Ctrl-C ends the server.")
+        say(f"Train on it with: aitrain grpo --rl-env {url}")
+
+    try:
+        await service.serve(on_ready)
+    except OSError as error:
+        raise ConfigError(f"--host {service.host} --port {service.port}: {error.strerror or error}") from error
+    if signal.SIGINT in signals:
+        raise KeyboardInterrupt
+
+
+def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | None) -> EnvDescription:
+    """The description of an environment for clients; `tokenizer` names the model of the tokenizer, None without one."""
+    environment = opened.environment
+    kind = env_kind(environment)
+    facts: dict[str, Any] = {
+        **source_facts(environment),
+        "config": without_secrets(config.rl_env_config or {}),
+        "served_by_version": version("aitrain"),
+    }
+    rows = [fingerprint(cases) for cases in (opened.cases, opened.held_out)]
+    identity = [facts["sha256"], facts["class"], json.dumps(config.rl_env_config, sort_keys=True), *rows]
+    return EnvDescription(
+        protocol=PROTOCOL,
+        id=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32],
+        name=type(environment).__name__,
+        kind=kind,
+        parameters=named_by(getattr(environment, kind)),
+        train=len(opened.cases),
+        held_out=len(opened.held_out) or None,
+        scores_groups=scores_groups(environment),
+        sees_thoughts=getattr(environment, "sees_thoughts", False) is True,
+        has_reference=callable(getattr(environment, "reference", None)),
+        tools=Tools.of(environment).offer if hasattr(environment, "get_tools") else None,
+        requires=requirements_of(environment),
+        tokenizer=tokenizer,
+        facts=facts,
+    )
 
 
 def _view(config: TrainConfig) -> ModelView:
     """The chat format of the model that the options name, of which only the tokenizer is loaded."""
     if config.model == "tiny":
-        from aitrain.jobs.tiny_tokenizer import TinyTokenizer
-
         return ModelView(ChatFormat(TinyTokenizer()), config.model)
     from aitrain.training.chat_templates import chat_format
     from aitrain.training.model import load_tokenizer
 
     return ModelView(chat_format(load_tokenizer(config), config), config.model)
+
+
+class TinyTokenizer:
+    """The tokenizer of the bundled model without transformers, whose import takes seconds: encodes, decodes and renders
+    as the tokenizer that transformers makes of the same files."""
+
+    def __init__(self) -> None:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(TINY_FOLDER / "tokenizer.json"))
+        jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)  # Jinja's own escapes HTML
+        self._template = jinja.from_string((TINY_FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
+        self.pad_token_id: int | None = self._tokenizer.token_to_id("<|endoftext|>")
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False, **_: bool) -> str:
+        """The text of token ids."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def apply_chat_template(self, conversation: list[Message], **options: object) -> str:
+        """The rendered conversation; options are the template's variables."""
+        return str(self._template.render(**{"tools": None, **options}, messages=conversation))
 
 
 class LazyTokenizer:

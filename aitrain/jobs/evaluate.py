@@ -25,9 +25,8 @@ from aitrain.runs.statistics import mean_score
 from aitrain.training.distributed import explain_timeout
 from aitrain.training.eval_preparation import PreparedEval, prepare_eval
 from aitrain.training.evaluation import EvalPhase, evaluate
-from aitrain.training.provenance import describe_run, keep_sources
 from aitrain.training.run_context import RunContext
-from aitrain.training.run_recorder import RunRecorder
+from aitrain.training.run_recorder import RunRecorder, describe_run, keep_sources
 from aitrain.training.training_batch import PlayedEpisode
 
 

@@ -14,7 +14,6 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.jobs.terminal_job import run_job
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.export_request import DTYPES, ExportRequest
@@ -22,10 +21,10 @@ from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_base, read_model, run_options
 from aitrain.runs.new_folder import new_folder
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.training.hub import HubRepository, check_token
 from aitrain.training.model import asking_hub, load_policy, load_tokenizer, model_path
-from aitrain.training.saving import LogitCheck, write_whole_model
+from aitrain.training.saving import HubRepository, LogitCheck, check_token, write_whole_model
 from aitrain.ui.card import try_to_write_card, write_short_card
+from aitrain.ui.error_line import run_job
 from aitrain.ui.escape_controls import escape_controls
 
 NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin", "manifest.json"}

@@ -30,10 +30,9 @@ from aitrain.runs.statistics import env_results, score_table
 from aitrain.training.distributed import explain_timeout
 from aitrain.training.evaluation import EvalScores
 from aitrain.training.held_out_scoring import TrainingOver
-from aitrain.training.hub import upload_model
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
-from aitrain.training.saving import merge_adapter, save_model
+from aitrain.training.saving import merge_adapter, save_model, upload_model
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trainer_checkpoint import explain_write_errors, save_size
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes

@@ -1,10 +1,14 @@
-"""The `Engine` protocol: the request for a completion, and the completion."""
+"""What samples, and what is sampled: the `Engine` protocol, with the request for a completion and the completion; the
+trajectory, an episode as token ids; and the clock of a rollout.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
@@ -81,3 +85,110 @@ class Engine(Protocol):
     def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
         """Context of episodes that are played together. A batching engine generates when all of them that have not left
         wait for it."""
+
+
+# -- the trajectory
+
+
+@dataclass(frozen=True)
+class TurnTokens:
+    """Start of one turn of the policy in a trajectory, and the version of the weights that its sampling began with."""
+
+    start: int
+    weight_version: int
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """Token ids of one episode. `ids`, `mask` and `logprobs` have one entry for each token after the prompt; the mask
+    is 1 for tokens that the policy sampled and 0 for the environment's."""
+
+    prompt_ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[TurnTokens] = field(default_factory=list)
+    completion_starts: list[int] = field(default_factory=list)
+    """Index in `ids` of the first token of each completion: a turn has two where its thought had a budget."""
+    ended_by_policy: bool = False
+    """Whether the policy ended its last completion, which was then not cut off."""
+    stop: str | None = None
+    """Why the episode ended, one of STOPS; None while it continues."""
+
+    def append_completion(self, completion: Completion, continues_turn: bool = False) -> None:
+        """Append a completion, whose tokens are trained."""
+        if not continues_turn:
+            self.turns.append(TurnTokens(len(self.ids), completion.weight_version))
+        self.completion_starts.append(len(self.ids))
+        self.ids += completion.ids
+        self.mask += [1] * len(completion.ids)
+        self.logprobs += completion.logprobs or [0.0] * len(completion.ids)
+        self.ended_by_policy = completion.finish_reason == "stop"
+
+    def append_env_tokens(self, ids: list[int]) -> None:
+        """Append tokens that the policy did not sample, which are not trained."""
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
+    @property
+    def context(self) -> list[int]:
+        """All token ids so far."""
+        return self.prompt_ids + self.ids
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return sum(self.mask)
+
+    @property
+    def turn_starts(self) -> list[int]:
+        """Index in `ids` of the first token of each turn."""
+        return [turn.start for turn in self.turns]
+
+    @property
+    def turn_lengths(self) -> list[int]:
+        """Number of sampled tokens of each turn."""
+        starts = self.turn_starts
+        return [sum(self.mask[first:end]) for first, end in zip(starts, [*starts[1:], len(self.ids)], strict=False)]
+
+
+# -- the clock
+
+PARTS = ("rollout", "generate", "environment")
+
+
+class RolloutClock:
+    """Seconds in which each part ran at least once.
+
+    With a server, some episodes wait for the server while others wait for their environments, so that the sum of the
+    parts may exceed the elapsed time.
+    """
+
+    def __init__(self) -> None:
+        self._total = dict.fromkeys(PARTS, 0.0)
+        self._running: Counter[str] = Counter()
+        self._since = dict.fromkeys(PARTS, 0.0)
+
+    @contextmanager
+    def running(self, part: str) -> Iterator[None]:
+        """Run the clock of a part in this context."""
+        if not self._running[part]:
+            self._since[part] = time.monotonic()
+        self._running[part] += 1
+        try:
+            yield
+        finally:
+            self._running[part] -= 1
+            if not self._running[part]:
+                self._total[part] += time.monotonic() - self._since[part]
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add seconds that another clock has measured."""
+        for part, value in seconds.items():
+            self._total[part] += value
+
+    def take(self) -> dict[str, float]:
+        """Seconds of each part since the last call."""
+        taken, self._total = self._total, dict.fromkeys(PARTS, 0.0)
+        return taken

@@ -26,10 +26,16 @@ from aitrain.environment.thoughts import thought_of, without_thought
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.rollout.chat_format import ChatFormat, Schemas, as_messages
-from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Leave, OutOfRepliesError
+from aitrain.rollout.engine import (
+    Decoding,
+    Engine,
+    GenerationRequest,
+    Leave,
+    OutOfRepliesError,
+    RolloutClock,
+    Trajectory,
+)
 from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.rollout.trajectory import Trajectory
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ other and NaN for an episode without a score.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,7 +23,7 @@ from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.user_code import failure_message
 from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.trajectory import Trajectory
+from aitrain.rollout.engine import Trajectory
 
 Tensor: TypeAlias = torch.Tensor
 
@@ -106,6 +107,23 @@ def group_advantages(rewards: Tensor, size: int, scale: str) -> Tensor:
         spread = nanstd(groups, dim=1).unsqueeze(1) if scale == "group" else nanstd(rewards)
         distance = distance / (spread + 1e-4)
     return distance.flatten().nan_to_num(0.0)
+
+
+def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch.Tensor:
+    """Whether each group has a nonzero advantage among the episodes in the loss.
+
+    `scores` and `kept` have shape (episodes,), with the members of a group next to each other; NaN means unscored.
+    """
+    groups, kept = scores.view(-1, size), kept.bool().view(-1, size)
+    low = groups.nan_to_num(nan=math.inf).amin(1, keepdim=True)
+    spread = groups.nan_to_num(nan=-math.inf).amax(1, keepdim=True) - low
+    distance = (groups - groups.nanmean(1, keepdim=True)).abs()
+    return (kept & (distance > 1e-3 * spread)).any(1)  # rounding may make equal scores differ from their mean
+
+
+def zero_variance_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> float:
+    """Share of the groups without a nonzero advantage; 1 if there are no groups."""
+    return 1.0 - has_advantages(scores, kept, size).float().mean().item() if len(scores) else 1.0
 
 
 def leave_one_out_factor(rewards: Tensor, size: int) -> Tensor:

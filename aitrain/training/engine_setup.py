@@ -35,7 +35,7 @@ from aitrain.engines.sharded_tensors import is_sharded
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.environment.failure_count import FailureCount
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop, ThreadLoop
 from aitrain.rollout.limits import EndOfTurn
@@ -49,7 +49,6 @@ from aitrain.vllm.client import VLLMClient
 
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
-
 
 OF_ALL_PROCESSES = (
     "the model is sharded over all processes (--distributed-backend), and only one of them has called it: add"

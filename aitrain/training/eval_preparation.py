@@ -24,7 +24,7 @@ from aitrain.environment.contract import Case, named_by
 from aitrain.environment.failure_count import FailureCount
 from aitrain.errors import ConfigError
 from aitrain.options.evaluate import EvalConfig
-from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of

@@ -23,9 +23,8 @@ from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, by_case
 from aitrain.runs.rollout_record import RolloutRecord, prompt_key, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
-from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import PlayedEpisode, finish_groups
+from aitrain.training.training_batch import PlayedEpisode, episode_record, finish_groups
 
 BATCH = 32
 """Minimum number of episodes that a rank plays at a time, as there is memory for them without gradients."""

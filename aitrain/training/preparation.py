@@ -37,7 +37,6 @@ from aitrain.training.episode_format import ShownCases, begin, longest_episode
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.held_out_scoring import HeldOutScoring, check_stopping, note_on_few_cases
 from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, split_each
-from aitrain.training.hub import check_token
 from aitrain.training.model import (
     OUT_OF_REACH,
     Precision,
@@ -50,11 +49,11 @@ from aitrain.training.model import (
     lora_config,
     model_without_weights,
 )
-from aitrain.training.non_finite import check_weights_finite
-from aitrain.training.provenance import describe_run, keep_sources
 from aitrain.training.run_context import RunContext
-from aitrain.training.run_recorder import RunRecorder
+from aitrain.training.run_recorder import RunRecorder, describe_run, keep_sources
+from aitrain.training.saving import check_token
 from aitrain.training.sharding import check_can_shard, load_once_per_machine
+from aitrain.training.step_events import check_weights_finite
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 from aitrain.training.trainer_checkpoint import (

@@ -1,15 +1,32 @@
-"""What comes before and after each optimizer step, in this order."""
+"""What comes before and after each optimizer step: its clock; the guard that skips it if its loss or gradient is NaN or
+inf, and ends the run if the weights are; the end of a run that has only groups without advantages.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
+from aitrain.engines.sharded_tensors import own_part
+from aitrain.errors import ConfigError, DivergedError
+from aitrain.rollout.engine import RolloutClock
+
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer
+
+PARTS = ("step", "optimize", "generate", "environment")
+
+MAX_SKIPPED_IN_A_ROW = 3
+"""Consecutive skipped steps after which the run ends."""
+MAX_SKIPPED_IN_A_ROW_FP16 = 20
+"""The same for fp16: its loss scale starts at 2**16, and every overflow halves it."""
 
 
 class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no types
@@ -48,3 +65,169 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
         # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
         torch.empty((), dtype=torch.int64).random_()
+
+
+class Stopwatch:
+    """Seconds per step in which episodes waited for the policy and for their environments, on this process.
+
+    With free-running episodes both clocks may run at the same time, so that the parts can add up to more than the step.
+    `optimize` is the time of a step outside its rollout.
+    """
+
+    def __init__(self, clock: RolloutClock) -> None:
+        self.steps = 0
+        self.clock = clock
+        self.total = dict.fromkeys(PARTS, 0.0)
+        self._step_start = 0.0
+        self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
+        self._train_start: float | None = None
+
+    @property
+    def trained_seconds(self) -> float:
+        """Seconds of the training, evaluations included, over all parts of a resumed run."""
+        return self.seconds_before + (0.0 if self._train_start is None else time.monotonic() - self._train_start)
+
+    def begin_training(self) -> None:
+        """Start the clock of the training."""
+        self._train_start = time.monotonic()
+
+    def end_training(self) -> None:
+        """Stop it."""
+        self.seconds_before, self._train_start = self.trained_seconds, None
+
+    def begin_step(self) -> None:
+        """Reset the clocks: generation between steps, for held-out cases, belongs to no step."""
+        self._step_start = time.monotonic()
+        self.clock.take()
+
+    def end_step(self) -> None:
+        """Add the step to the totals since the last logging."""
+        seconds, parts = time.monotonic() - self._step_start, self.clock.take()
+        self.steps += 1
+        parts |= {"step": seconds, "optimize": seconds - parts["rollout"]}
+        self.total = {part: total + parts[part] for part, total in self.total.items()}
+
+    def take(self, tokens: int) -> dict[str, float]:
+        """Mean seconds per step (`time/*`), and how many of `tokens` were sampled per second, since the last call;
+        empty without a step."""
+        if not self.steps:
+            return {}
+        metrics = {f"time/{part}": round(seconds / self.steps, 6) for part, seconds in self.total.items()}
+        metrics["tokens_per_second"] = round(tokens / max(self.total["step"], 1e-9), 3)
+        self.steps, self.total = 0, dict.fromkeys(self.total, 0.0)
+        return metrics
+
+
+class NonFiniteGuard:
+    """Keeps NaN and inf out of the weights and the optimizer state, and counts the steps that it skipped.
+
+    The trainer passes it every loss, and the gradient norm before each optimizer step.
+    """
+
+    def __init__(self, accelerator: Accelerator, notify: Callable[[str], None]) -> None:
+        self.accelerator = accelerator
+        self.notify = notify
+        self.losses: list[torch.Tensor] = []
+        self.skipped = 0
+        self.in_a_row = 0
+
+    def see_loss(self, loss: torch.Tensor) -> None:
+        """Record the loss of one forward pass, a scalar."""
+        self.losses.append(torch.isfinite(loss.detach()).all())
+
+    def before_step(self, model: torch.nn.Module, norm: torch.Tensor | float | None, step: int) -> None:
+        """Clear the gradients if they, or a loss since the last step, are not finite on any process.
+
+        An optimizer skips parameters without a gradient: neither momentum nor weight decay applies. With fp16 the
+        gradient scaler skips the step itself, for which it needs the gradients.
+
+        Raises:
+            DivergedError: too many steps in a row were skipped.
+        """
+        values = [torch.isfinite(torch.as_tensor(0.0 if norm is None else norm, device=self.accelerator.device))]
+        is_finite, self.losses = torch.stack([*values, *self.losses]).all(), []
+        if self._everywhere(is_finite):
+            self.in_a_row = 0
+            return
+        is_scaled = self.accelerator.scaler is not None
+        if not is_scaled:
+            model.zero_grad()
+        self.skipped += 1
+        self.in_a_row += 1
+        if self.skipped == 1 and not is_scaled:
+            self.notify(f"Skipped optimizer step {step}: non-finite loss or gradient (skipped_steps in metrics.jsonl).")
+        if self.in_a_row >= (MAX_SKIPPED_IN_A_ROW_FP16 if is_scaled else MAX_SKIPPED_IN_A_ROW):
+            raise DivergedError(
+                f"Loss or gradient was NaN or inf in {self.in_a_row} steps in a row, up to step {step}.\n"
+                f"None of them changed the weights: model/ has those of step {step - self.in_a_row}.\n"
+                "Lower --lr, or use --dtype float32 or --mixed-precision no, and inspect the episodes in rollouts/.",
+                has_finite_weights=True,
+            )
+
+    def check_weights(self, model: torch.nn.Module, step: int) -> None:
+        """Check the weights after a step.
+
+        Raises:
+            DivergedError: a weight is not finite.
+        """
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+        if not self._everywhere(all_finite(trained, self.accelerator.device)):
+            raise DivergedError(
+                f"The weights are no longer finite after step {step}: it was too large.\n"
+                "Lower --lr or --max-grad-norm.",
+                has_finite_weights=False,
+            )
+
+    def _everywhere(self, is_finite: torch.Tensor) -> bool:
+        """Whether it is true on every process: all of them skip a step or none, so that their weights stay equal."""
+        wrong = self.accelerator.reduce((~is_finite).to(torch.int32), reduction="sum")
+        return not wrong.item()
+
+
+def all_finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Whether all values of all tensors are finite, as a scalar on the device; of a sharded tensor, those of this
+    process's part. Allocates no copies of them."""
+    parts = (own_part(tensor.detach()) for tensor in tensors)
+    extremes = [torch.stack(torch.aminmax(part)).float() for part in parts if part.numel()]
+    found = [torch.isfinite(pair).all().to(device) for pair in extremes]
+    return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=device)
+
+
+def check_weights_finite(model: torch.nn.Module, name: str) -> None:
+    """Check a model after loading.
+
+    Raises:
+        ConfigError: a weight is NaN or inf.
+    """
+    for title, parameter in model.named_parameters():
+        is_plain = parameter.is_floating_point() and parameter.element_size() > 1  # quantized ones are codes
+        if is_plain and not all_finite([parameter], parameter.device):
+            raise ConfigError(f"model: {name} is damaged: {title} holds NaN or inf\nDownload the model again.")
+
+
+@dataclass
+class ZeroVarianceSteps:
+    """Counts consecutive optimizer steps in which all groups had zero variance, and stops the run after `limit` of
+    them. Every process counts the same steps. The count is part of a checkpoint, so that a resumed run stops after the
+    same step as an uninterrupted one; it starts at zero when a run that was stopped here is resumed."""
+
+    limit: int | None = None
+    stop: Callable[[str], None] = lambda _: None
+    in_a_row: int = 0
+    is_flat: bool = False
+    """Whether all groups of the latest generation batch had zero variance, on all processes."""
+    reward: float | None = None
+    """Mean score of the latest generation batch."""
+
+    def see(self, is_flat: bool, reward: float | None) -> None:
+        """Note a new generation batch."""
+        self.is_flat, self.reward = is_flat, reward
+
+    def end_step(self) -> None:
+        """Count the step."""
+        self.in_a_row = self.in_a_row + 1 if self.is_flat else 0
+        if self.limit is None or self.in_a_row < self.limit:
+            return
+        level = "" if self.reward is None else f", the last ones all near {self.reward:.2f}"
+        self.stop(f"in {self.in_a_row} steps no group's scores differed{level} (--stop-when-flat {self.limit})")
+        self.in_a_row = 0

@@ -28,7 +28,7 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
     trl.trainer.grpo_trainer.prepare_fsdp(model, accelerator)   replaced while TRL makes the reference model
-    trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see engines/comparable_logprobs.py
+    trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see engines/logprob_check.py
     Trainer.training_step(...), ._get_grad_norm(model, grad_norm)   overridden: the latter is called once per step,
                                                             after clipping and before optimizer.step, which skips
                                                             parameters without a gradient; the public
@@ -74,8 +74,7 @@ from trl.trainer import utils as trl_utils
 from aitrain import activity
 from aitrain.batch import CaseSchedule, PassLimit
 from aitrain.engines.colocated import ColocatedGeneration
-from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
-from aitrain.engines.logprob_check import POSITIONS, kl_by_position
+from aitrain.engines.logprob_check import POSITIONS, LogprobShift, SampledRow, kl_by_position, padded
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, gradient_checkpointing, replaced, savable_generation_config
 from aitrain.engines.server_check import ServerModel
@@ -83,24 +82,31 @@ from aitrain.engines.sharded_tensors import gathered, whole
 from aitrain.engines.shared_cache import distinct_prompts
 from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.engine import Trajectory
 from aitrain.rollout.limits import Limits
-from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.algorithm import PLAIN, AlgorithmParts, average_loss, estimate_kl, group_advantages
+from aitrain.training.algorithm import (
+    PLAIN,
+    AlgorithmParts,
+    average_loss,
+    estimate_kl,
+    group_advantages,
+    zero_variance_share,
+)
 from aitrain.training.batch_source import batch_source
 from aitrain.training.dataset import case_numbers
 from aitrain.training.engine_setup import make_rollouts
 from aitrain.training.holdout import CaseList
 from aitrain.training.model import keep_adapter_float32
-from aitrain.training.non_finite import NonFiniteGuard
-from aitrain.training.padding import AlignedRows, depends_on_padding
 from aitrain.training.passes import (
     KEPT,
     KEPT_ROWS,
+    AlignedRows,
     MicroBatch,
     Rows,
     cost_of_passes,
+    depends_on_padding,
     passes_of,
     plan_blocks,
     plan_passes,
@@ -117,10 +123,8 @@ from aitrain.training.sharding import (
     write_shards,
 )
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
-from aitrain.training.step_events import StepEvents
-from aitrain.training.stopwatch import Stopwatch
+from aitrain.training.step_events import NonFiniteGuard, StepEvents, Stopwatch, ZeroVarianceSteps
 from aitrain.training.training_batch import TrainingBatch, episode_metrics
-from aitrain.training.zero_variance import ZeroVarianceSteps, zero_variance_share
 
 CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 """Metrics of the loss that are means over rows if there is one ratio for a completion."""

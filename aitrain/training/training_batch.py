@@ -1,5 +1,6 @@
-"""The episodes of one generation batch in training: their cases and seeds, groups, metrics, and which of them are in
-the loss. The members of a group may be on several ranks.
+"""The episodes of one generation batch in training: their cases and seeds, groups, metrics and records, and which of
+them are in the loss. The members of a group may be on several ranks.
+
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from aitrain.environment.runner import score_groups
 from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.rollout.episode import STOPS, Episode
-from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.episode_record import episode_record
+from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutRecord, row_columns
 from aitrain.training.policy_rollouts import PolicyRollouts
 
 MemberKey: TypeAlias = tuple[int, int]
@@ -179,3 +179,32 @@ def episode_metrics(episode: Episode) -> dict[str, float]:
         **{f"failed/{one}": float(kind == one) for one in FAILURE_KINDS},
         **{f"stopped/{stop}": float(episode.stop == stop) for stop in STOPS},
     }
+
+
+def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutRecord:
+    """The rollout record of an episode, without the fields of its batch (group, advantage, evaluation, sample)."""
+    trajectory, case, session, failure = episode.trajectory, episode.case, episode.session, episode.result.failure
+    return RolloutRecord(
+        step=step,
+        weight_version=weight_version,
+        environment=case.env,
+        row_number=case.number,
+        case_idx=case.case_idx,
+        row=row_columns(case.row),
+        seed=session.seed,
+        prompt=case.prompt,
+        rendered_prompt=episode.rendered[0] if episode.rendered and episode.is_chat else "",
+        tools=list(session.reset.tools),
+        messages=episode.conversation,
+        completion=episode.transcript.text,
+        turns=tuple(
+            RecordedTurn(tokens, turn.weight_version)
+            for tokens, turn in zip(trajectory.turn_lengths, trajectory.turns, strict=True)
+        ),
+        tokens=trajectory.sampled_tokens,
+        score=episode.result.score,
+        metrics=episode.result.metrics,
+        stop=episode.stop,
+        error=None if failure is None else RecordedError(failure.kind, failure.place, failure.trace or failure.message),
+        seconds=round(session.seconds, 6),
+    )

@@ -1,9 +1,17 @@
-"""How a command shows its error: a line on standard error, or an event on standard output for programs."""
+"""How a command, or a process that does something for it on its terminal, shows its error, and how that process ends.
+
+An error is a line on standard error, or an event on standard output for programs.
+
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
+from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Failed, encode
 from aitrain.redaction import redact
 from aitrain.ui.escape_controls import escape_controls
@@ -17,3 +25,30 @@ def show_error(message: str, code: int, as_json: bool = False, warnings: str = "
         shown = escape_controls(redact(message))
         print(shown if message.startswith("Usage:") else f"aitrain: {shown}", file=sys.stderr)
     return code
+
+
+def run_job(work: Callable[[], int], as_json: bool, what: str = "") -> int:
+    """Do the work, and show its error; returns the exit code. An unexpected error is one line if the work has a name,
+    such as `export`, else a traceback: it may be of the environment."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print("\naitrain: stopped", file=sys.stderr)
+        return Interrupted.exit_code
+    except AitrainError as error:
+        return show_error(str(error), error.exit_code, as_json)
+    except BrokenPipeError:  # `aitrain chat runs/sums < questions | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return RunFailed.exit_code
+    except Exception as error:
+        if not what:
+            raise
+        text = " ".join(str(error).split())[:300]
+        return show_error(f"The {what} failed: {type(error).__name__}: {text}", RunFailed.exit_code, as_json)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process also if a thread of the environment still runs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

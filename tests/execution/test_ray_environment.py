@@ -9,7 +9,7 @@ import pytest
 
 from aitrain.environment.served_environment import TOKEN_VARIABLE, connect
 from aitrain.errors import EnvironmentFailed
-from aitrain.jobs.ray_environment import EnvServer
+from aitrain.jobs.env_loading import EnvServer
 
 SOURCE = """
 class Env:

@@ -19,7 +19,7 @@ from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
-from aitrain.training.episode_record import episode_record
+from aitrain.training.training_batch import episode_record
 from tests.rollout import scripted
 from tests.rollout.asking import Asks
 from tests.rollout.scripted import cases

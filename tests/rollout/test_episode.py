@@ -13,8 +13,7 @@ from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.errors import RunFailed
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, RolloutClock
 from aitrain.rollout.limits import Limits
 from tests.rollout.scripted import END, Letters, Scripted, cases, play, text
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from aitrain.environment.contract import Case
 from aitrain.rollout.limits import Limits
-from aitrain.training.episode_record import episode_record
+from aitrain.training.training_batch import episode_record
 from tests.rollout.scripted import Scripted, cases, play, text
 
 SYSTEM = {"role": "system", "content": "s"}

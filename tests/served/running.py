@@ -12,7 +12,7 @@ from aitrain import TrainConfig
 from aitrain.environment.env_service import EnvService
 from aitrain.environment.runner import start_runner
 from aitrain.environment.served_environment import ServedEnvironment, connect
-from aitrain.jobs.env_server import NO_MODEL, describe
+from aitrain.jobs.env_terminal import NO_MODEL, describe
 from aitrain.workbench.opening import open_environment
 
 

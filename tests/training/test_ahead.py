@@ -16,12 +16,11 @@ import pytest
 from aitrain.batch import CaseSchedule
 from aitrain.errors import ServerFailed
 from aitrain.events import SERVER_VARIABLE
-from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.event_loop import ThreadLoop
 from aitrain.runs.rollout_record import read_rollouts
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training.batch_source import AheadSource
-from aitrain.training.case_order import UniformOrder
+from aitrain.training.batch_source import AheadSource, UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
 from tests.training.small_server import SmallServer

@@ -18,8 +18,7 @@ import torch
 from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
 from aitrain.batch import PassLimit
 from aitrain.options.algorithms import ALGORITHMS
-from aitrain.rollout.engine import Completion
-from aitrain.rollout.trajectory import Trajectory
+from aitrain.rollout.engine import Completion, Trajectory
 from aitrain.training import passes
 from aitrain.training.algorithm import (
     AlgorithmParts,

@@ -23,8 +23,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
-from aitrain.training.batch_source import BatchSource
-from aitrain.training.case_order import CaseOrder, MixedOrder, UniformOrder
+from aitrain.training.batch_source import BatchSource, CaseOrder, MixedOrder, UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
 from tests.rollout.scripted import END, Letters, Scripted

@@ -13,7 +13,7 @@ from trl import GRPOConfig
 from aitrain import Result
 from aitrain.batch import CaseSchedule
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.training.case_order import UniformOrder
+from aitrain.training.batch_source import UniformOrder
 from aitrain.training.trl_arguments import fit_warmup
 from tests.environments.vowels import Vowels
 

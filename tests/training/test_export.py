@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from aitrain import Result, TrainConfig
 from aitrain.jobs.export import main
 from aitrain.runs.export_request import ExportRequest
-from aitrain.training.hub import upload_model
+from aitrain.training.saving import upload_model
 from tests.conftest import listing, write
 from tests.environments.vowels import Vowels
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
     here: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("aitrain.training.hub.get_token", lambda: None)
+    monkeypatch.setattr("aitrain.training.saving.get_token", lambda: None)
     write(here, {"full/mine": "mine"})
     config = json.loads((here / "base" / "config.json").read_text())
     quantized = {**config, "quantization_config": {"quant_method": "gptq", "bits": 4}}
@@ -159,7 +159,7 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     made = Hub()
-    monkeypatch.setattr("aitrain.training.hub.HfApi", lambda: made)
+    monkeypatch.setattr("aitrain.training.saving.HfApi", lambda: made)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     return made
 

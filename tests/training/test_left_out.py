@@ -13,9 +13,9 @@ import torch
 
 from aitrain import Result
 from aitrain.engines.hf import HFEngine
+from aitrain.rollout.engine import Trajectory
 from aitrain.rollout.episode import STOPS, Episode
-from aitrain.rollout.trajectory import Trajectory
-from aitrain.training.zero_variance import zero_variance_share
+from aitrain.training.algorithm import zero_variance_share
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference
 from tests.training.scripted_run import Endless, Scripted, Unscored, scripted_sample

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from aitrain import ConfigError, Result
 from aitrain.errors import RunFailed
-from aitrain.training.non_finite import all_finite
+from aitrain.training.step_events import all_finite
 from aitrain.training.trainer import EpisodeTrainer
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference, weights

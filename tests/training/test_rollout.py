@@ -16,9 +16,9 @@ import trl
 from aitrain import ConfigError, Result, TrainConfig
 from aitrain.engines.hf import HFEngine
 from aitrain.rollout.engine import Completion
-from aitrain.training.episode_record import episode_record
 from aitrain.training.model import load_tokenizer
 from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.training_batch import episode_record
 from tests.finished_runs import FinishedRuns, Sick, Talk, Vault
 from tests.training.conftest import rollouts
 from tests.training.scripted_policy import played

@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from aitrain import TrainConfig
 from aitrain.engines.batching import BatchRow
-from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow
 from aitrain.engines.hf import HFEngine, HFModel, with_noise
+from aitrain.engines.logprob_check import LogprobShift, SampledRow
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
 from aitrain.rollout.limits import EndOfTurn, Limits, StopStrings
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.episode_record import episode_record
+from aitrain.training.training_batch import episode_record
 from tests.finished_runs import Talk
 from tests.rollout.scripted import play
 

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 from aitrain import TrainConfig
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.episode_record import episode_record
 from aitrain.training.model import TINY_MODEL
+from aitrain.training.training_batch import episode_record
 from tests.training.scripted_policy import played
 from tests.training.test_thinking import Sums
 

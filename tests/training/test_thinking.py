@@ -12,8 +12,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.rollout.thinking import offered_thinking
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.episode_record import episode_record
-from aitrain.training.training_batch import episode_metrics
+from aitrain.training.training_batch import episode_metrics, episode_record
 from tests.training.conftest import rollouts
 from tests.training.scripted_policy import played
 from tests.training.test_rollout import TEMPLATES, Train, batches, speaks  # noqa: F401

@@ -10,7 +10,7 @@ import pytest
 from aitrain import Score, TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.errors import ConfigError
-from aitrain.jobs.tiny_tokenizer import TinyTokenizer
+from aitrain.jobs.env_terminal import TinyTokenizer
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout

@@ -14,7 +14,7 @@ from aitrain.environment.contract import Case
 from aitrain.rollout.chat_format import TemplateSupport
 from aitrain.rollout.limits import Limits
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.episode_record import episode_record
+from aitrain.training.training_batch import episode_record
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.rescore import RescoredEpisode, report, rescore
 from tests.rollout.scripted import Scripted, play
