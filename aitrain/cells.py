@@ -1,4 +1,6 @@
-"""Where a notebook's user is in a traceback: frames of their own code, and cells by their number."""
+"""What a notebook shows: frames of the user's own code and cells by their number in a traceback, and tables, as plain
+HTML in which all text is escaped.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Iterable, Sequence
+from html import escape
 from pathlib import Path
 
 from aitrain.packages import BUNDLED, PACKAGE
@@ -53,3 +57,22 @@ def _is_users(filename: str) -> bool:
         return True
     is_known = filename.startswith(("<frozen", _STANDARD)) or "site-packages" in filename
     return not (is_known or path.is_relative_to(PACKAGE))
+
+
+# -- tables
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with a line of titles."""
+    body = "".join(_row("td", row) for row in rows)
+    return f"<table><thead>{_row('th', head)}</thead><tbody>{body}</tbody></table>"
+
+
+def html_line(text: str) -> str:
+    """A line of text."""
+    return f"<div>{escape(text)}</div>"
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    style = "text-align:left;vertical-align:top;white-space:pre-wrap"
+    return "<tr>" + "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>' for cell in cells) + "</tr>"

@@ -1,8 +1,11 @@
 """`aitrain.train`, `aitrain.compare` and `aitrain.chat`: a run, its scores and a chat with its model, in the calling
-process."""
+process; and how a notebook shows the run, below the cell that started it.
+"""
 
 from __future__ import annotations
 
+import contextvars
+import io
 import os
 import signal
 import sys
@@ -12,37 +15,38 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from rich.console import Console, Group
+from rich.text import Text
+
 from aitrain import activity
-from aitrain.cells import is_notebook, name_cells
+from aitrain.cells import html_table, is_notebook, name_cells
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
-from aitrain.events import SERVER_VARIABLE, Announce, Event, Note
+from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Note
+from aitrain.launch.hardware import SystemRecorder
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check, done_text
-from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream, disable_telemetry
-from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.runs.heartbeat import Heartbeat, Progress
-from aitrain.runs.html_table import html_table
 from aitrain.runs.new_folder import remarks
+from aitrain.runs.requests import ChatSetup, chat_options
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
 from aitrain.ui.card import try_to_write_card
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.notebook_display import NotebookDisplay
-from aitrain.ui.report_writer import ReportWriter
+from aitrain.ui.page import ReportWriter
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
     from aitrain.jobs.chat import ChatSession
     from aitrain.runs.comparison import Comparison
     from aitrain.training.run_context import StopRequest
-
 
 MOST_PRINTED = 5000
 """Last characters of what a refused run printed that its cell shows."""
@@ -295,3 +299,54 @@ def chat(
         limit = options.get("rl_max_new_tokens")
         request = ChatSetup(model, chat_options(model, only, options), only, system, answer_tokens=limit, **own)
         return Chat(open_session(request))
+
+
+# -- the display
+
+WIDTH = 90
+PAGE = '<pre style="font-family:ui-monospace,monospace;font-size:13px;line-height:1.4;color:inherit">{code}</pre>'
+
+
+class NotebookDisplay(Screen):
+    """Shows the lines of the terminal as one output of the cell that updates itself, without scripts.
+
+    It needs IPython's display handles only, so it works in Jupyter, VS Code and Colab. Its last state stays in the
+    saved notebook. All text is escaped.
+    """
+
+    draw_at_most, draw_every = 0.3, 2.0  # each drawing is a message to the browser
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._notes = list[Text]()
+        self._handle: Any = None
+        # an update from another thread belongs to this cell, not to the one that runs by then
+        self._ticker = threading.Thread(target=contextvars.copy_context().run, args=[self._tick], daemon=True)
+
+    def _open(self) -> None:
+        self._handle = import_module("IPython.display").display(self._bundle(), raw=True, display_id=True)
+
+    def _close(self, error: BaseException | None) -> None:
+        """Show the last state, which stays in the notebook."""
+        if error is not None:
+            self.dashboard.phase = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        self._redraw()
+
+    def _show(self, event: Event) -> None:
+        if isinstance(event, Ended):
+            self.dashboard.phase = event.status if event.because is None else f"{event.status}: {event.because}"
+
+    def _print(self, text: Text) -> None:
+        self._notes.append(text)
+
+    def _redraw(self) -> None:
+        self._handle.update(self._bundle(), raw=True)
+
+    def _bundle(self) -> dict[str, str]:
+        """The state as HTML, and as text where a notebook is shown without HTML."""
+        console = Console(
+            file=io.StringIO(), width=WIDTH, record=True, force_terminal=True, force_jupyter=False, highlight=False
+        )
+        console.print(Group(*self._notes, self.dashboard))
+        html = console.export_html(code_format=PAGE, inline_styles=True, clear=False)
+        return {"text/html": html, "text/plain": console.export_text()}

@@ -1,7 +1,10 @@
-"""Finds modules without importing anything: in the working directory, or installed."""
+"""Finds without importing anything: modules, in the working directory or installed, the files of this package, and the
+models that `--model` knows by a name of aitrain's own.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
@@ -43,3 +46,23 @@ def version_of(library: str) -> str | None:
     header = (found.read_text("METADATA") or "").partition("\n\n")[0]
     line = re.search(r"^Version: *(\S+)", header, re.MULTILINE)  # `found.version` would parse the whole file
     return line[1] if line else found.version
+
+
+TINY = "tiny"
+"""The model that comes with aitrain."""
+SMOLLM2 = "smollm2"
+"""SmolLM2-135M-Instruct, which `aitrain data smollm2` makes from a package of pip's registry."""
+NAMED_MODELS = (TINY, SMOLLM2)
+
+
+def named_folder(name: str) -> Path | None:
+    """Folder of a model with a name of aitrain's own, whether it exists or not; None for any other name."""
+    if name == TINY:
+        return PACKAGE / "tiny_model"
+    return _cache() / SMOLLM2 if name == SMOLLM2 else None
+
+
+def _cache() -> Path:
+    """Folder of what aitrain keeps between runs (AITRAIN_CACHE)."""
+    given = os.environ.get("AITRAIN_CACHE")
+    return Path(given or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "aitrain")).expanduser()

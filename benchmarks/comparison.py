@@ -21,7 +21,7 @@ from statistics import fmean
 from aitrain.runs.comparison import compare_all
 from aitrain.runs.held_out import UNIT, verdict_of
 from aitrain.runs.recorded_scoring import read_scorings
-from aitrain.runs.rollout_record import read_rollouts
+from aitrain.runs.records import read_rollouts
 from aitrain.runs.statistics import Power, ScoredEnv, of_changes
 from benchmarks.measuring import Asked, Figure
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from aitrain.launch.nvidia import ask_driver, visible_gpus
+from aitrain.launch.hardware import ask_driver, visible_gpus
 from aitrain.packages import version_of
 from benchmarks.measuring import ROOT, Figure, in_new_process, spread
 from benchmarks.models import make_model

@@ -31,7 +31,7 @@ NEEDLE = "Xylophonist"
 WRITE = """
 import sys
 from pathlib import Path
-from aitrain.ui.report_writer import ReportWriter
+from aitrain.ui.page import ReportWriter
 from aitrain.runs.run_folder import RunFolder
 def tell(event):
     raise SystemExit(str(event))

@@ -15,7 +15,7 @@ from statistics import fmean, pvariance
 from typing import TypeAlias
 
 from aitrain.runs.diagnosis import RunTraits
-from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.records import MetricsLine
 from aitrain.runs.statistics import of_mean
 
 Curve: TypeAlias = Callable[[float], float]

@@ -17,8 +17,7 @@ from typing import Any
 
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.page import self_contained
-from aitrain.ui.report_writer import page_data
+from aitrain.ui.page import page_data, self_contained
 
 DATA = Path(__file__).with_name("report.json")
 PICTURES = {scheme: DATA.with_name(f"report-{scheme}.png") for scheme in ("light", "dark")}

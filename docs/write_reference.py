@@ -16,8 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from aitrain.events import Event, NoteLevel  # noqa: E402
 from aitrain.options.algorithms import ALGORITHMS, CISPO_BOUND, PRESETS  # noqa: E402
-from aitrain.options.option import options_of  # noqa: E402
-from aitrain.options.section import field_docstrings, sections_of  # noqa: E402
+from aitrain.options.section import field_docstrings, options_of, sections_of  # noqa: E402
 from aitrain.options.train import TrainConfig  # noqa: E402
 
 DOCS = ROOT / "docs"

@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from aitrain.batch import plan_batch  # noqa: E402
+from aitrain.launch.hardware import KINDS, GpuKind  # noqa: E402
 from aitrain.launch.model_shape import KNOWN, ModelShape, known_shape  # noqa: E402
-from aitrain.launch.nvidia import KINDS, GpuKind  # noqa: E402
 from aitrain.launch.resource_estimate import (  # noqa: E402
     TIGHT,
     DeviceMemory,

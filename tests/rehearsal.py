@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aitrain.environment.completion_parser import read_calls
 from aitrain.environment.contract import Case, ScoreResult, Transcript
 from aitrain.environment.rollout_session import session_for
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult
-from aitrain.environment.tool_call_parser import read_calls
 
 
 @dataclass

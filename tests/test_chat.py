@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from aitrain import ConfigError
-from aitrain.environment.thoughts import THINK
+from aitrain.environment.completion_parser import THINK
 from aitrain.jobs.chat import ChatSession, ModelChat
 from aitrain.options.yaml_text import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import Limits
-from aitrain.runs.chat_setup import ChatSetup, chat_options
-from aitrain.ui.chat_view import ChatView
+from aitrain.runs.requests import ChatSetup, chat_options
+from aitrain.ui.terminal import ChatView
 from tests.conftest import write
 from tests.rollout.scripted import END, Letters, Scripted
 from tests.screens import Terminal

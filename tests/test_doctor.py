@@ -12,8 +12,8 @@ import packaging.requirements
 import packaging.version  # noqa: F401  # the machines below have none of their own
 import pytest
 
-from aitrain.launch import nvidia
-from aitrain.launch.doctor import Finding, examine
+from aitrain.cli.doctor import Finding, examine
+from aitrain.launch import hardware
 from tests.conftest import write
 from tests.properties import run_in_process
 
@@ -114,7 +114,7 @@ def test_a_torch_that_does_not_fit_the_gpu_or_its_driver_is_a_problem(
 def test_a_driver_that_hangs_is_a_problem_and_keeps_nobody_waiting(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvidia, "PATIENCE", 0.2)
+    monkeypatch.setattr(hardware, "PATIENCE", 0.2)
     nvidia_smi(machine.bin, "/bin/sleep 30\n")  # a child that keeps the pipe open when its parent is killed
 
     assert "did not answer" in told("NVIDIA driver")[1]

@@ -15,9 +15,9 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.environment_source import source_hash
-from aitrain.runs.eval_result import EvalFacts, eval_result
 from aitrain.runs.model_reference import read_model, weights_stamp
-from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord
+from aitrain.runs.records import RecordedTurn, RolloutRecord
+from aitrain.runs.result import EvalFacts, eval_result
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from tests.runs.scorings import only
 

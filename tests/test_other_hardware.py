@@ -10,8 +10,8 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.launch import resource_estimate
+from aitrain.launch.hardware import KINDS, Hardware
 from aitrain.launch.model_shape import KNOWN
-from aitrain.launch.nvidia import KINDS, Hardware
 from aitrain.launch.preflight import check
 from aitrain.launch.resource_estimate import MIB
 from aitrain.launch.step_estimate import HardwareEstimate

@@ -14,8 +14,7 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import find_env, load_env
-from aitrain.options.reading import resolve
-from aitrain.options.recipes import Recipe, read_recipe, recipes
+from aitrain.options.reading import Recipe, read_recipe, recipes, resolve
 from tests.rehearsal import rehearse
 
 ALL = recipes()

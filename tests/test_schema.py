@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from aitrain import TrainConfig
-from aitrain.options.option import json_schema, options_of
+from aitrain.options.section import json_schema, options_of
 from aitrain.options.yaml_text import read_yaml
 from aitrain.runs.run_folder import RunFolder
 

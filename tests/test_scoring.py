@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from aitrain import ConfigError, EnvironmentFailed, Score, TrainConfig
+from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import Case, ScoreResult, Transcript, parse_score
-from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import EnvRunner
 from aitrain.environment.session import AssistantTurn
-from aitrain.environment.tool_call_parser import ToolCall
-from aitrain.execution.failure import as_failure
+from aitrain.execution.failure import FailureCount, as_failure
 from tests import runner_calls
 from tests.conftest import case_name
 

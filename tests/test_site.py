@@ -14,7 +14,7 @@ from aitrain.environment.adapters import ADAPTERS
 from aitrain.environment.judges.rules import RULES
 from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.options.sweep import SweepConfig
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.records import RolloutRecord
 from aitrain.workbench.check.registry import CHECKS
 
 ROOT = Path(__file__).parents[1]

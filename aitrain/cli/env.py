@@ -134,8 +134,7 @@ def check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.launch.processes import on_stop_signals
-    from aitrain.workbench.check.process import MODULE, messages_of
-    from aitrain.workbench.check.report import document_of, lines
+    from aitrain.workbench.check.process import MODULE, document_of, lines, messages_of
 
     config = checked({**flags, "rl_env": env, "model": model or tokenizer}, env_arg)
     if model is not None:
@@ -335,8 +334,8 @@ def list_environments(as_json: AsJson = False) -> int:
 
     Nothing is imported: packages are found by their metadata.
     """
+    from aitrain.environment.loader import listed_environments
     from aitrain.ui.escape_controls import escape_controls
-    from aitrain.workbench.listing import listed_environments
 
     listed = listed_environments()
     if as_json:

@@ -29,10 +29,10 @@ from aitrain.events import Event, Note, Phase
 from aitrain.options.environment import DECLARED_OPTIONS, EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
 from aitrain.options.reading import place_of_run, read_file, resolve
-from aitrain.runs.eval_result import JOB, EvalResult, changed_since
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.held_out import DECODINGS, interval_text
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
+from aitrain.runs.result import JOB, EvalResult, changed_since
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.ui.escape_controls import escape_controls
 

@@ -106,7 +106,7 @@ def given_flags(flags: Mapping[str, Flag]) -> dict[str, object]:
 def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[..., Callable[..., int]]:
     """Replace the `**flags` of a command by one parameter for each option of a job, so that Typer makes its flags; with
     `names`, only for these. Values are text, as the job's class parses and checks them."""
-    from aitrain.options.option import options_of
+    from aitrain.options.section import options_of
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         made = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]

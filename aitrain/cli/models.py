@@ -19,11 +19,11 @@ import typer
 from aitrain import packages
 from aitrain.cli.flags import AsJson, Flag, SectionedCommand, given_flags, group, run_names, with_options
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.named_models import SMOLLM2, named_folder
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.reading import resolve
 from aitrain.options.run import HubOptions, ModelOptions
-from aitrain.runs.export_request import DTYPES, ExportRequest
+from aitrain.packages import SMOLLM2, named_folder
+from aitrain.runs.requests import DTYPES, ExportRequest
 
 
 @with_options(GenerationOptions)
@@ -52,7 +52,7 @@ def chat(
     were, unless they are given here.
     """
     from aitrain.cli.terminal_process import limit_threads, run_on_terminal
-    from aitrain.runs.chat_setup import ChatSetup, chat_options
+    from aitrain.runs.requests import ChatSetup, chat_options
 
     given = given_flags(flags)
     request = ChatSetup(model, chat_options(model, only, given), only, system, greedy, seed, as_json)
@@ -153,12 +153,10 @@ def serve(
     Prints vLLM's command first. Clients must send a key: VLLM_API_KEY of the environment, else a random one, which is
     shown. Type and length are those of the training where they are not given.
     """
-    from aitrain.launch.nvidia import visible_gpus  # these here, because help needs none of them
+    from aitrain.launch.hardware import visible_gpus  # these here, because help needs none of them
     from aitrain.runs.model_reference import read_model, run_options
-    from aitrain.vllm.addresses import KEY_VARIABLE
-    from aitrain.vllm.server_arguments import common_arguments
-    from aitrain.vllm.server_process import ServerConfig, running
-    from aitrain.vllm.serving import adapter_arguments, adapter_rank, shell_command
+    from aitrain.vllm.server_arguments import KEY_VARIABLE, common_arguments
+    from aitrain.vllm.server_process import ServerConfig, adapter_arguments, adapter_rank, running, shell_command
 
     reference, gpus = read_model(model), visible_gpus()
     if reference.kind == "url":

@@ -11,12 +11,10 @@ import typer
 from aitrain.cli.flags import AsJson, print_json, write_options
 from aitrain.errors import ConfigError
 from aitrain.events import events_schema
-from aitrain.options.option import json_schema, options_of, options_with
 from aitrain.options.other_names import unknown_option
-from aitrain.options.section import field_docstrings
+from aitrain.options.section import field_docstrings, json_schema, options_of, options_with
 from aitrain.options.train import TrainConfig
-from aitrain.runs.metrics_line import LINE, MetricsLine
-from aitrain.runs.rollout_record import RECORD, RolloutRecord
+from aitrain.runs.records import LINE, RECORD, MetricsLine, RolloutRecord
 
 
 def rollouts_schema() -> dict[str, object]:

@@ -17,9 +17,8 @@ from aitrain.batch import RolloutSize
 from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
 from aitrain.options.algorithms import described
-from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.reading import as_command
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import TrainConfig, fsdp_settings
 from aitrain.ui.escape_controls import escape_controls
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def plan(
 
     aitrain plan --gpu H100 --model Qwen/Qwen3-4B --rl-env path/to/file.py:Class --use-vllm
     """
-    from aitrain.launch.nvidia import Hardware
+    from aitrain.launch.hardware import Hardware
     from aitrain.launch.preflight import check
     from aitrain.options.reading import resolve
 

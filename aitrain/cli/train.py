@@ -35,8 +35,7 @@ from aitrain.cli.flags import (
     with_options,
 )
 from aitrain.errors import AitrainError, ConfigError, WorseError
-from aitrain.options.reading import place_of_run, resolve
-from aitrain.options.recipes import read_recipe, recipes
+from aitrain.options.reading import place_of_run, read_recipe, recipes, resolve
 from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
 from aitrain.packages import version_of

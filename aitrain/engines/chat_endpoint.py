@@ -18,8 +18,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from aitrain import activity
 from aitrain.engines.sampling import Sampling
+from aitrain.environment.completion_parser import THINK, THOUGHT_KEYS
 from aitrain.environment.session import Message
-from aitrain.environment.thoughts import THINK, THOUGHT_KEYS
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.redaction import redact
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave, RolloutClock

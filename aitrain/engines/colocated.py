@@ -37,9 +37,9 @@ from aitrain.engines.batching import BatchingEngine, BatchRow, largest_over_rank
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import merged_weights, whole
-from aitrain.engines.worker_extension import renew_tied_head
 from aitrain.rollout.engine import Completion, RolloutClock
 from aitrain.rollout.limits import EndOfTurn
+from aitrain.vllm.extensions import renew_tied_head
 
 Weights = Iterator[tuple[str, torch.Tensor]]
 

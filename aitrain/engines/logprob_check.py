@@ -12,7 +12,6 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     trl.trainer.utils._ChunkedLogProbFunction    replaced for one forward pass: the last function that sees hidden
                                                  states and head, here with its nine arguments, five results
     GRPOTrainer._get_per_token_logps_and_entropies(model, ids, mask, keep)    called: runs that forward pass
-
 """
 
 from __future__ import annotations

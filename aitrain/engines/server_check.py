@@ -12,9 +12,8 @@ import torch
 from aitrain.engines.weight_sync import LOADED, weight_version_of
 from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
 from aitrain.rollout.event_loop import EventLoop
-from aitrain.vllm.addresses import KEY_VARIABLE
 from aitrain.vllm.client import VLLMClient
-from aitrain.vllm.server_arguments import EXTENSION, needed_rank
+from aitrain.vllm.server_arguments import EXTENSION, KEY_VARIABLE, needed_rank
 
 T = TypeVar("T")
 

@@ -195,7 +195,7 @@ class DiskSync(WeightSync):
     """Syncs all weights, to a server in its development mode, which replaces its own."""
 
     renews = False
-    """Whether the server is on the CPU and its output layer must be repacked: see worker_extension.py."""
+    """Whether the server is on the CPU and its output layer must be repacked: see vllm/extensions.py."""
 
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
         """All weights, with a merged adapter."""

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from aitrain.environment.completion_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.http_server import RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.session import AssistantTurn, Message, TokenUsage
-from aitrain.environment.tool_call_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.tools import InvalidToolError, function_part, shown_tool
 from aitrain.errors import EpisodeTruncated
 from aitrain.execution.async_calls import is_on_shared_loop

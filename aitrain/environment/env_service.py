@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript, call_reference
-from aitrain.environment.failure_count import ABANDONED_LIMIT
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.runner import EnvRunner
 from aitrain.environment.served_environment import (
@@ -28,7 +27,7 @@ from aitrain.environment.served_environment import (
     to_wire,
 )
 from aitrain.environment.session import Group, SessionLike
-from aitrain.execution.failure import Failure
+from aitrain.execution.failure import ABANDONED_LIMIT, Failure
 from aitrain.execution.task import Outcome
 
 if TYPE_CHECKING:

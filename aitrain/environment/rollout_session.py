@@ -12,6 +12,7 @@ from functools import partial
 from traceback import StackSummary
 from typing import Any
 
+from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import (
     ZERO_TO_ONE,
     Bounds,
@@ -36,7 +37,6 @@ from aitrain.environment.session import (
     score_of_unfinished,
     within,
 )
-from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.errors import EpisodeTruncated
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.deadline_pool import CANCELLED

@@ -22,10 +22,10 @@ from pydantic import TypeAdapter
 
 from aitrain import activity
 from aitrain.environment.contract import ZERO_TO_ONE, Bounds, Case, EnvKind, ScoreResult
+from aitrain.environment.http_server import check_url
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tools import ToolOffer, Tools
-from aitrain.environment.urls import check_url
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import current_task, is_abandoned, paused

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import (
     MODEL_ARGUMENTS,
     ZERO_TO_ONE,
@@ -28,7 +29,6 @@ from aitrain.environment.contract import (
     shown,
     with_opening,
 )
-from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async

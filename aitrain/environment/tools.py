@@ -21,8 +21,8 @@ from pydantic.experimental.arguments_schema import generate_arguments_schema
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import SchemaValidator, to_jsonable_python
 
+from aitrain.environment.completion_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.contract import ToolResult
-from aitrain.environment.tool_call_parser import ToolCall, ToolJson, clean, short
 from aitrain.errors import AitrainError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message

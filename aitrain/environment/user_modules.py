@@ -15,9 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean, no_file
 from aitrain.execution.user_code import failure_message
-from aitrain.missing_file import no_file
 from aitrain.packages import in_working_directory, installed
 
 Place = tuple[str, str]

@@ -1,11 +1,14 @@
-"""The failure of a call into the user's code: its kind, message, traceback and place."""
+"""The failure of a call into the user's code: its kind, message, traceback and place; and the count of failures over a
+run, which reports the first of each kind, and ends the run after too many.
+"""
 
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from aitrain.errors import AitrainError
+from aitrain.errors import AitrainError, EnvironmentFailed, EpisodesFailed
 from aitrain.execution.user_code import failure_message
 
 FAILURE_KINDS = ("raised", "timed_out", "crashed", "server", "wrong_type", "not_finite", "out_of_range")
@@ -67,3 +70,120 @@ def _is_transport_error(error: BaseException) -> bool:
     statuses = [getattr(answer, name, None) for answer in answers for name in ("status_code", "status")]
     is_busy = any(status == busy for status in statuses for busy in _BUSY_STATUSES)
     return is_busy or any(kind.__name__ in _TRANSPORT_ERRORS for kind in type(error).__mro__)
+
+
+# -- the count
+
+PATIENCE = 3
+"""Consecutive batches with too many failures that end a run."""
+
+ABANDONED_LIMIT = 64
+"""Threads of hanging calls, over all processes, that end a run: they hold memory, locks and cores."""
+
+
+@dataclass
+class FailureCount:
+    """Counts failures over a whole run: reports each kind once, and ends a run with too many."""
+
+    max_failed: float = 1.0
+    """Share of a batch that may fail (rl_max_failed)."""
+    reported: dict[str, str] = field(default_factory=dict)
+    """The first message of each kind of failure."""
+    batches: int = 0
+    played: int = 0
+    scored: int = 0
+    empty_batches: int = 0
+    bad_batches: int = 0
+    has_noted_abandoned: bool = False
+    has_noted_dropped: bool = False
+    _parts: dict[str, FailureCount] = field(default_factory=dict)
+
+    def of(self, env: str) -> FailureCount:
+        """The failures of one environment of several, of which any share may fail but not all; itself without a
+        name."""
+        return self._parts.setdefault(env, FailureCount()) if env else self
+
+    @property
+    def first_failure(self) -> str:
+        """The message of the first failure, of any environment; empty without one."""
+        parts = (f"{name}: {part.first_failure}" for name, part in self._parts.items() if part.first_failure)
+        return next(iter(self.reported.values()), next(parts, ""))
+
+    def first_of_each(self, failures: Sequence[tuple[str, str]]) -> list[str]:
+        """Messages of the (kind, message) pairs whose kind has not been reported in this run."""
+        news = {kind: message for kind, message in reversed(failures) if kind not in self.reported}
+        self.reported |= news
+        return list(news.values())
+
+    def after_batch(self, scores: int, failures: int, episodes: int) -> None:
+        """Count a batch, with the sums over all processes; dropped episodes are not among `episodes`.
+
+        Raises:
+            EpisodesFailed: no episode was scored, or too many failed, in PATIENCE consecutive batches.
+        """
+        self.batches += 1
+        self.played += episodes
+        self.scored += scores
+        self.bad_batches = self.bad_batches + 1 if failures > self.max_failed * episodes else 0
+        is_empty = not scores and (failures or not self.scored)  # a later batch may be of dropped cases only
+        self.empty_batches = self.empty_batches + 1 if is_empty else 0
+        if self.empty_batches >= PATIENCE:
+            raise EpisodesFailed(self._nothing_to_learn_from(f"{PATIENCE} batches in a row"))
+        if self.bad_batches >= PATIENCE:
+            raise EpisodesFailed(
+                f"More than {self.max_failed:.0%} of the episodes failed in {PATIENCE} batches in a row"
+                f" (--rl-max-failed), {failures} of {episodes} in the last one.\n"
+                f"All failures are in rollouts/. The first one:\n{self.first_failure}"
+            )
+
+    def after_abandoned(self, threads: int, hangs_at: Callable[[], Sequence[str]]) -> str | None:
+        """Check the number of threads of abandoned calls, over all processes; returns a note for the user the first
+        time that there are any. `hangs_at` returns the line of the last hanging call, one for each process.
+
+        Raises:
+            EnvironmentFailed: there are at least ABANDONED_LIMIT.
+        """
+        if threads >= ABANDONED_LIMIT:
+            line = next((line for line in hangs_at() if line), "at an unknown line")
+            raise EnvironmentFailed(
+                f"{threads} calls to the environment hang, and Python cannot end their threads. The last one hangs\n"
+                f"{line}\n"
+                "Processes can be ended: use --rl-env-isolation process."
+            )
+        if not threads or self.has_noted_abandoned:
+            return None
+        self.has_noted_abandoned = True
+        return (
+            "A call to the environment hangs: its thread was abandoned and keeps running. The run ends at"
+            f" {ABANDONED_LIMIT} such threads; --rl-env-isolation process ends calls that hang."
+        )
+
+    def after_run(self) -> None:
+        """Check that the run has scored episodes, and did not end, too short for PATIENCE, with an environment that
+        fails.
+
+        Raises:
+            EnvironmentFailed: it has not, or at least half of its batches, up to the last one, have no scores.
+        """
+        if self.batches and not self.scored:
+            raise EnvironmentFailed(self._nothing_to_learn_from("the whole run"))
+        if self.empty_batches and 2 * self.empty_batches >= self.batches:
+            raise EnvironmentFailed(
+                self._nothing_to_learn_from(f"the last {self.empty_batches} of {self.batches} batches")
+            )
+
+    def _nothing_to_learn_from(self, where: str) -> str:
+        if not self.played:
+            return (
+                f"Every case of {where} was dropped: no prompt leaves room for an answer in the model's context.\n"
+                "Shorten the prompts, the tools or what the environment says first, or use a model with a longer one."
+            )
+        if self.first_failure:
+            return (
+                f"The environment failed on every episode of {where}: there is nothing to learn from.\n"
+                f"All failures are in rollouts/. The first one:\n{self.first_failure}"
+            )
+        return (
+            f"The environment returned None for every episode of {where}: there is nothing to learn from.\n"
+            "Is a `return` missing? None means that an episode cannot be scored."
+        )

@@ -14,8 +14,7 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import FrameType
 
-from aitrain.errors import did_you_mean
-from aitrain.missing_file import there_is
+from aitrain.errors import did_you_mean, there_is
 from aitrain.packages import BUNDLED, PACKAGE
 
 

@@ -19,9 +19,9 @@ from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.environment.completion_parser import clean
 from aitrain.environment.seeds import derived_seed
 from aitrain.environment.session import Message
-from aitrain.environment.tool_call_parser import clean
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.redaction import redact
 from aitrain.rollout.chat_format import ChatFormat
@@ -29,13 +29,13 @@ from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationReque
 from aitrain.rollout.episode import sample_turn
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.runs.chat_setup import ChatSetup
 from aitrain.runs.model_reference import before_training, read_model
+from aitrain.runs.requests import ChatSetup
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.model import load_policy
-from aitrain.ui.chat_view import ChatView
 from aitrain.ui.error_line import exit_now, run_job
 from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.terminal import ChatView
 
 ANSWER_TOKENS = 512
 """Maximum tokens of an answer, unless the user sets it: a run's limit may be that of short answers."""

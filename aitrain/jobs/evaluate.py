@@ -16,10 +16,10 @@ from aitrain.events import Ended, Evaluating
 from aitrain.options.evaluate import EvalConfig
 from aitrain.runs.checkpoint import clean_partial
 from aitrain.runs.environment_source import files_of
-from aitrain.runs.eval_result import PHASE, EvalFacts, EvalResult, eval_result, model_of
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.model_reference import read_model, weights_stamp
-from aitrain.runs.rollout_record import read_rollouts
+from aitrain.runs.records import read_rollouts
+from aitrain.runs.result import PHASE, EvalFacts, EvalResult, eval_result, model_of
 from aitrain.runs.run_folder import write_json
 from aitrain.runs.statistics import mean_score
 from aitrain.training.distributed import explain_timeout

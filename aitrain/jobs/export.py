@@ -16,10 +16,10 @@ from transformers.utils import logging as transformers_logging
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.runs.export_request import DTYPES, ExportRequest
 from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_base, read_model, run_options
 from aitrain.runs.new_folder import new_folder
+from aitrain.runs.requests import DTYPES, ExportRequest
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.model import asking_hub, load_policy, load_tokenizer, model_path
 from aitrain.training.saving import HubRepository, LogitCheck, check_token, write_whole_model

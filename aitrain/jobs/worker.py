@@ -45,9 +45,9 @@ from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream
-from aitrain.runs.eval_result import JOB as EVAL
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.new_folder import inherit_lock
+from aitrain.runs.result import JOB as EVAL
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import DUMP, Stall, Watchdog, write_stacks
 

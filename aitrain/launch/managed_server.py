@@ -11,10 +11,16 @@ from dataclasses import dataclass, field
 from aitrain.errors import RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Note, Phase
 from aitrain.launch.preflight import RunPlan
-from aitrain.named_models import named_folder
+from aitrain.packages import named_folder
 from aitrain.runs.run_folder import RunFolder, write_json
-from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, new_key
-from aitrain.vllm.server_arguments import argument_words, common_arguments, training_arguments
+from aitrain.vllm.server_arguments import (
+    KEY_VARIABLE,
+    LOOPBACK,
+    argument_words,
+    common_arguments,
+    new_key,
+    training_arguments,
+)
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, running
 
 QUANTIZATIONS = {"fp8": "fp8_per_channel"}

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from aitrain.named_models import SMOLLM2, named_folder
+from aitrain.packages import SMOLLM2, named_folder
 from aitrain.runs.run_folder import read_object
 
 SMALL = 2_000_000

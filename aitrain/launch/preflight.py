@@ -15,23 +15,22 @@ from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
+from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, folder_of, read_model_shape
-from aitrain.launch.nvidia import Hardware, visible_gpus
 from aitrain.launch.resource_estimate import (
     check_resources,
     choose_batch_size,
     device_memory,
     memory_of,
 )
-from aitrain.named_models import named_folder
 from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_fields import check_trl_effects, check_trl_fields
-from aitrain.packages import installed
+from aitrain.packages import installed, named_folder
 from aitrain.redaction import found_secret
 from aitrain.runs.checkpoint import (
     PREFIX,
@@ -47,8 +46,7 @@ from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.vllm.addresses import check_listen_address
-from aitrain.vllm.server_arguments import check_server_arguments, needed_rank
+from aitrain.vllm.server_arguments import check_listen_address, check_server_arguments, needed_rank
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,13 @@ from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
 from aitrain.execution.process_tree import ProcessTree
+from aitrain.launch.hardware import SystemRecorder
 from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
 from aitrain.launch.machines import LaunchedRank, without_ranks
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.nodes import NodeGroup, State, appears, interface_variables
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
 from aitrain.runs import heartbeat

@@ -18,11 +18,10 @@ from typing import Literal
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.errors import ConfigError
+from aitrain.launch.hardware import GpuKind, ask_driver
 from aitrain.launch.model_shape import ModelShape, read_model_shape
-from aitrain.launch.nvidia import GpuKind, ask_driver
 from aitrain.machine import free_memory, total_memory
-from aitrain.options.fsdp_settings import fsdp_settings
-from aitrain.options.train import TrainConfig, pass_dependent
+from aitrain.options.train import TrainConfig, fsdp_settings, pass_dependent
 
 MIB = 1 << 20
 PROMPT = 256

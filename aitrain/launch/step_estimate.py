@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aitrain.batch import BatchPlan, RolloutSize
+from aitrain.launch.hardware import Hardware
 from aitrain.launch.model_shape import ModelShape, read_model_shape
-from aitrain.launch.nvidia import Hardware
 from aitrain.launch.resource_estimate import (
     TIGHT,
     MemoryEstimate,

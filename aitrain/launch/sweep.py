@@ -29,9 +29,9 @@ from aitrain.events import Announce, Evaluated, Failed, Note, RunResult, RunStar
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
 from aitrain.machine import usable_cores
-from aitrain.options.option import options_of
 from aitrain.options.other_names import unknown_option
 from aitrain.options.reading import resolve
+from aitrain.options.section import options_of
 from aitrain.options.sweep import TRL, SweepConfig
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml

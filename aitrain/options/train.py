@@ -1,6 +1,11 @@
-"""`TrainConfig`, the options of a training run. Names and defaults are AITraining's wherever it has the option."""
+"""`TrainConfig`, the options of a training run, and what follows from them for FSDP2. Names and defaults are
+AITraining's wherever it has the option.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from aitrain.options.algorithms import (
     GRPOOptions,
@@ -11,7 +16,6 @@ from aitrain.options.algorithms import (
     settle,
 )
 from aitrain.options.environment import EnvironmentOptions
-from aitrain.options.fsdp_settings import fsdp_rules
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.run import (
     BatchOptions,
@@ -172,3 +176,71 @@ def pass_dependent(config: TrainConfig) -> bool:
     """Whether the result depends on which completions share a forward pass."""
     has_own_loss = config.rl_loss_type == "bnpo" or config.rl_entropy_coef > 0 or config.custom_loss is not None
     return has_own_loss or any(config.trl.get(field) not in (None, off) for field, off in PASS_BY_PASS.items())
+
+
+# -- how FSDP2 shards a model, by its size, and what it cannot shard
+
+FSDP_LARGE = 8_000_000_000
+"""Weights above which one process neither loads a copy of its own nor gathers whole checkpoints."""
+FSDP_SMALL = 1_000_000_000
+"""Weights below which gathered layers are kept from the forward to the backward pass."""
+
+FSDP_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")
+"""Optimizers that FSDP2 can shard: their state has one number, or several, for each weight, from the first step on.
+That of adagrad exists before, for the weights that are replaced by sharded ones."""
+FSDP_KEYS = ("reshard_after_forward", "cpu_ram_efficient_loading", "state_dict_type", "transformer_layer_cls_to_wrap")
+"""Keys of `--trl fsdp_config` that may be set."""
+
+
+@dataclass(frozen=True)
+class FSDPSettings:
+    """The settings of accelerate's FSDP plugin that depend on the size of the model."""
+
+    reshard_after_forward: bool
+    """Free the gathered weights of a layer after its forward pass, and gather them once more for the backward pass."""
+    cpu_ram_efficient_loading: bool
+    """Only the first process of a machine reads the weights, and sends each process its part."""
+    sharded_checkpoints: bool
+    """Each process writes its part of a checkpoint; else the first one gathers and writes all of it."""
+
+    def __str__(self) -> str:
+        loaded = "read once per machine" if self.cpu_ram_efficient_loading else "read by each process"
+        gathered = "twice" if self.reshard_after_forward else "once"
+        saved = "by all processes, each its part" if self.sharded_checkpoints else "whole, by the first process"
+        return f"weights {loaded}, each layer gathered {gathered} a pass, checkpoints written {saved}"
+
+
+def fsdp_settings(config: TrainConfig, weights: int) -> FSDPSettings:
+    """The settings for a model with this number of weights; `--trl fsdp_config` overrides them."""
+    chosen = FSDPSettings(
+        # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
+        reshard_after_forward=weights >= FSDP_SMALL or config.peft,
+        cpu_ram_efficient_loading=weights >= FSDP_SMALL,
+        sharded_checkpoints=weights > FSDP_LARGE and not config.peft,
+    )
+    given = config.trl_table("fsdp_config")
+    state = str(given.get("state_dict_type", "")).upper()
+    return FSDPSettings(
+        bool(given.get("reshard_after_forward", chosen.reshard_after_forward)),
+        bool(given.get("cpu_ram_efficient_loading", chosen.cpu_ram_efficient_loading)),
+        state == "SHARDED_STATE_DICT" if state else chosen.sharded_checkpoints,
+    )
+
+
+def fsdp_rules(config: TrainConfig) -> Iterator[str]:
+    """Options that FSDP2 does not go together with."""
+    if config.distributed_backend != "fsdp2":
+        return
+    given = config.trl_table("fsdp_config")
+    if config.quantization is not None:
+        yield "quantization: quantized weights cannot be sharded with fsdp2\nLeave one of the two out."
+    if config.optimizer not in FSDP_OPTIMIZERS:
+        known = ", ".join(FSDP_OPTIMIZERS)
+        yield f"optimizer: the state of {config.optimizer} cannot be sharded with fsdp2\nUse {known}."
+    if config.peft and given.get("reshard_after_forward") is False:
+        yield "trl: fsdp_config: with peft reshard_after_forward is always true\nLeave it out."
+    if config.peft and str(given.get("state_dict_type", "")).upper() == "SHARDED_STATE_DICT":
+        yield "trl: fsdp_config: with peft checkpoints have the adapter, whole\nLeave state_dict_type out."
+    for key in given:
+        if key not in FSDP_KEYS:
+            yield f"trl: fsdp_config: {key} is not for you to set\nWhat may be set is {', '.join(FSDP_KEYS)}."

@@ -14,10 +14,9 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from aitrain import activity
+from aitrain.environment.completion_parser import THOUGHT_KEYS, ThoughtTags, ToolCall, read_calls, thought_of
 from aitrain.environment.contract import Prompt
 from aitrain.environment.session import AssistantTurn, Message
-from aitrain.environment.thoughts import THOUGHT_KEYS, ThoughtTags, thought_of
-from aitrain.environment.tool_call_parser import ToolCall, read_calls
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import describe_error
 from aitrain.options.generation import Thinking

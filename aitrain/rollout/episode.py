@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from aitrain import activity
 from aitrain.activity import PlayedEpisodes
+from aitrain.environment.completion_parser import thought_of, without_thought
 from aitrain.environment.contract import Case, Prompt, ScoreResult, Transcript
 from aitrain.environment.runner import EnvSession, Runner
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
@@ -22,7 +23,6 @@ from aitrain.environment.session import (
     TokenUsage,
     UntrainedChat,
 )
-from aitrain.environment.thoughts import thought_of, without_thought
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.rollout.chat_format import ChatFormat, Schemas, as_messages

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from aitrain.environment.completion_parser import KNOWN_TAGS, THOUGHT_KEYS, ThoughtTags
 from aitrain.environment.session import Message
-from aitrain.environment.thoughts import KNOWN_TAGS, THOUGHT_KEYS, ThoughtTags
 from aitrain.errors import ConfigError
 from aitrain.options.generation import Thinking
 from aitrain.rollout.chat_format import ChatFormat

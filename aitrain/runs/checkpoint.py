@@ -20,13 +20,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from aitrain.errors import CheckpointDamagedError, ConfigError
-from aitrain.options.option import options_of
 from aitrain.options.run import COMPLETIONS_PER_PASS
+from aitrain.options.section import options_of
 from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.redaction import without_secrets
 from aitrain.runs.json_values import JsonObject, as_object
-from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import RunFolder, keep_lines, read_object, sync, to_json_object, write_json
 
 MANIFEST = "manifest.json"

@@ -16,10 +16,10 @@ from functools import partial
 from itertools import product
 from typing import Literal, TypeVar
 
+from aitrain.cells import html_line, html_table
 from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
 from aitrain.runs.held_out import IntervalValues, Verdict, interval_text, verdict_of, verdict_sentence
-from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import (
     LENIENT,

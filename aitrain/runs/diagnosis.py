@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from aitrain.runs.held_out import UNIT, Bounds, bounds_of
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.records import MetricsLine
 from aitrain.runs.run_folder import RunFolder, parsed_lines
 from aitrain.runs.statistics import Z
 

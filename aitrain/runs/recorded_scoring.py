@@ -14,8 +14,8 @@ from aitrain.errors import ConfigError
 from aitrain.runs.held_out import DECODINGS
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.model_reference import read_options
+from aitrain.runs.records import RolloutRecord, prompt_key
 from aitrain.runs.rollout_index import RolloutIndex, excerpt, prompt_excerpt
-from aitrain.runs.rollout_record import RolloutRecord, prompt_key
 from aitrain.runs.run_folder import RunFolder, read_object
 
 LENIENT = "lenient"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from aitrain.options.yaml_text import read_yaml
 from aitrain.runs.json_values import JsonObject, as_object, as_text
-from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.model_reference import OWN_OPTIONS
-from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.records import MetricsLine, RolloutRecord, read_metrics, read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_object
 
 ROUNDING = 1e-4

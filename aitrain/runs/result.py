@@ -1,17 +1,43 @@
-"""The result of a run: what result.json holds and `aitrain.train` returns."""
+"""The result of a run, which `aitrain.train` returns, and that of an eval, which is computed from its records: what
+their result.json hold.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
-from aitrain.runs.held_out import ScoreTable, Verdict, interval_texts, verdict_sentence
-from aitrain.runs.html_table import html_line, html_table
+from aitrain.cells import html_line, html_table
+from aitrain.packages import version_of
+from aitrain.runs.environment_source import source_hash
+from aitrain.runs.held_out import (
+    DECODINGS,
+    IntervalValues,
+    ScoreTable,
+    Verdict,
+    by_case,
+    interval_texts,
+    verdict_sentence,
+)
 from aitrain.runs.json_values import read_whole
-from aitrain.runs.run_folder import RunFolder, read_lines, write_json
-from aitrain.runs.statistics import EnvResult
+from aitrain.runs.model_reference import ModelReference, weights_stamp
+from aitrain.runs.records import RolloutRecord
+from aitrain.runs.run_folder import RunFolder, read_lines, read_object, write_json
+from aitrain.runs.statistics import (
+    EnvResult,
+    Mixture,
+    can_be_solved,
+    chances,
+    interval_of_mean,
+    named,
+    of_means,
+    rows_of,
+)
 
 
 @dataclass(frozen=True)
@@ -99,3 +125,151 @@ class Result:
         """Read the result of a run that has ended; fields that an older run lacks get their defaults."""
         values = json.loads(read_whole(RunFolder(folder).result))
         return cls(folder, **{name: values[name] for name in cls.__dataclass_fields__ if name in values})
+
+
+# -- an eval
+
+JOB = "eval"
+"""`job` in status.json and result.json of an eval; a training has none."""
+PHASE = "eval"
+"""`eval_phase` of an eval's records is `eval_sampled` or `eval_greedy`."""
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """The scores of one model on an environment. Values by decoding have the keys `sampled` and `greedy`."""
+
+    folder: Path
+    model: dict[str, Any]
+    """The fields of `ModelReference`, and its `label`."""
+    environment: str
+    seed: int
+    cases: int
+    """Cases of the eval; each interval has the number of cases that it is made of."""
+    samples: int
+    """Sampled episodes of each case."""
+    status: str = "finished"
+    job: str = JOB
+    scores: dict[str, IntervalValues | None] = field(default_factory=dict)
+    """Mean score over the cases, by decoding."""
+    pass_at: dict[str, IntervalValues | None] = field(default_factory=dict)
+    """Unbiased pass@1 to pass@K of the sampled episodes; empty for scores without bounds."""
+    solved: dict[str, float] = field(default_factory=dict)
+    """Share of the scored cases with the highest score in at least one episode, by decoding; empty without bounds."""
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Means of the environment's metrics, by decoding."""
+    lengths: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Mean, median and maximum of the sampled tokens of an episode, by decoding."""
+    stops: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Number of episodes by the reason of their end, by decoding."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """Number of episodes that the environment failed on, by kind; they have no score."""
+    unscored: int = 0
+    """Episodes without a score, without a failure: the environment returned None."""
+    dropped: int = 0
+    """Episodes whose prompt left no room for an answer."""
+    overlap: int = 0
+    """Cases that the model was trained on, as far as this is known."""
+    tokens: int = 0
+    """Sampled tokens of all episodes."""
+    seconds: float = 0.0
+    """Duration of the episodes, over all starts."""
+    turns: dict[str, float] = field(default_factory=dict)
+    """Mean number of turns of an episode, by decoding."""
+    environments: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of several environments, share and cases of each; `scores` has their weighted means, and rows such as
+    `sampled, NAME`."""
+
+    def write(self) -> None:
+        """Write result.json."""
+        write_json(RunFolder(self.folder).result, self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of result.json."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
+
+    @classmethod
+    def read(cls, folder: Path) -> EvalResult:
+        """Read the result of an eval that has ended."""
+        values = read_object(RunFolder(folder).result)
+        return cls(folder, **{name: values[name] for name in cls.__dataclass_fields__ if name in values})
+
+
+@dataclass(frozen=True)
+class EvalFacts:
+    """What an eval knows beside its records."""
+
+    environment: str
+    seed: int
+    cases: int
+    samples: int
+    mixture: Mixture
+    overlap: int = 0
+    seconds: float = 0.0
+
+
+def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: Iterable[RolloutRecord]) -> EvalResult:
+    """The result of an eval, from all of its records."""
+    mixture, every = facts.mixture, list(records)
+    result = EvalResult(
+        folder,
+        model_of(model),
+        facts.environment,
+        facts.seed,
+        facts.cases,
+        facts.samples,
+        failures=dict(Counter(record.error.kind for record in every if record.error)),
+        unscored=sum(record.score is None and not record.error and record.stop != "no_room" for record in every),
+        dropped=sum(record.stop == "no_room" for record in every),
+        overlap=facts.overlap,
+        tokens=sum(record.tokens for record in every),
+        seconds=round(facts.seconds, 3),
+        environments={one.name: {"share": one.share, "cases": len(one.prompts)} for one in named(mixture)},
+    )
+    solvable = can_be_solved(mixture)
+    for name in DECODINGS:
+        played = [record for record in every if record.eval_phase == f"{PHASE}_{name}"]
+        if not played:
+            continue
+        scoring = by_case((str(record.row_number), record.score) for record in played if record.score is not None)
+        for row, envs in rows_of(name, mixture):
+            result.scores[row] = interval_of_mean(scoring, envs)
+        if name == "sampled" and solvable and scoring:
+            for tries in range(1, facts.samples + 1):
+                result.pass_at[str(tries)] = of_means(chances(scoring, tries, mixture), solvable)
+        tried = {case: chances({case: scores}, len(scores), mixture) for case, scores in scoring.items()}
+        solved = {case: float(chance[case] > 0) for case, chance in tried.items() if chance}
+        if (share := of_means(solved, solvable)) is not None:
+            result.solved[name] = share["mean"]
+        values = dict[str, list[float]]()
+        for record in played:
+            for metric, value in record.metrics.items():
+                if value is not None:
+                    own = f"{record.environment}/{metric}" if record.environment else metric
+                    values.setdefault(own, []).append(value)
+        result.metrics[name] = {metric: fmean(found) for metric, found in values.items()}
+        tokens = [record.tokens for record in played]
+        result.lengths[name] = {"mean": fmean(tokens), "median": median(tokens), "max": max(tokens)}
+        result.stops[name] = dict(Counter(record.stop for record in played))
+        result.turns[name] = fmean(len(record.turns) for record in played)
+    return result
+
+
+def model_of(model: ModelReference) -> dict[str, Any]:
+    """The model of an eval as its files have it."""
+    return {**asdict(model), "label": model.label}
+
+
+def changed_since(folder: RunFolder, model: ModelReference) -> str | None:
+    """What differs from when the eval in a folder began: its model's weights, or its environment's files; else None."""
+    before = read_object(folder.environment)
+    of_model, files = before.get("model"), [Path(file) for file in before.get("files", ())]
+    if of_model and of_model["weights"] != weights_stamp(model):
+        return f"model: {model.given}"
+    if files and before["sha256"] != source_hash(files):
+        return f"environment: {', '.join(map(str, files))}"
+    for package in filter(None, (before.get("package") or "").split(", ")):
+        name, _, version = package.partition(" ")
+        if version != str(version_of(name)):
+            return f"environment: {name} {version}"
+    return None

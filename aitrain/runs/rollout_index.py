@@ -21,7 +21,7 @@ from aitrain.runs.json_values import (
     regular,
     whole_lines,
 )
-from aitrain.runs.rollout_record import RECORD, RolloutRecord, prompt_key
+from aitrain.runs.records import RECORD, RolloutRecord, prompt_key
 
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""

@@ -4,7 +4,6 @@ on the one before. With `--rl-sampling refill` groups of other cases replace tho
 Epochs are one stream of cases: each uses each case once, even if its last step is incomplete. TRL drops the last
 incomplete batch of each epoch. Here the next epoch starts in the same batch, and transformers sees the whole run as one
 epoch, so that the number of steps alone is the position of a resumed run.
-
 """
 
 from __future__ import annotations

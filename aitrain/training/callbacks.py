@@ -18,7 +18,7 @@ from aitrain.execution.user_code import failure_message
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import line_stays
 from aitrain.runs.diagnosis import Diagnosis, findings_of, traits_of
-from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.runs.run_folder import append_lines, keep_lines
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder

@@ -33,7 +33,7 @@ from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.sharded_tensors import is_sharded
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
-from aitrain.environment.failure_count import FailureCount
+from aitrain.execution.failure import FailureCount
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
@@ -44,8 +44,8 @@ from aitrain.training.model import count_forward_passes, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.training.shared_prompts import draws_dropout
-from aitrain.vllm.addresses import is_here
 from aitrain.vllm.client import VLLMClient
+from aitrain.vllm.server_arguments import is_here
 
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer, TrainerInputs

@@ -21,8 +21,8 @@ from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, WeightVersion
 from aitrain.environment.contract import Case, named_by
-from aitrain.environment.failure_count import FailureCount
 from aitrain.errors import ConfigError
+from aitrain.execution.failure import FailureCount
 from aitrain.options.evaluate import EvalConfig
 from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
@@ -30,7 +30,7 @@ from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
 from aitrain.runs.model_reference import ModelReference, run_options
-from aitrain.runs.rollout_record import prompt_key, read_rollouts
+from aitrain.runs.records import prompt_key, read_rollouts
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.distributed import init_processes
@@ -54,7 +54,7 @@ from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_arguments import needed_rank
-from aitrain.vllm.serving import adapter_rank
+from aitrain.vllm.server_process import adapter_rank
 
 SERVED_BATCH = 256
 """Episodes at a time with vLLM, which batches them itself."""

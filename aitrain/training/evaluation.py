@@ -20,7 +20,7 @@ from aitrain.errors import EpisodesFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, by_case
-from aitrain.runs.rollout_record import RolloutRecord, prompt_key, read_rollouts, row_columns
+from aitrain.runs.records import RolloutRecord, prompt_key, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
 from aitrain.training.policy_rollouts import PolicyRollouts

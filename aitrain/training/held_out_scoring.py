@@ -16,8 +16,7 @@ from aitrain.errors import ConfigError, EpisodesFailed
 from aitrain.events import Evaluated
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import Best
-from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of_mean, named
 from aitrain.training.callbacks import MetricsReporter
@@ -227,7 +226,6 @@ def is_due(config: TrainConfig, schedule: CaseSchedule, step: int) -> bool:
 
 
 # -- what the cases can show
-
 
 FEW_CASES = 16
 """With fewer cases, what a verdict can show is said before the training."""

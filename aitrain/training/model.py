@@ -32,9 +32,8 @@ from aitrain import activity
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.named_models import SMOLLM2, named_folder
 from aitrain.options.train import TrainConfig
-from aitrain.packages import PACKAGE
+from aitrain.packages import PACKAGE, SMOLLM2, named_folder
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.model_reference import ModelReference
 from aitrain.runs.run_folder import RUNS

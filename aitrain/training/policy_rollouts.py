@@ -14,9 +14,9 @@ from accelerate.utils import gather_object
 from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
-from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.loader import errors_of
 from aitrain.environment.seeds import derived_seed
+from aitrain.execution.failure import FailureCount
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import EventLoop, ThreadLoop

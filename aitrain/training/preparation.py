@@ -25,7 +25,7 @@ from aitrain.errors import ConfigError
 from aitrain.events import NoteLevel
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.callbacks import MetricsReporter, custom_callbacks

@@ -23,8 +23,7 @@ from aitrain.packages import version_of
 from aitrain.redaction import without_secrets
 from aitrain.runs.checkpoint import read_manifest, rewind
 from aitrain.runs.environment_source import files_of, keep_source, source_facts, source_hash
-from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import RunFolder, append_lines, append_text, json_lines, read_lines, sync, write_text
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")

@@ -2,7 +2,6 @@
 Hub, with the token of HF_TOKEN or `hf auth login`, which is never stored.
 
 Adapters are merged in memory, on a copy that was loaded for it: neither the base nor the adapter is changed.
-
 """
 
 from __future__ import annotations

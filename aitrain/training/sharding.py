@@ -47,8 +47,7 @@ from trl import GRPOConfig
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import gathered, is_sharded, reshard
 from aitrain.errors import ConfigError
-from aitrain.options.fsdp_settings import fsdp_settings
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import TrainConfig, fsdp_settings
 from aitrain.runs.checkpoint import SHARDS
 
 if TYPE_CHECKING:
@@ -131,7 +130,6 @@ def prepare_reference(model: Any, accelerator: Accelerator) -> Any:
 
 
 # -- weights in a checkpoint
-
 
 MOMENTS = "moments"
 OPTIMIZER = "optimizer.pt"

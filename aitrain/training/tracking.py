@@ -27,7 +27,7 @@ from aitrain import activity
 from aitrain.events import Evaluated
 from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
-from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
+from aitrain.runs.records import RolloutRecord, TranscriptMessage
 from aitrain.training.run_context import RunContext
 
 PROJECT = "aitrain"

@@ -85,7 +85,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Trajectory
 from aitrain.rollout.limits import Limits
 from aitrain.runs.checkpoint import SHARDS
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.records import RolloutRecord
 from aitrain.training.algorithm import (
     PLAIN,
     AlgorithmParts,

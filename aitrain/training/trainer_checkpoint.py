@@ -39,7 +39,7 @@ from aitrain.runs.checkpoint import (
     seal,
     step_of,
 )
-from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.records import read_metrics
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.evaluation import EvalPlan
 from aitrain.training.held_out_scoring import EvalState

@@ -1,6 +1,5 @@
 """The episodes of one generation batch in training: their cases and seeds, groups, metrics and records, and which of
 them are in the loss. The members of a group may be on several ranks.
-
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from aitrain.environment.runner import score_groups
 from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.rollout.episode import STOPS, Episode
-from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutRecord, row_columns
+from aitrain.runs.records import RecordedError, RecordedTurn, RolloutRecord, row_columns
 from aitrain.training.policy_rollouts import PolicyRollouts
 
 MemberKey: TypeAlias = tuple[int, int]

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from aitrain.errors import ConfigError
-from aitrain.named_models import NAMED_MODELS
 from aitrain.options.reading import as_command, resolve
 from aitrain.options.train import TrainConfig
+from aitrain.packages import NAMED_MODELS
 from aitrain.redaction import redact, without_secrets
 from aitrain.runs.held_out import interval_texts
 from aitrain.runs.rollout_index import RolloutIndex

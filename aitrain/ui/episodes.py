@@ -17,8 +17,8 @@ from pydantic.dataclasses import dataclass
 
 from aitrain.runs.held_out import NEARLY
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
+from aitrain.runs.records import RecordedTurn, RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import GroupKey, IndexEntry, RolloutIndex, excerpt, prompt_excerpt
-from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord, TranscriptMessage
 from aitrain.ui.overview import evenly
 
 Item = TypeVar("Item")

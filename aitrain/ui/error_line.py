@@ -1,7 +1,6 @@
 """How a command, or a process that does something for it on its terminal, shows its error, and how that process ends.
 
 An error is a line on standard error, or an event on standard output for programs.
-
 """
 
 from __future__ import annotations

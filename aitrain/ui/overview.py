@@ -32,8 +32,8 @@ from aitrain.runs.held_out import (
     verdict_of_scores,
 )
 from aitrain.runs.json_values import JsonObject, as_float, regular
-from aitrain.runs.metrics_line import MetricsLine, lines_of, read_metrics
 from aitrain.runs.model_reference import read_options
+from aitrain.runs.records import MetricsLine, lines_of, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.runs.statistics import (

@@ -11,8 +11,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.padding import Padding
 from rich.text import Text
 
+from aitrain.runs.records import RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
-from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
 from aitrain.ui.dashboard import brief, number
 from aitrain.ui.episodes import Query, find, tool_name
 from aitrain.ui.escape_controls import escape_controls

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from aitrain.errors import ServerGoneError, ServerRefusedError, ServerTimeoutError
-from aitrain.vllm.addresses import key_header
+from aitrain.vllm.server_arguments import key_header
 
 CONNECT_SECONDS = 10.0
 HEALTH_SECONDS = 5.0

@@ -1,5 +1,5 @@
 """Arguments of vLLM's server: those that every server of aitrain has, and those that a user gives (`--vllm-args`), of
-which the ones that aitrain sets are refused; vLLM checks the others when it starts.
+which the ones that aitrain sets are refused; vLLM checks the others when it starts. And its address and key.
 
 What this uses of vLLM 0.31: the fields of EngineArgs, AsyncEngineArgs, BaseFrontendArgs and FrontendArgs are the
 arguments of its server, with dashes; a boolean field is `--name` or `--no-name`, a list has its items as words.
@@ -8,7 +8,11 @@ arguments of its server, with dashes; a boolean field is `--name` or `--no-name`
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import socket
 from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from aitrain.errors import ConfigError
 
@@ -51,7 +55,7 @@ REPEATED = ("middleware",)
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank` of vLLM 0.31."""
 
-EXTENSION = "aitrain.engines.worker_extension.WorkerExtension"
+EXTENSION = "aitrain.vllm.extensions.WorkerExtension"
 """Extension of vLLM's workers for weight updates on the CPU."""
 
 
@@ -144,3 +148,68 @@ def _words(name: str, value: object) -> Iterator[str]:
 
 def _text(value: object) -> str:
     return str(value) if value is None or isinstance(value, (str, int, float)) else json.dumps(value)
+
+
+# -- addresses, and the key
+
+LOOPBACK = "127.0.0.1"
+ANY = "0.0.0.0"
+KEY_VARIABLE = "VLLM_API_KEY"
+"""vLLM's environment variable for the key that requests need."""
+
+
+def new_key() -> str:
+    """The key for servers that are started: that of the environment, else a random one."""
+    return os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(32)
+
+
+def key_header(key: str | None = None) -> dict[str, str]:
+    """The header with a key for vLLM servers, by default that of the environment; empty if there is none."""
+    key = key or os.environ.get(KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def is_here(url: str) -> bool:
+    """Whether the host of an address is this machine; False if its name is unknown."""
+    return any(_can_bind(address) for address in _addresses_of(urlsplit(url).hostname or ""))
+
+
+def check_listen_address(host: str) -> None:
+    """Check that servers can listen there.
+
+    Raises:
+        ConfigError: it is no address of this machine that others can reach.
+    """
+    own = [address for address in _addresses_of(host) if _can_bind(address)]
+    if not own or host in (ANY, "::"):
+        raise ConfigError(
+            f"vllm_listen_address: {host} is not an address of this machine that others can reach\n"
+            "Give the name or the address that they use: hostname -I lists them."
+        )
+
+
+def bound_address(host: str) -> str:
+    """The address to bind for servers that others reach at `host`: its own, or all addresses of this machine where the
+    name resolves to loopback, as hostnames do on Debian."""
+    addresses = _addresses_of(host)
+    own = [address for address in addresses if address == host or not address.startswith(("127.", "::1"))]
+    return next(filter(_can_bind, own), ANY)
+
+
+def _addresses_of(host: str) -> list[str]:
+    """The addresses that a name resolves to; none if it is unknown."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [str(address[0]) for *_, address in found]
+
+
+def _can_bind(address: str) -> bool:
+    """Whether an address is one of this machine's."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as attempt:
+            attempt.bind((address, 0))
+    except OSError:
+        return False
+    return True

@@ -1,4 +1,5 @@
-"""Starts a vLLM server for one run, checks its health, and stops it with all its processes.
+"""Starts a vLLM server for one run, checks its health, and stops it with all its processes; and what a server is
+started with that has a trained model, an adapter beside its base, each by its own name.
 
 It answers those who have its key, as other users reach 127.0.0.1, too.
 """
@@ -9,6 +10,7 @@ import os
 import random
 import re
 import secrets
+import shlex
 import socket
 import subprocess
 import sys
@@ -18,15 +20,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aitrain.errors import RunFailed, did_you_mean
+from aitrain.errors import ConfigError, RunFailed, did_you_mean
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.redaction import RedactedLog
-from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, bound_address, key_header, new_key
-from aitrain.vllm.server_arguments import argument_words
+from aitrain.runs.json_values import as_object
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
+from aitrain.runs.run_folder import read_object
+from aitrain.vllm.server_arguments import KEY_VARIABLE, LOOPBACK, argument_words, bound_address, key_header, new_key
 
 PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
 """Not the `vllm` command, which some builds lack. -P prevents that a folder named `vllm` hides the library."""
-GUARD = "--middleware=aitrain.vllm.key_guard.KeyGuard"
+GUARD = "--middleware=aitrain.vllm.extensions.KeyGuard"
 """Requires the key on all paths."""
 PORTS = range(20_000, 32_000)
 """Below the ephemeral ports, as about ten seconds pass between choosing a port and listening on it."""
@@ -36,7 +40,6 @@ KILL_SECONDS = 20.0
 """Additional seconds until what is left is killed."""
 POLL_SECONDS = 0.25
 HTTP_TIMEOUT = 5.0
-
 
 PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\]\s*)?")
 """Prefix of vLLM's log lines: process, level, time, location."""
@@ -299,3 +302,43 @@ def _meaningful_lines(log: Path, start: int, only_errors: bool = False) -> list[
 
 def _short(line: str) -> str:
     return line if len(line) <= 200 else line[:197] + "..."
+
+
+# -- a trained model
+
+CHAT_TEMPLATE = "chat_template.jinja"
+
+
+def adapter_arguments(reference: ModelReference, name: str) -> dict[str, object]:
+    """The arguments of a server that has a model's adapter by this name, with its chat template; none without one."""
+    if reference.adapter is None:
+        return {}
+    template = reference.adapter / CHAT_TEMPLATE
+    own_template = {"chat_template": str(template.resolve())} if template.is_file() else {}
+    return {"lora_modules": [f"{name}={reference.adapter.resolve()}"], **own_template}
+
+
+def shell_command(plan: ServerConfig, port: int) -> str:
+    """The command line that starts a server in a shell, also where aitrain is not installed."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in plan.variables().items()]
+    return " ".join([*variables, shlex.join(["python", *plan.words(port)[1:]])])
+
+
+def adapter_rank(reference: ModelReference) -> int | None:
+    """The rank of a model's adapter; None without an adapter.
+
+    Raises:
+        ConfigError: vLLM cannot load it beside its base.
+    """
+    if reference.adapter is None:
+        return None
+    config = read_object(reference.adapter / ADAPTER_CONFIG)
+    odd = [name for name in ("use_dora", "modules_to_save", "lora_bias") if config.get(name)]
+    if config.get("peft_type") != "LORA" or odd:
+        what = ", ".join(odd) or f"of type {config.get('peft_type')}"
+        raise ConfigError(
+            f"{reference.adapter}: vLLM cannot load an adapter with {what} beside its base\n"
+            f"Merge it, and serve the result: aitrain export {reference.given}"
+        )
+    ranks = (config.get("r"), *as_object(config.get("rank_pattern")).values())
+    return max((rank for rank in ranks if isinstance(rank, int)), default=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,10 +16,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from aitrain.environment.completion_parser import ToolJson, clean
 from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.runner import NoModel, start_runner
 from aitrain.environment.session import Message, ResetResult
-from aitrain.environment.tool_call_parser import ToolJson, clean
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
@@ -40,7 +40,6 @@ from aitrain.workbench.player import (
     WrittenReplies,
     reference_of,
 )
-from aitrain.workbench.view import STOPS, show_heading, show_score, show_text
 
 
 @dataclass(frozen=True)
@@ -271,3 +270,41 @@ def signature(schema: ToolJson) -> str:
         for name, each in (parameters.get("properties") or {}).items()
     ]
     return f"{function.get('name')}({', '.join(arguments)})"
+
+
+# -- how texts are shown, by the other commands too
+
+SPECIAL_TOKEN = r"<\|[^|<>\s]{1,40}\|>|</?s>|<(start|end)_of_turn>"
+STOPS = {
+    "done": "the environment ended the episode",
+    "max_tokens": "the environment ended the episode, its last answer was cut off",
+    "max_turns": "the limit of turns ended the episode",
+    "truncated": "no room for another answer",
+    "no_room": "the prompt leaves no room for an answer",
+    "out_of_replies": "there is no further answer",
+}
+"""Why an episode ended, in words."""
+
+
+def show_heading(console: Console, text: str) -> None:
+    """`-- text ----------`, as wide as the terminal, at most 80 columns."""
+    line = f"-- {escape_controls(text)} "
+    console.print(Text(line.ljust(min(80, console.width), "-"), style="bold"), soft_wrap=True)
+
+
+def show_text(console: Console, text: str, style: str = "") -> None:
+    """Escaped text with dim special tokens; a line end at its end is that of the line."""
+    shown = Text(escape_controls(text.removesuffix("\n")), style=style)
+    shown.highlight_regex(SPECIAL_TOKEN, "dim")
+    console.print(shown, soft_wrap=True)
+
+
+def show_score(console: Console, score: float | None, metrics: Mapping[str, float]) -> None:
+    """The score and the metrics, one a line."""
+    if score is None:
+        console.print(Text("score none: unscored, left out of training", style="yellow"))
+    else:
+        colour = "green" if score > 0.8 else "red" if score < 0.2 else "yellow"
+        console.print(Text(f"score {score:.3f}", style=f"bold {colour}"))
+    for name, value in metrics.items():
+        console.print(Text(f"      env/{escape_controls(name)} {value:g}", style="dim"), soft_wrap=True)

@@ -15,23 +15,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import Case, ScoreResult, env_kind
 from aitrain.environment.runner import NoModel, start_runner
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import AssistantTurn, Message
-from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ParsedTurn, as_messages
 from aitrain.rollout.episode import Episode
 from aitrain.runs.json_values import as_object, as_objects, as_text
-from aitrain.runs.rollout_record import RolloutRecord, row_columns
+from aitrain.runs.records import RolloutRecord, row_columns
 from aitrain.runs.run_folder import to_jsonable
 from aitrain.runs.statistics import weighted_mean
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
+from aitrain.workbench.play import show_heading, show_text
 from aitrain.workbench.player import Conversation, Play, Player
-from aitrain.workbench.view import show_heading, show_text
 
 BATCH = 256
 EXCERPT = 400

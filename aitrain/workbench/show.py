@@ -17,9 +17,8 @@ from aitrain.execution.user_code import describe_error
 from aitrain.runs.environment_source import files_of
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment, spread
-from aitrain.workbench.play import ModelView, case_name, chosen_case, signature
+from aitrain.workbench.play import ModelView, case_name, chosen_case, show_heading, show_text, signature
 from aitrain.workbench.player import reference_of
-from aitrain.workbench.view import show_heading, show_text
 
 MOST_MEASURED = 256
 """Cases whose prompts are counted in tokens."""

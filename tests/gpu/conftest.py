@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from aitrain.batch import plan_batch
+from aitrain.launch.hardware import visible_gpus
 from aitrain.launch.model_shape import read_model_shape
-from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_estimate import LIBRARIES, MIB, device_memory, estimate_memory, format_bytes
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import read_lines

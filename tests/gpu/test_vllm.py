@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.hardware import visible_gpus
 from aitrain.launch.resource_estimate import MIB, device_memory
 from aitrain.vllm.server_arguments import common_arguments, training_arguments
 from aitrain.vllm.server_process import ServerConfig, running

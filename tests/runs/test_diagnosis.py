@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aitrain.runs.diagnosis import LINES_IN_A_ROW, Diagnosis, RunFinding, RunTraits, findings_of
-from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.records import MetricsLine
 from aitrain.runs.run_folder import RunFolder, append_lines, append_text
 from benchmarks.simulated_runs import HEALTHY, PLANTED, Kind, simulate
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aitrain.runs.eval_result import EvalFacts, EvalResult, eval_result
 from aitrain.runs.model_reference import read_model
-from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutRecord
+from aitrain.runs.records import RecordedError, RecordedTurn, RolloutRecord
+from aitrain.runs.result import EvalFacts, EvalResult, eval_result
 from tests.runs.scorings import only
 
 FACTS = EvalFacts("Env", seed=7, cases=3, samples=2, mixture=only("012"))

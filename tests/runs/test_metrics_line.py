@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.runs.run_folder import append_lines, read_lines
 
 STEP = MetricsLine(step=2, seconds=1.5, reward=0.25, values={"loss": 0.5, "env/tries": 2.0})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitrain.runs.recorded_scoring import CaseKey, match_cases
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.records import RolloutRecord
 
 
 def test_rows_that_repeat_are_matched_once_each_those_with_the_same_seed_first() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.rollout_record import (
+from aitrain.runs.records import (
     LONGEST_COLUMN,
     SCHEMA,
     RecordedError,

@@ -254,7 +254,7 @@ def test_a_pruner_ends_a_trial_that_is_behind_the_others(
 def test_trials_at_the_same_time_have_their_own_gpus_and_values(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("aitrain.launch.nvidia.visible_gpus", lambda: ("0", "1", "2", "3", "4"))
+    monkeypatch.setattr("aitrain.launch.hardware.visible_gpus", lambda: ("0", "1", "2", "3", "4"))
     write_file()
     assert run("sweep.yaml", "--parallel", "2") == 0
     progress = capsys.readouterr().err

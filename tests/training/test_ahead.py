@@ -18,7 +18,7 @@ from aitrain.errors import ServerFailed
 from aitrain.events import SERVER_VARIABLE
 from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.event_loop import ThreadLoop
-from aitrain.runs.rollout_record import read_rollouts
+from aitrain.runs.records import read_rollouts
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.batch_source import AheadSource, UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts

@@ -17,8 +17,8 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
 from aitrain.environment.dataset import Cases
-from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
+from aitrain.execution.failure import FailureCount
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout

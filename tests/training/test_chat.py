@@ -13,9 +13,9 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from aitrain.jobs.chat import ChatSession, answer_lines, open_session
-from aitrain.runs.chat_setup import ChatSetup, chat_options
+from aitrain.runs.requests import ChatSetup, chat_options
 from aitrain.training.model import TINY_MODEL
-from aitrain.ui.chat_view import ChatView
+from aitrain.ui.terminal import ChatView
 from tests.conftest import write
 
 

@@ -21,9 +21,9 @@ from aitrain.engines.batching import BatchRow
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
-from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
 from aitrain.environment.seeds import SampleSeed
+from aitrain.execution.failure import FailureCount
 from aitrain.rollout.engine import Completion, Decoding
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits

@@ -15,8 +15,8 @@ from aitrain.events import Event
 from aitrain.jobs import evaluate as job
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
-from aitrain.runs.eval_result import EvalResult
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.records import RolloutRecord
+from aitrain.runs.result import EvalResult
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines
 from aitrain.training.run_context import RunContext
 from tests.finished_runs import Words

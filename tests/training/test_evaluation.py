@@ -16,8 +16,8 @@ from aitrain import ConfigError, Result, Score
 from aitrain.environment.runner import start_runner
 from aitrain.jobs import evaluate as eval_job
 from aitrain.options.evaluate import OF_THE_RUN, EvalConfig
-from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.model_reference import read_model, run_options
+from aitrain.runs.records import MetricsLine
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.held_out_scoring import reason_to_stop

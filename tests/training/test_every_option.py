@@ -25,7 +25,7 @@ from aitrain.environment.dataset import Cases
 from aitrain.environment.runner import EnvRunner
 from aitrain.launch import preflight
 from aitrain.launch.processes import Processes
-from aitrain.options.option import options_of
+from aitrain.options.section import options_of
 from aitrain.redaction import TELEMETRY_OFF
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.run_folder import RunFolder

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain import Result, TrainConfig
 from aitrain.jobs.export import main
-from aitrain.runs.export_request import ExportRequest
+from aitrain.runs.requests import ExportRequest
 from aitrain.training.saving import upload_model
 from tests.conftest import listing, write
 from tests.environments.vowels import Vowels

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from aitrain import ConfigError, Result
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest, seal, step_of
-from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.records import RolloutRecord, read_rollouts
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines
 from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels

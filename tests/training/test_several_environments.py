@@ -14,7 +14,7 @@ from aitrain import EnvironmentFailed, Result, TrainConfig
 from aitrain.options.reading import read_file
 from aitrain.runs.comparison import compare_all
 from aitrain.runs.recorded_scoring import read_scorings
-from aitrain.runs.rollout_record import read_rollouts
+from aitrain.runs.records import read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from tests.conftest import Run
 from tests.environments.grouped import Ranked

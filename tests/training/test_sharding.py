@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.options.fsdp_settings import FSDPSettings, fsdp_settings
+from aitrain.options.train import FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import refuse_other_backend
 from aitrain.runs.model_reference import read_model
 from aitrain.training.sharding import check_can_shard, check_sharded, load_weights

@@ -15,7 +15,7 @@ from aitrain.runs.comparison import compare_all
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.run_folder import RunFolder, append_lines
 from aitrain.ui.comparison_view import page_of_comparisons
-from aitrain.ui.report_writer import ReportWriter
+from aitrain.ui.page import ReportWriter
 from aitrain.ui.server import PageServer
 from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring

@@ -9,7 +9,7 @@ import pytest
 
 from aitrain import redaction
 from aitrain.events import Evaluated, Note, Phase, Step
-from aitrain.ui.notebook_display import NotebookDisplay
+from aitrain.notebook import NotebookDisplay
 
 
 def test_one_output_shows_progress_and_scores_and_texts_of_others_as_text_without_secrets(

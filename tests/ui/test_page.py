@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 import aitrain.ui.comparison_view as pages
-import aitrain.ui.report_writer as writing
+import aitrain.ui.page as writing
 from aitrain.events import Event, Step
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.comparison_view import comparison_page
-from aitrain.ui.page import self_contained
-from aitrain.ui.report_writer import ReportWriter, page_data
+from aitrain.ui.page import ReportWriter, page_data, self_contained
 from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import read, record, said, write_run

@@ -12,8 +12,8 @@ import pytest
 
 from aitrain.runs import json_values
 from aitrain.runs import rollout_index as reading
+from aitrain.runs.records import read_rollouts
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.rollout_record import read_rollouts
 from aitrain.ui.episodes import MOST_EPISODES, Limit, Query, choose, episode, find, page_of
 from tests.ui.conftest import read, record, said, write_run
 

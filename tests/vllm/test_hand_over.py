@@ -19,7 +19,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.runs.eval_result import EvalResult
+from aitrain.runs.result import EvalResult
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
 from tests.conftest import free_port, write

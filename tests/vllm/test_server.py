@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from aitrain.training.model import TINY_MODEL
-from aitrain.vllm.addresses import key_header
-from aitrain.vllm.server_arguments import common_arguments
+from aitrain.vllm.server_arguments import common_arguments, key_header
 from aitrain.vllm.server_process import ServerConfig, running
 from tests.execution.waiting import eventually
 from tests.vllm.test_colocated import DEMO, check_agreement, run

@@ -13,7 +13,7 @@ from aitrain import TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.rollout.chat_format import TemplateSupport
 from aitrain.rollout.limits import Limits
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.records import RolloutRecord
 from aitrain.training.training_batch import episode_record
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.rescore import RescoredEpisode, report, rescore

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 
 from aitrain.environment.adapters.settings import requires
+from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score, ToolResult
-from aitrain.environment.tool_call_parser import ToolCall, ToolJson
-from aitrain.environment.urls import check_url, is_local
+from aitrain.environment.http_server import check_url, is_local
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 ChatMessages = list[dict[str, object]]

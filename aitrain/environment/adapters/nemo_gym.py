@@ -20,8 +20,8 @@ from aitrain.environment.adapters.env_server import (
 )
 from aitrain.environment.adapters.rows import as_messages, files_of, read_rows
 from aitrain.environment.adapters.settings import JsonObject, choose, prompted
+from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score
-from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import EnvironmentFailed
 
 

@@ -20,9 +20,9 @@ from aitrain.environment.adapters.env_server import (
     tool_schemas,
 )
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, prompted
+from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score, ToolResult
-from aitrain.environment.tool_call_parser import ToolCall, ToolJson
-from aitrain.environment.urls import is_local
+from aitrain.environment.http_server import is_local
 from aitrain.errors import AitrainError, EnvironmentFailed
 
 NOT_SHOWN = ("done", "reward", "metadata")

@@ -20,8 +20,8 @@ from aitrain.environment.adapters.env_server import (
     tool_schemas,
 )
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted
+from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score
-from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import ConfigError
 
 PING_SECONDS = 60.0

@@ -24,8 +24,7 @@ from aitrain.environment.contract import Score
 from aitrain.environment.judges.judge_set import JudgeDescription, Judges
 from aitrain.environment.judges.rules import EXAMPLES
 from aitrain.environment.requirements import EnvRequirements
-from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.missing_file import no_file
+from aitrain.errors import ConfigError, EnvironmentFailed, no_file
 
 Row = dict[str, Any]
 Data = str | Sequence[str]

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from aitrain.environment.thoughts import THINK
-from aitrain.environment.urls import check_url
+from aitrain.environment.completion_parser import THINK
+from aitrain.environment.http_server import check_url
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.redaction import redact

@@ -1,17 +1,28 @@
-"""Checks of episodes: they end, do not disturb each other, and take little time."""
+"""Checks of episodes: they end, do not disturb each other, take little time, and do nothing to their process or outside
+of it.
+"""
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import Any, cast
 
 from aitrain.batch import plan_batch
 from aitrain.environment.contract import Case
+from aitrain.environment.endpoint import running_address
+from aitrain.execution.async_calls import shared_loop
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.scores import NOISE
-from aitrain.workbench.check.subject import AT_ONCE, SLOW_SAMPLE, EnvFinding, Subject
-from aitrain.workbench.player import EMPTY, JUNK, Policy, heard, is_unknown, replied
+from aitrain.workbench.check.subject import AT_ONCE, SLOW_SAMPLE, EnvFinding, NotCheckedError, Subject
+from aitrain.workbench.player import EMPTY, JUNK, Play, Policy, heard, is_unknown, replied
 
 MANY = 32
 """Episodes that are played at the same time; AT_ONCE if one takes longer than QUICK."""
@@ -98,3 +109,137 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
         if is_slow
         else "",
     )
+
+
+# -- effects
+
+CASES = 4
+SETTLE = 2.0
+"""Seconds that threads and files of the player itself get to end."""
+EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
+"""Audit events of Python's socket module: which address, before anything is sent."""
+
+
+def _random_states() -> dict[str, object]:
+    """The states of the global random generators of the libraries that are imported."""
+    numpy = cast("Any", sys.modules.get("numpy.random"))
+    return {" of random": random.getstate(), " of numpy": numpy and str(numpy.get_state())}
+
+
+def _children() -> dict[str, object]:
+    import psutil  # here, because its import takes long
+
+    return {str(child.pid): True for child in psutil.Process().children(recursive=True)}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What episodes may change of their process, or leave behind in it."""
+
+    what: str
+    look: Callable[[], Mapping[str, object]]
+    """Parts of the process by their names; a part is changed if it is there with another value, or was not there."""
+    why: str
+    fix: str
+
+
+OWN_COPY = "Episodes run at the same time, so that each one changes it under the others."
+USED_UP = "A run of thousands of episodes ends without memory, threads, processes or open files."
+EFFECTS = (
+    Effect(
+        "change the working directory",
+        lambda: {f", to {os.getcwd()}": True},
+        OWN_COPY,
+        "Use full paths: Path(__file__).parent / 'data'.",
+    ),
+    Effect(
+        "change os.environ",
+        lambda: {f" {name}": value for name, value in os.environ.items()},
+        OWN_COPY,
+        "Set variables in __init__, or give them to the program: env={...}.",
+    ),
+    Effect(
+        "draw or seed the global random numbers",
+        _random_states,
+        "Which episode draws which numbers depends on their timing, so no run can be repeated exactly; and after a seed"
+        " all of them draw the same.",
+        "Draw from random.Random(seed) of your own; `seed` is an argument of episode and start.",
+    ),
+    Effect(
+        "leave threads behind",
+        lambda: {f" {one.name}": one for one in threading.enumerate()},
+        USED_UP,
+        "End them in close() of the episode's object, or share one pool that __init__ makes.",
+    ),
+    Effect(
+        "leave processes behind",
+        _children,
+        USED_UP,
+        "Wait for them, or end them in close() of the episode's object.",
+    ),
+    Effect(
+        "leave files open",
+        lambda: {name: True for name in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{name}")},
+        USED_UP,
+        "Open files with `with`, or close them in close() of the episode's object.",
+    ),
+)
+
+
+def side_effects(subject: Subject) -> Iterator[EnvFinding]:
+    """A few episodes, played in threads, leave the process as it was, need no network, and set no signal handlers."""
+    if subject.config.rl_env_isolation == "process":
+        raise NotCheckedError("episodes run in processes of their own")
+    addresses, threads, set_handler = list[str](), list[str](), signal.signal
+    plays = [(case, policy) for case in subject.chosen[:CASES] for policy in (subject.reference(case), JUNK, EMPTY)]
+
+    def noted(number: int, handler: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            threads.append(threading.current_thread().name)
+        return set_handler(number, handler)
+
+    shared_loop()  # of aitrain, for async methods: it starts a thread and opens three files, once
+    subject.player.play([])  # opens the files of its own event loop
+    before = [effect.look() for effect in EFFECTS]
+    watch_connections(addresses.append)
+    signal.signal = noted  # type: ignore[assignment]
+    subject.player.play([Play(case, policy) for case, policy in plays if policy])
+    signal.signal = set_handler
+    end, changes = time.monotonic() + SETTLE, ["not looked yet"]
+    while any(changes) and time.monotonic() < end:
+        time.sleep(0.02)
+        looks = [(effect.look(), parts) for effect, parts in zip(EFFECTS, before, strict=True)]
+        changed = [[name for name, part in now.items() if parts.get(name) != part] for now, parts in looks]
+        changes = [",".join(names[:3]) for names in changed]
+    for effect, names in zip(EFFECTS, changes, strict=True):
+        if names:
+            yield EnvFinding("warning", f"Episodes {effect.what}{names}.", effect.why, effect.fix)
+    if addresses:
+        yield EnvFinding(
+            "warning",
+            f"Episodes connect to {', '.join(list(dict.fromkeys(addresses))[:3])}.",
+            "Each step waits for it, and if it fails, the episode is missing data.",
+            "Keep what is needed on this machine; for a judge or a tool server, set --rl-env-retries and a timeout"
+            " of its own below --rl-env-timeout.",
+        )
+    if threads:
+        yield EnvFinding(
+            "fail",
+            "Episodes call signal.signal, which raises in threads: `signal only works in main thread`.",
+            "The call fails, and where the code catches that, all answers seem to be wrong (math-verify does so).",
+            "Train with --rl-env-isolation process, or declare it: requirements = EnvRequirements(isolation='process');"
+            " or switch the library's timeout off.",
+        )
+
+
+def watch_connections(on_use: Callable[[str], object]) -> None:
+    """Call `on_use` with the address before each connection, name look-up or datagram of this process, from now on
+    until it ends: an audit hook cannot be removed. Connections to the run's own endpoint do not count."""
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event in EVENTS:
+            address = tuple(arguments[:2]) if event == "socket.getaddrinfo" else arguments[1]
+            if address != running_address():
+                on_use(":".join(map(str, address[:2])) if isinstance(address, tuple) else str(address))
+
+    sys.addaudithook(hook)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case
-from aitrain.environment.tool_call_parser import short
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.replies import (
     CONFIDENT,

@@ -21,7 +21,7 @@ from aitrain.errors import ConfigError, did_you_mean, to_aitrain_error
 from aitrain.execution.user_code import describe_error
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check import effects, episodes, probes, rows, scores
+from aitrain.workbench.check import episodes, probes, rows, scores
 from aitrain.workbench.check.process import Message
 from aitrain.workbench.check.subject import CheckResult, EnvFinding, NotCheckedError, Subject
 from aitrain.workbench.opening import open_environment
@@ -84,7 +84,7 @@ class EnvCheck:
 CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, "rows", is_fast=True),
     # first of those that play: what an environment changes only once would not be seen later
-    EnvCheck("side-effects", "episodes leave their process as it was, offline", effects.side_effects, of_process=True),
+    EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects, of_process=True),
     EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, "rows", is_fast=True),
     EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, "rows", is_fast=True),
     EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, "rows", of_process=True),

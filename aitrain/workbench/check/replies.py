@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from string import ascii_lowercase, ascii_uppercase, digits
 
+from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Prompt
-from aitrain.environment.tool_call_parser import short
 
 _WRAPPED = (
     re.compile(r"<(\w+)>\s*((?:(?!</?\1>).)+?)\s*</\1>\s*\Z", re.DOTALL),

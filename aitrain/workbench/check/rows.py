@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any
 
+from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.dataset import canonical_text
-from aitrain.environment.tool_call_parser import short
 from aitrain.workbench.check.process import messages_of
 from aitrain.workbench.check.replies import same_answer, text_of
 from aitrain.workbench.check.subject import EnvFinding, NotCheckedError, Subject

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click import unstyle
 
-from aitrain.workbench.check.report import lines
+from aitrain.workbench.check.process import lines
 
 FAULTY = Path(__file__).parents[2] / "environments" / "faulty"
 COMMAND = [sys.executable, "-m", "aitrain", "env", "check"]

@@ -1,9 +1,10 @@
-"""What a chat is about: the model, the options of its run, and how it begins."""
+"""What a command asks the process for that it starts: a chat, or an export."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from aitrain.errors import ConfigError
 from aitrain.options.reading import resolve
@@ -48,3 +49,32 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
         raise ConfigError(f"only: it is not known what {model} was trained from")
     trained = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
     return {**trained, "model": reference.base, **given}
+
+
+EXPORTS = "exports"
+"""Folder of exports, unless --out names another."""
+DTYPES = ("float32", "bfloat16", "float16")
+"""Types that weights can have."""
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """The arguments of `aitrain export`."""
+
+    model: str
+    """A run, a checkpoint, an adapter, or a folder with a whole model."""
+    out: str | None = None
+    dtype: str | None = None
+    """Type of the weights; None for that of the training."""
+    adapter_only: bool = False
+    shard_size: str = "5GB"
+    push_to_hub: bool = False
+    repo_id: str | None = None
+    username: str | None = None
+    hub_private: bool = True
+    trust_remote_code: bool = False
+    as_json: bool = False
+
+    def folder(self, label: str) -> Path:
+        """The folder to write."""
+        return Path(self.out).expanduser() if self.out else Path(EXPORTS) / label

@@ -1,8 +1,8 @@
-"""Middleware of the vLLM servers that aitrain starts: all paths but /health need the key.
+"""What vLLM's own processes import of ours, so that it must be light: the middleware of the servers that aitrain
+starts, by which all paths but /health need the key, and what workers on the CPU need to load weights.
 
-Other users of the machine reach them, too. vLLM's own check leaves out the paths of its development mode, which load
-weights and call methods of its workers.
-`--middleware` imports this in the server's process.
+Other users of the machine reach the servers, too. vLLM's own check leaves out the paths of its development mode, which
+load weights and call methods of its workers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from aitrain.vllm.addresses import KEY_VARIABLE
+from aitrain.vllm.server_arguments import KEY_VARIABLE
 
 Message = MutableMapping[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
@@ -39,3 +39,24 @@ class KeyGuard:
             await send({"type": "http.response.body", "body": b'{"error": {"message": "the key is missing or wrong"}}'})
         else:
             await send({"type": "websocket.close", "code": 1008})
+
+
+class WorkerExtension:
+    """Methods that vLLM's workers get (`--worker-extension-cls`), callable over /collective_rpc."""
+
+    model_runner: Any
+
+    def renew_tied_head(self) -> None:
+        """See `renew_tied_head`."""
+        renew_tied_head(self.model_runner.get_model())
+
+
+def renew_tied_head(model: Any) -> None:
+    """Repack the output layer of a model with tied embeddings after a reload of weights.
+
+    On the CPU, vLLM 0.31 keeps a repacked copy of the output layer, which a reload of the embedding does not update.
+    """
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return
+    model.lm_head.weight = model.model.embed_tokens.weight
+    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)

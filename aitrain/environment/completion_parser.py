@@ -1,15 +1,58 @@
-"""Parses the tool calls in a completion."""
+"""Parses a completion: the thought before its answer, between the tags of the chat template, and its tool calls."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
+
+THOUGHT_KEYS = ("reasoning_content", "thinking")
+"""Names under which messages have a thought apart from their content; ours is the first."""
+
+
+@dataclass(frozen=True)
+class ThoughtTags:
+    """What begins and what ends a thought, and the text that is appended to one that must end."""
+
+    begin: str
+    end: str
+    ending: str
+
+    def split(self, text: str, is_open: bool = False) -> tuple[str, str | None]:
+        """The thought that a text begins with, and the answer, None if the thought does not end. `is_open`: the text
+        continues a thought."""
+        said = text.lstrip()
+        if not is_open and not said.startswith(self.begin):
+            return "", text
+        thought, end, answer = said.removeprefix(self.begin).partition(self.end)
+        return thought.strip(), answer.lstrip() if end else None
+
+
+THINK = ThoughtTags("<think>", "</think>", "\n</think>\n\n")
+_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+KNOWN_TAGS = (
+    THINK,  # Qwen3, SmolLM3, DeepSeek-R1, GLM, Nemotron, LFM2.5
+    ThoughtTags("<|channel|>analysis<|message|>", _FINAL, _FINAL),  # GPT-OSS
+    ThoughtTags("<|channel>thought", "<channel|>", "\n<channel|>"),  # Gemma 4
+)
+
+
+def thought_of(message: Mapping[str, Any]) -> str:
+    """The thought of a message, empty without one."""
+    return next((str(message[key]) for key in THOUGHT_KEYS if message.get(key)), "")
+
+
+def without_thought(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message without its thought."""
+    return {name: value for name, value in message.items() if name not in THOUGHT_KEYS}
+
+
+# -- tool calls
 
 ToolJson = dict[str, Any]
 """A JSON object of a tool: its schema, or the arguments of a call."""
