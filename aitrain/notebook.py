@@ -39,7 +39,7 @@ from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
 from aitrain.ui.card import try_to_write_card
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.ui.page import ReportWriter
 from aitrain.ui.terminal import Screen
 

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli import main
-from aitrain.options.reading import resolve
+from aitrain.options.reading import read_yaml, resolve, write_yaml
 from aitrain.options.section import options_of
-from aitrain.options.yaml_text import read_yaml, write_yaml
 
 # -- examples
 

@@ -12,7 +12,7 @@ import pytest
 from aitrain import ConfigError
 from aitrain.environment.completion_parser import THINK
 from aitrain.jobs.chat import ChatSession, ModelChat
-from aitrain.options.yaml_text import write_yaml
+from aitrain.options.reading import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import Limits

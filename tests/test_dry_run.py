@@ -10,7 +10,7 @@ import pytest
 
 import aitrain
 from aitrain import AitrainError, TrainConfig
-from aitrain.launch.dry_run import dry_run
+from aitrain.launch.command_processes import dry_run
 from aitrain.launch.preflight import check
 from tests.conftest import Run, has_ended, listing, write
 

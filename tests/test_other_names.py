@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.options.other_names import unknown_option
-from aitrain.options.trl_fields import trl_fields
+from aitrain.options.other_names import trl_fields, unknown_option
 
 OPTIONS = TrainConfig.model_fields
 

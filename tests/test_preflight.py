@@ -13,7 +13,7 @@ from aitrain.batch import plan_batch
 from aitrain.cli.train import train_options
 from aitrain.launch.preflight import RunPlan, check, check_eval
 from aitrain.options.evaluate import EvalConfig
-from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields
+from aitrain.options.other_names import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields
 from aitrain.packages import installed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
 from aitrain.runs.model_reference import read_model

@@ -14,7 +14,7 @@ from aitrain import redaction
 from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
 from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.result import Result
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.terminal import LogTail, Screen, last_line, run_texts
 from tests.conftest import write

@@ -23,9 +23,9 @@ from aitrain.cli.flags import (
     print_json,
     with_options,
 )
-from aitrain.cli.terminal_process import limit_threads, run_on_terminal
 from aitrain.environment.loader import find_environments
 from aitrain.errors import AitrainError, ConfigError, did_you_mean
+from aitrain.launch.command_processes import limit_threads, run_on_terminal
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import NOTHING, read_file, resolve
 from aitrain.options.train import TrainConfig
@@ -306,7 +306,7 @@ def init(
     Writes NAME.py and test_NAME.py into the working directory. The environment is complete: it passes `aitrain env
     check`, and the tiny model learns it. Change its questions and its score into your own.
     """
-    from aitrain.workbench.init import write_environment
+    from aitrain.workbench.opening import write_environment
 
     shapes = {"multi_turn": multi_turn, "tools": tools, "service": service, "judges": judges}
     chosen = [kind for kind, is_chosen in shapes.items() if is_chosen] or ["plain"]
@@ -335,7 +335,7 @@ def list_environments(as_json: AsJson = False) -> int:
     Nothing is imported: packages are found by their metadata.
     """
     from aitrain.environment.loader import listed_environments
-    from aitrain.ui.escape_controls import escape_controls
+    from aitrain.ui.output import escape_controls
 
     listed = listed_environments()
     if as_json:

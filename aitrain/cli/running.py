@@ -26,7 +26,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.page import ReportWriter
 from aitrain.ui.terminal import LogTail, Screen, last_line, on_standard_error, run_texts

@@ -325,7 +325,7 @@ def _place(place: str, made: dict[str, Any], kept: Path, notes: list[str]) -> st
 def _print(compared: Reproduction) -> None:
     from rich.console import Console
 
-    from aitrain.ui.escape_controls import escape_controls
+    from aitrain.ui.output import escape_controls
     from aitrain.ui.terminal import text_table
 
     console = Console(highlight=False)

@@ -33,8 +33,7 @@ from aitrain.runs.model_reference import before_training, read_model
 from aitrain.runs.requests import ChatSetup
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.model import load_policy
-from aitrain.ui.error_line import exit_now, run_job
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls, exit_now, run_job
 from aitrain.ui.terminal import ChatView
 
 ANSWER_TOKENS = 512

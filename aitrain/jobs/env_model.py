@@ -24,8 +24,7 @@ from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.runs.model_reference import read_model
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import check_chat_template
-from aitrain.training.episode_format import format_of_episodes, tools_shown
+from aitrain.training.dataset import check_chat_template, format_of_episodes, tools_shown
 from aitrain.training.model import load_policy, load_tokenizer, model_path
 from aitrain.workbench.check import registry
 from aitrain.workbench.check.process import Message

@@ -40,8 +40,7 @@ from aitrain.redaction import without_secrets
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.runs.run_folder import RunFolder, to_jsonable
-from aitrain.ui.error_line import exit_now, run_job
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls, exit_now, run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment, open_environments
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 

@@ -24,8 +24,7 @@ from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.model import asking_hub, load_policy, load_tokenizer, model_path
 from aitrain.training.saving import HubRepository, LogitCheck, check_token, write_whole_model
 from aitrain.ui.card import try_to_write_card, write_short_card
-from aitrain.ui.error_line import run_job
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls, run_job
 
 NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin", "manifest.json"}
 """Files that only the training reads."""

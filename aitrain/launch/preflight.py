@@ -27,9 +27,9 @@ from aitrain.launch.resource_estimate import (
 from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
+from aitrain.options.other_names import check_trl_effects, check_trl_fields
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.options.trl_fields import check_trl_effects, check_trl_fields
 from aitrain.packages import installed, named_folder
 from aitrain.redaction import found_secret
 from aitrain.runs.checkpoint import (

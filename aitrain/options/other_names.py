@@ -1,11 +1,210 @@
-"""Names of other libraries' options, with the option of ours that means the same, for error messages."""
+"""Names of other libraries: what `--trl` may hold, and the option of ours that means the same, for error messages.
+
+GRPOConfig's fields are read from TRL's source, because importing it takes seconds; fields that would change nothing in
+a run are refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING
 
-from aitrain.errors import did_you_mean
-from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields
+from aitrain.errors import ConfigError, did_you_mean
+from aitrain.packages import installed
+
+if TYPE_CHECKING:
+    from aitrain.options.train import TrainConfig
+
+_SAME_NAME = (
+    "ddp_timeout", "eval_strategy", "logging_steps", "max_grad_norm", "max_steps", "output_dir", "save_steps",
+    "save_strategy", "save_total_limit", "seed", "trust_remote_code", "use_vllm", "vllm_gpu_memory_utilization",
+    "vllm_mode", "vllm_tensor_parallel_size", "weight_decay",
+)  # fmt: skip
+OPTION_OF_FIELD = {
+    **dict(zip(_SAME_NAME, _SAME_NAME, strict=True)),
+    "beta": "rl_kl_coef",
+    "delta": "rl_dual_clip",
+    "entropy_coef": "rl_entropy_coef",
+    "epsilon_high": "rl_clip_range_high",
+    "importance_sampling_level": "rl_importance_level",
+    "scale_rewards": "rl_scale_rewards",
+    "bf16": "mixed_precision",
+    "epsilon": "rl_clip_range",
+    "fp16": "mixed_precision",
+    "fsdp": "distributed_backend",
+    "gradient_accumulation_steps": "gradient_accumulation",
+    "gradient_checkpointing": "disable_gradient_checkpointing",
+    "learning_rate": "lr",
+    "loss_type": "rl_loss_type",
+    "lr_scheduler_type": "scheduler",
+    "mask_truncated_completions": "rl_mask_truncated_completions",
+    "max_completion_length": "rl_max_new_tokens",
+    "min_p": "rl_min_p",
+    "num_generations": "rl_num_generations",
+    "num_train_epochs": "epochs",
+    "optim": "optimizer",
+    "per_device_train_batch_size": "batch_size",
+    "repetition_penalty": "rl_repetition_penalty",
+    "report_to": "log",
+    "run_name": "project_name",
+    "steps_per_generation": "rl_updates_per_rollout",
+    "temperature": "rl_temperature",
+    "top_k": "rl_top_k",
+    "top_p": "rl_top_p",
+    "vllm_enable_sleep_mode": "vllm_sleep_mode",
+    "warmup_steps": "warmup_ratio",
+}
+"""Fields that follow from an option. tests/test_preflight.py keeps it equal to what is handed to TRL."""
+
+SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
+"""Fields that aitrain sets by itself."""
+
+_FIELD_ADVICE = {
+    "use save_best": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    "model/ is uploaded by aitrain, at the end: use push_to_hub, repo_id and hub_private": (
+        "push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
+    ),
+    "held-out cases are scored by aitrain: use eval_cases, eval_strategy and eval_steps": (
+        "do_eval", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches",
+        "eval_use_gather_object", "batch_eval_metrics", "include_for_metrics", "num_generations_eval",
+        "per_device_eval_batch_size", "prediction_loss_only",
+    ),
+    "aitrain generates one batch at a time with transformers: use use_vllm": (
+        "use_transformers_continuous_batching", "use_transformers_paged", "transformers_continuous_batching_config",
+    ),
+    "GRPO does not use it: leave it out": (
+        "do_train", "do_predict", "label_names", "label_smoothing_factor", "length_column_name",
+        "train_sampling_strategy",
+    ),
+    "aitrain has a client of its own: use --vllm-server-url": (
+        "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
+    ),
+}  # fmt: skip
+
+WITHOUT_EFFECT = {name: advice for advice, names in _FIELD_ADVICE.items() for name in names} | {
+    "generation_kwargs": (
+        "use rl_min_p, rl_stop, rl_min_new_tokens, rl_repetition_penalty,\n"
+        "rl_presence_penalty and rl_frequency_penalty, which mean the same on every engine"
+    ),
+    "vllm_structured_outputs_regex": (
+        "log-probabilities of constrained completions cannot be compared with the trainer's:\nlet the environment score"
+        " the format"
+    ),
+    "generation_batch_size": "use rl_updates_per_rollout",
+    "max_tool_calling_iterations": "use rl_max_turns",
+    "resume_from_checkpoint": "use --resume or resume_from_checkpoint",
+    "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
+}
+"""Fields that would change nothing in a run, and what to use in their place."""
+
+COUNTS = ("num_iterations",)
+"""Fields that have to be at least 1, which TRL does not check."""
+
+_SOURCES = (("trl", "trainer/grpo_config.py"), ("trl", "trainer/base_config.py"), ("transformers", "training_args.py"))
+
+
+def check_trl_fields(given: Mapping[str, object]) -> None:
+    """Refuse a field that TRL does not have, that an option exists for, or whose value has the wrong type.
+
+    Raises:
+        ConfigError: for the first of them.
+    """
+    fields = trl_fields() if given else {}
+    for name, value in given.items():
+        if name in OPTION_OF_FIELD:
+            raise ConfigError(f"trl: {name}: aitrain has an option for it: {OPTION_OF_FIELD[name]}")
+        if name in SET_BY_AITRAIN:
+            raise ConfigError(f"trl: {name}: aitrain sets it by itself: leave it out")
+        if fields and name not in fields:
+            raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
+        if not has_type(fields.get(name, ""), value):
+            raise ConfigError(f"trl: {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
+        if name in COUNTS and isinstance(value, int) and value < 1:
+            raise ConfigError(f"trl: {name}: must be at least 1, not {value}")
+
+
+OPTION_FOR_LOADING = {
+    "dtype": "dtype",
+    "torch_dtype": "dtype",
+    "attn_implementation": "attn_implementation",
+    "trust_remote_code": "trust_remote_code",
+    "quantization_config": "quantization",
+}
+"""Keys that `model_init_kwargs` may not hold, and the option to use instead."""
+
+
+def check_trl_effects(config: TrainConfig) -> None:
+    """Refuse fields that this run would not use.
+
+    Raises:
+        ConfigError: for the first of them, with what to use in its place.
+    """
+    for name, what_to_do in _without_effect(config):
+        raise ConfigError(f"trl: {name}: has no effect here\n{what_to_do[0].upper()}{what_to_do[1:]}.")
+
+
+def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    yield from ((name, WITHOUT_EFFECT[name]) for name in config.trl if name in WITHOUT_EFFECT)
+    for name in [name for name, value in config.trl.items() if value is not None and value is not False]:
+        if name.startswith("vllm_") and not config.use_vllm:
+            yield name, "add use_vllm, or leave it out"
+        if name == "fsdp_config" and config.distributed_backend != "fsdp2":
+            yield name, "add distributed_backend fsdp2, or leave it out"
+        if name == "cache_implementation" and config.use_vllm:
+            yield name, "it is for transformers, and here vLLM generates: leave it out"
+        if name == "vllm_model_impl" and config.vllm_mode == "server":
+            yield name, "it is for vllm_mode colocate; a server of yours takes --model-impl"
+    given = config.trl_table("model_init_kwargs")
+    if given and config.use_vllm:
+        yield "model_init_kwargs", "it would not reach vLLM: use a model folder whose config.json has these settings"
+    for key in given:
+        if key in OPTION_FOR_LOADING:
+            yield f"model_init_kwargs: {key}", f"use {OPTION_FOR_LOADING[key]}"
+
+
+@cache
+def trl_fields() -> dict[str, str]:
+    """GRPOConfig's fields with their types, as TRL and transformers write them; empty if these are not installed."""
+    found: dict[str, str] = {}
+    items = (item for where in _SOURCES for node in classes_in(*where) for item in node.body)
+    for field in items:
+        if isinstance(field, ast.AnnAssign):
+            found.setdefault(ast.unparse(field.target), ast.unparse(field.annotation))
+    return found
+
+
+def classes_in(package: str, file: str) -> Iterator[ast.ClassDef]:
+    """The classes of a library's file, unimported; none where the file is not found."""
+    yield from (node for node in ast.parse(_source(package, file)).body if isinstance(node, ast.ClassDef))
+
+
+def _source(package: str, file: str) -> str:
+    """The text of a library's file; empty where it is not found."""
+    spec = installed(package)
+    paths = [Path(folder) / file for folder in (spec.submodule_search_locations or [])] if spec else []
+    return next((path.read_text(encoding="utf-8") for path in paths if path.exists()), "")
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "int": int, "float": (int, float), "bool": bool, "str": str, "None": NoneType, "dict": dict, "list": list,
+}  # fmt: skip
+
+
+def has_type(annotation: str, value: object) -> bool:
+    """Whether a value has one of the types `A | B`, if all are simple ones; True and False are not numbers."""
+    kinds = [kind.partition("[")[0] for kind in annotation.split(" | ")]
+    if not all(kind in _TYPES for kind in kinds):
+        return True
+    if isinstance(value, bool):
+        return "bool" in kinds
+    return any(isinstance(value, _TYPES[kind]) for kind in kinds)
+
+
+# -- names that are no option
 
 SAME_AS = {
     **OPTION_OF_FIELD,

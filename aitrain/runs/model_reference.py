@@ -19,7 +19,7 @@ import yaml
 
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.environment import named_place
-from aitrain.options.yaml_text import LOADER, read_yaml, refuse_bombs
+from aitrain.options.reading import LOADER, read_yaml, refuse_bombs
 from aitrain.packages import NAMED_MODELS, SMOLLM2, TINY, named_folder
 from aitrain.runs.checkpoint import SHARDS, checkpoints_of, is_named_checkpoint, step_of
 from aitrain.runs.json_values import JsonObject, as_object, read_whole

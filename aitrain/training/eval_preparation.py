@@ -33,8 +33,8 @@ from aitrain.runs.model_reference import ModelReference, run_options
 from aitrain.runs.records import prompt_key, read_rollouts
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.chat_templates import chat_format
+from aitrain.training.dataset import ShownCases, begin, longest_episode
 from aitrain.training.distributed import init_processes
-from aitrain.training.episode_format import ShownCases, begin, longest_episode
 from aitrain.training.evaluation import BATCH, EvalPlan, content_of, mixture_of
 from aitrain.training.holdout import (
     prompt_limit,

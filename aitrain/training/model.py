@@ -37,7 +37,7 @@ from aitrain.packages import PACKAGE, SMOLLM2, named_folder
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.model_reference import ModelReference
 from aitrain.runs.run_folder import RUNS
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 
 TINY_MODEL = PACKAGE / "tiny_model"
 """The model shipped with the package, `--model tiny`; built by tests/tiny_model.py."""

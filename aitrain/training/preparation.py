@@ -30,10 +30,9 @@ from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.callbacks import MetricsReporter, custom_callbacks
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import build_datasets, case_numbers
+from aitrain.training.dataset import ShownCases, begin, build_datasets, case_numbers, longest_episode
 from aitrain.training.distributed import init_processes
 from aitrain.training.engine_setup import checked_server
-from aitrain.training.episode_format import ShownCases, begin, longest_episode
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.held_out_scoring import HeldOutScoring, check_stopping, note_on_few_cases
 from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, split_each

@@ -20,7 +20,7 @@ from aitrain.runs.held_out import interval_texts
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview, short_name
 
 

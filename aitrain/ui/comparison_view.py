@@ -17,7 +17,7 @@ from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.ui.dashboard import number
 from aitrain.ui.episodes import Limit, episode
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import short_name
 from aitrain.ui.page import asset, rendered
 from aitrain.ui.terminal import text_table

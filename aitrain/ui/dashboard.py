@@ -12,7 +12,7 @@ from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Evaluating, Event, Failed, Note, Phase, Playing, Step
 from aitrain.redaction import redact
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 
 LABEL, BAR, CURVE = 10, 40, 60
 """Columns for the name of a line, and of a bar and a curve at most."""

@@ -19,7 +19,7 @@ from aitrain.errors import ConfigError
 from aitrain.runs.held_out import interval_text
 from aitrain.runs.run_folder import SWEEP_LOG, write_text
 from aitrain.ui.dashboard import duration
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.ui.page import NOTHING_ELSE, as_inert_json, asset, fill, hashes
 
 PAGE = "sweep.html"

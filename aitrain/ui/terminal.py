@@ -26,7 +26,7 @@ from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, Step
 from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_texts, verdict_sentence
 from aitrain.runs.result import Result
 from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, number, reward_line
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 
 LINE_EVERY = 10.0

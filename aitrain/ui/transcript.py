@@ -15,7 +15,7 @@ from aitrain.runs.records import RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.ui.dashboard import brief, number
 from aitrain.ui.episodes import Query, find, tool_name
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = 4

@@ -28,7 +28,7 @@ from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import Limits
 from aitrain.rollout.message_format import MessageFormat, NotBehindAPI
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import (
     EMPTY,

@@ -28,7 +28,7 @@ from aitrain.runs.json_values import as_object, as_objects, as_text
 from aitrain.runs.records import RolloutRecord, row_columns
 from aitrain.runs.run_folder import to_jsonable
 from aitrain.runs.statistics import weighted_mean
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import show_heading, show_text
 from aitrain.workbench.player import Conversation, Play, Player

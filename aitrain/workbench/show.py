@@ -15,7 +15,7 @@ from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.user_code import describe_error
 from aitrain.runs.environment_source import files_of
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment, spread
 from aitrain.workbench.play import ModelView, case_name, chosen_case, show_heading, show_text, signature
 from aitrain.workbench.player import reference_of

@@ -10,7 +10,7 @@ import pytest
 
 from aitrain.cli.env import init
 from aitrain.errors import ConfigError
-from aitrain.workbench.init import KINDS, write_environment
+from aitrain.workbench.opening import KINDS, write_environment
 from tests.workbench.check.test_faults import found
 
 

@@ -26,7 +26,7 @@ from aitrain.errors import Interrupted
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.execution.user_code import stack_of_dump, users_line
 from aitrain.redaction import redact
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 from aitrain.workbench.check.subject import LEVELS, CheckResult, EnvFinding
 
 MODULE = "aitrain.workbench.check"

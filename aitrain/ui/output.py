@@ -1,4 +1,5 @@
-"""How a command, or a process that does something for it on its terminal, shows its error, and how that process ends.
+"""What a command, or a process that does something for it, writes to its terminal: text of models and environments
+without control characters, and its error; and how such a process ends.
 
 An error is a line on standard error, or an event on standard output for programs.
 """
@@ -7,13 +8,31 @@ from __future__ import annotations
 
 import os
 import sys
+import unicodedata
 from collections.abc import Callable
 from typing import NoReturn
 
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Failed, encode
 from aitrain.redaction import redact
-from aitrain.ui.escape_controls import escape_controls
+
+HARMLESS = "\n\t\u200c\u200d"
+"""Line ends, tabs, and the zero-width joiner and non-joiner, which some scripts and emojis need."""
+INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories of characters that move the cursor, change the direction of text, or cannot be encoded."""
+
+
+def escape_controls(text: str) -> str:
+    r"""The text with control and invisible characters escaped: an escape becomes `\x1b`."""
+    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(_written_out(character) for character in text)
+
+
+def _written_out(character: str) -> str:
+    if character in HARMLESS or unicodedata.category(character) not in INVISIBLE:
+        return character
+    return ascii(character)[1:-1]
 
 
 def show_error(message: str, code: int, as_json: bool = False, warnings: str = "") -> int:

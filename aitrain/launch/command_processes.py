@@ -1,9 +1,16 @@
-"""A dry run: one training process that loads no weights."""
+"""Processes that a command starts for itself: a dry run, which is one training process that loads no weights; and one
+in which the user's environment or model runs, on the terminal of the command.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +18,7 @@ from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted
 from aitrain.events import DRY_RUN_VARIABLE, Event, Failed, Note, Phase
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import Processes
+from aitrain.launch.processes import Processes, on_stop_signals
 from aitrain.runs.run_folder import RunFolder
 
 
@@ -61,3 +68,33 @@ class _AtOnce(Processes):
     def stop(self, times: int | None = None) -> None:
         """End the process."""
         super().stop(2)
+
+
+# -- on the terminal
+
+
+def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
+    """Run `python -m MODULE FILE` with the terminal of this process; FILE holds the request as JSON.
+
+    The file, and not an argument, as other users of the machine can read the arguments of a process. Returns the exit
+    code; 128 + N if signal N killed the process.
+    """
+    with tempfile.NamedTemporaryFile("w", prefix="aitrain-env-", suffix=".json", encoding="utf-8") as file:
+        json.dump(request, file)
+        file.flush()
+        # -P keeps the working directory off the path: a file json.py there must not hide the library
+        command = [sys.executable, "-P", "-m", module, file.name]
+        # the hash seed as in training, so that the order of sets is the same
+        quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_VERBOSITY": "error"}  # else each try of the Hub is shown
+        child = subprocess.Popen(command, env={"PYTHONHASHSEED": "0", **quiet, **os.environ})
+        with on_stop_signals(lambda number, _: child.terminate() if number == signal.SIGTERM else None):
+            code = child.wait()  # it gets Ctrl-C from the terminal as well
+    return code if code >= 0 else 128 - code
+
+
+def limit_threads(model: str) -> None:
+    """Give the processes of this command one thread for a small model, as in training; the user's own value wins."""
+    from aitrain.launch.model_shape import is_small
+
+    if is_small(model):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
