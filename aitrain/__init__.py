@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "environment.contract": ("Score", "ToolResult"),
     "environment.requirements": ("EnvRequirements",),
-    "environment.tool_call_parser": ("ToolCall",),
+    "environment.completion_parser": ("ToolCall",),
     "errors": ("AitrainError", "ConfigError", "EnvironmentFailed", "EpisodeTruncated", "Interrupted", "RunFailed"),
     "notebook": ("chat", "compare", "train"),
     "options.train": ("TrainConfig",),

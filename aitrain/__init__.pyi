@@ -1,10 +1,10 @@
 """The public names, for type checkers; see __init__.py."""
 
 from aitrain import judges as judges
+from aitrain.environment.completion_parser import ToolCall as ToolCall
 from aitrain.environment.contract import Score as Score
 from aitrain.environment.contract import ToolResult as ToolResult
 from aitrain.environment.requirements import EnvRequirements as EnvRequirements
-from aitrain.environment.tool_call_parser import ToolCall as ToolCall
 from aitrain.errors import AitrainError as AitrainError
 from aitrain.errors import ConfigError as ConfigError
 from aitrain.errors import EnvironmentFailed as EnvironmentFailed
