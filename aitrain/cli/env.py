@@ -134,7 +134,7 @@ def check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.launch.processes import on_stop_signals
-    from aitrain.workbench.check.process import MODULE, document_of, lines, messages_of
+    from aitrain.workbench.check.process import MODULE, document_of, messages_of, report_lines
 
     config = checked({**flags, "rl_env": env, "model": model or tokenizer}, env_arg)
     if model is not None:
@@ -150,7 +150,7 @@ def check(
     received, again = tee(messages_of(request, module))
     with on_stop_signals(signal.default_int_handler):
         if not as_json:
-            for line in lines(received, verbose):
+            for line in report_lines(received, verbose):
                 typer.echo(line)
         document = document_of(again)
     if as_json:

@@ -247,7 +247,7 @@ def read_metrics(path: Path) -> Iterator[MetricsLine]:
     return (line for _, line in parsed_lines(path, MetricsLine.from_json))
 
 
-def lines_of(texts: Iterable[bytes]) -> Iterator[MetricsLine]:
+def metrics_of(texts: Iterable[bytes]) -> Iterator[MetricsLine]:
     """Some lines of metrics.jsonl, without damaged ones."""
     for text in texts:
         with suppress(ValueError):

@@ -33,7 +33,7 @@ from aitrain.runs.held_out import (
 )
 from aitrain.runs.json_values import JsonObject, as_float, regular
 from aitrain.runs.model_reference import read_options
-from aitrain.runs.records import MetricsLine, lines_of, read_metrics
+from aitrain.runs.records import MetricsLine, metrics_of, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.runs.statistics import (
@@ -418,7 +418,7 @@ class Overview:
         """The run in the table of runs, from small files and the end of metrics.jsonl."""
         rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
         scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
-        newest = next(lines_of(scorings[-1:]), None)
+        newest = next(metrics_of(scorings[-1:]), None)
         row = self.scores.get("sampled") or self.scores.get("greedy") or self._bare_scores()
         after = None if self.status == "running" and self.job == "grpo" else row["after"]
         change = row["change"] if after else None

@@ -90,7 +90,7 @@ def messages_of(request: Message, module: str = MODULE, hash_seed: str | None = 
 # -- the report
 
 
-def lines(messages: Iterable[Message], is_verbose: bool) -> Iterator[str]:
+def report_lines(messages: Iterable[Message], is_verbose: bool) -> Iterator[str]:
     """The report, line by line, as the messages arrive; advice on what is no defect only if it is verbose."""
     counts, skipped, seconds, episodes = Counter[str](), dict[str, list[str]](), 0.0, 0
     width = max(30, min(100, shutil.get_terminal_size().columns) - 6)

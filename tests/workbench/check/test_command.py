@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click import unstyle
 
-from aitrain.workbench.check.process import lines
+from aitrain.workbench.check.process import report_lines
 
 FAULTY = Path(__file__).parents[2] / "environments" / "faulty"
 COMMAND = [sys.executable, "-m", "aitrain", "env", "check"]
@@ -99,6 +99,6 @@ def test_infos_are_shown_with_verbose_only() -> None:
     finding = {"level": "info", "what": "Loose.", "why": "So.", "fix": "", "case_idx": 3, "check": "floor"}
     result = {"name": "floor", "description": "well", "findings": [finding], "skipped": "", "seconds": 0.0}
     for is_verbose in (False, True):
-        found = [unstyle(line) for line in lines([{"result": result}], is_verbose)]
+        found = [unstyle(line) for line in report_lines([{"result": result}], is_verbose)]
         assert found[0] == "info     floor              well"
         assert ("  why So." in found) == ("      Loose. (case 3)" in found) == is_verbose
