@@ -398,11 +398,13 @@ class EnvRunner:
     async def _tried(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall) -> T | None:
         """The value of a call, which is made again after a failure: as often as was asked; else twice if the own code
         of a `score_episode` (which has a trace: judges and served environments try again themselves) could not reach
-        a service."""
+        a service. Code that was to return the score of a cut episode, and raised, has ended: it would not be asked
+        again, and the score be that of code that says nothing."""
+        has_ended = one.session is not None and self.kind in ("episode", "rollout")
         for tries in itertools.count():
             value = await self._call(one, job, place, call)
             failure = one.failure
-            if failure is None or failure.kind not in REPEATABLE:
+            if failure is None or failure.kind not in REPEATABLE or has_ended:
                 break
             is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
             asked = self.config.rl_env_retries
