@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -296,8 +297,18 @@ class Basket(Rows):
         return float(self.log == [str(case_idx)])
 
 
+class SeedsTheProcess(Rows):
+    """What no copy of the environment separates; the line that seeds also draws, as a library's function may."""
+
+    def episode(self, case_idx: int) -> Generator[Any, str, float]:
+        random.seed(case_idx), random.random()
+        own = random.Random(int((yield None)))
+        own.random()
+        return float(random.random() == own.random())
+
+
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("kind", [StartsItself, NeverResets, Basket])
+@pytest.mark.parametrize("kind", [StartsItself, NeverResets, Basket, SeedsTheProcess])
 def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: str) -> None:
     environment = kind()
 

@@ -147,7 +147,7 @@ class CallPolicy:
     def _decide(self, why_now: str = "") -> None:
         """Decide how calls run, as something changes, or as that cannot be known."""
         watch, problem = self._watch, ""
-        if self.by_episode and not watch.unknown:
+        if self.by_episode and not (watch.unknown or watch.is_of_process):
             copied = set() if self.plan is None else self.plan.own
             attributes = vars(self.environment)
             before = [attributes, *(attributes[name] for name in copied if name in attributes)] if self.plan else []

@@ -47,6 +47,8 @@ MAX_EVENTS = 20_000
 """Traced events of a call that runs beside others, about 6 ms; what it does later shows in the comparison only."""
 LOOKS = 3
 """Comparisons after one line, in a call that runs alone."""
+MOST_BLOCKS = 1_000
+"""Blocks of 624 random numbers that a call may draw; one that draws more is taken for one that seeds the generator."""
 LARGE_ARRAY = 1 << 20
 """Bytes of an array above which it is compared at the end of a call only."""
 
@@ -248,7 +250,7 @@ class StateSnapshot:
         for item in tracked:
             if not isinstance(item, type) and _c_type(type(item)) not in _CONTAINERS:  # type: ignore[arg-type]
                 self._values.append((item, _value(item)))
-        self._facts = _process_state()
+        self._facts, self._generators = _process_state(), _generator_states()
 
     def _references(self) -> list[object]:
         return gc.get_referents(*self.walk.tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
@@ -301,8 +303,9 @@ class StateSnapshot:
         return f"{name}.{keys[0]}" if keys and owner is not item else f"an object of type {type(item).__name__}"
 
     def is_process_changed(self) -> bool:
-        """Whether the state differs now that all code of the process shares."""
-        return _process_state() != self._facts
+        """Whether the state differs now that all code of the process shares; numbers may be drawn."""
+        draws = map(_has_only_drawn, self._generators, _generator_states())
+        return _process_state() != self._facts or not all(draws)
 
     def stored_on(self, frame: FrameType, line: int) -> list[object]:
         """The objects that a line assigns to or deletes from, if other calls see them; without clients."""
@@ -392,12 +395,33 @@ def _process_state() -> list[object]:
     state: list[object] = [dict(os.environ), sys.stdout, sys.stderr]
     with suppress(FileNotFoundError):  # the folder was deleted
         state.append(os.getcwd())
-    generators = [random.getstate()[1]]
+    return state
+
+
+_Twister = tuple[int, ...]
+"""The state of a Mersenne Twister: the key of a block of numbers, and how many of them were drawn."""
+
+
+def _generator_states() -> list[_Twister]:
+    """The states of the global random generators of Python and numpy."""
+    states = [random.getstate()[1]]
     if get_state := getattr(sys.modules.get("numpy.random"), "get_state", None):  # it may be half imported
         _, key, position, *_ = get_state()
-        generators.append((key.tobytes(), position))
-    # a generator that was seeded has used none of its numbers; one that only draws never has that state and other keys
-    return [*state, *(value[:-1] for value in generators if value[-1] == 624)]
+        states.append((*key.tolist(), position))
+    return states
+
+
+def _has_only_drawn(before: _Twister, now: _Twister) -> bool:
+    """Whether numbers were drawn from a generator, at most MOST_BLOCKS blocks, and it was not seeded."""
+    if before[:-1] == now[:-1]:
+        return before[-1] <= now[-1]
+    follower = random.Random()
+    follower.setstate((3, before, None))
+    for _ in range(MOST_BLOCKS):
+        follower.getrandbits(32 * len(before[:-1]))
+        if follower.getstate()[1][:-1] == now[:-1]:
+            return True
+    return False
 
 
 # -- assignments
@@ -480,6 +504,8 @@ class StateWatch:
         """Why it cannot be known what calls change; empty if it can."""
         self.first: StateSnapshot | None = None
         """What was before the first change."""
+        self.is_of_process = False
+        """Whether something changed that no copy of an environment separates: the process's state, or a file."""
 
     @property
     def is_changed(self) -> bool:
@@ -510,16 +536,18 @@ class StateWatch:
         libraries may change for others; returns whether anything does that matters."""
         assert self.before is not None
         objects, before = self.before.changed_objects(), self.before
-        is_changed = bool(objects) or (is_alone and before.is_process_changed())
+        is_of_process = is_alone and before.is_process_changed()
+        is_changed = bool(objects) or is_of_process
         if is_changed:
-            self.add(place or ", ".join(map(before.describe, objects[:1])), objects)
+            self.add(place or ", ".join(map(before.describe, objects[:1])), objects, is_of_process)
         if is_alone:  # the next change is another one
             self.look_before()
         return is_changed
 
-    def add(self, change: str, objects: list[object]) -> None:
+    def add(self, change: str, objects: list[object], is_of_process: bool = False) -> None:
         """Note a change in words, and the objects that it is of."""
         self.first = self.first or self.before
+        self.is_of_process |= is_of_process
         self.change = self.change or change
         self.changed += objects
 
@@ -586,7 +614,7 @@ class CallTracer:
         if not is_abandoned:
             self.look(self._place, at_end=True)
             for name in written & self.watch.files:
-                self.watch.add(f"the file {Path(name).name}", [])
+                self.watch.add(f"the file {Path(name).name}", [], is_of_process=True)
             self.watch.files |= written
 
     def __call__(self, frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
