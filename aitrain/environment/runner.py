@@ -344,7 +344,9 @@ class EnvRunner:
         self, session: SessionLike | None, transcript: Transcript, bounds: Bounds | None = None
     ) -> ScoreResult:
         """The score of an episode; without a session, of one that has no other call."""
-        arguments = {**transcript.arguments(), **self.given} if self.kind == "score_episode" else {}
+        arguments: dict[str, Any] = {"completion": transcript.content} if self.kind == "start" else {}
+        if self.kind == "score_episode":
+            arguments = {**transcript.arguments(), **self.given}
         if session is not None:
             return session.score(arguments)
         with closing(self._new_session(transcript.case, bounds)) as alone:

@@ -54,7 +54,8 @@ class Riddle:
 
 
 def rolled(completions, environments, **kwargs):
-    return [float(len(one.rolls)) for one in environments]
+    results = [sum(message["role"] == "tool" for message in said) for said in completions]
+    return [float(min(len(one.rolls), count)) for one, count in zip(environments, results)]
 
 
 def polite(completions, **kwargs):
