@@ -153,11 +153,11 @@ class CallPolicy:
             before = [attributes, *(attributes[name] for name in copied if name in attributes)] if self.plan else []
             try:
                 plan = CopyPlan.for_changes(self.environment, [*watch.changed, *before])
+                if watch.first is not None:
+                    watch.first.restore(watch.changed)
             except (ValueError, UnknownStateError) as error:
                 problem = f", as the environment cannot be copied for each: {error}"
             else:
-                if watch.first is not None and self.plan is None:
-                    watch.first.restore(watch.changed)
                 self.plan, self._mode = plan, "together"
                 self.notify(
                     f"{watch.reason}, and episodes run at the same time.\n"

@@ -95,6 +95,14 @@ def _is_users_module(module: object) -> bool:
     return is_users_file(file)
 
 
+@functools.lru_cache(maxsize=1)
+def _users_modules(_: int) -> dict[str, ModuleType]:
+    """The user's modules, by their names and by the last part of these; the argument is how many modules there are."""
+    found = {name: one for name, one in list(sys.modules.items()) if isinstance(one, ModuleType)}
+    users = {name: one for name, one in found.items() if "__file__" in vars(one) and _is_users_module(one)}
+    return {name.rpartition(".")[2]: one for name, one in users.items()} | users
+
+
 def _is_users_class(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     if module is not None and module is not builtins:
@@ -171,7 +179,10 @@ class Walk:
             self.tracked.append(namespace)
 
     def _named_globals(self) -> list[object]:
-        """Global variables that are named, and were not walked yet."""
+        """Global variables that are named, also of modules that a function imports, and were not walked yet."""
+        modules = _users_modules(len(sys.modules))
+        for name in self._names & modules.keys():
+            self._add_namespace(vars(modules[name]))
         values = [space[name] for space in self._namespaces for name in self._names if name in space]
         return [value for value in values if type(value) not in _LEAVES and value not in self]
 
@@ -321,13 +332,26 @@ class StateSnapshot:
         return found
 
     def restore(self, items: Iterable[object]) -> None:
-        """Give containers and attributes of these objects the content that they had."""
-        for item in items:
-            _, before = self._copies.get(id(item), (None, None))
-            if before is not None:
-                known: Any = item
-                known.clear()
-                (known.update if isinstance(item, (dict, set)) else known.extend)(before)
+        """Give those of these objects that have changed the content that they had.
+
+        Raises:
+            ValueError: one is no container of items or attributes, and no array.
+        """
+        wanted = set(map(id, items))
+        changed = [item for item in self.changed_objects() if id(item) in wanted]
+        arrays = {id(item): value for item, value in self._values if _is_array(item) and not item.dtype.hasobject}
+        others = [item for item in changed if id(item) not in self._copies and id(item) not in arrays]
+        if others:
+            raise ValueError(f"{self.describe(others[0])} cannot be put back as it was")
+        for item in changed:
+            known: Any = item
+            if id(item) in arrays:
+                shape, _, content = arrays[id(item)]
+                known[...] = sys.modules["numpy"].frombuffer(content, known.dtype).reshape(shape)
+                continue
+            _, before = self._copies[id(item)]
+            known.clear()
+            (known.update if isinstance(item, (dict, set)) else known.extend)(before)
 
 
 def _shallow_copy(item: Any) -> Any:
