@@ -339,7 +339,9 @@ class StateSnapshot:
         """
         wanted = set(map(id, items))
         changed = [item for item in self.changed_objects() if id(item) in wanted]
-        arrays = {id(item): value for item, value in self._values if _is_array(item) and not item.dtype.hasobject}
+        arrays: dict[int, Any] = {
+            id(item): value for item, value in self._values if _is_array(item) and not item.dtype.hasobject
+        }
         others = [item for item in changed if id(item) not in self._copies and id(item) not in arrays]
         if others:
             raise ValueError(f"{self.describe(others[0])} cannot be put back as it was")
