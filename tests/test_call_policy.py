@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -242,7 +245,29 @@ class ChangesOnAKnownLine(Rows):
         return float(not self.log or self.cache["case"] == case_idx)
 
 
-@pytest.mark.parametrize("kind", [ChangesInARareBranch, ChangesOnAKnownLine])
+class SeedsInARareBranch(Rows):
+    def score_episode(self, case_idx: int) -> float:
+        if not self.log:
+            return 1.0
+        random.seed(case_idx)
+        wait()
+        return float(random.random() == random.Random(case_idx).random())
+
+
+class WritesInARareBranch(Rows):
+    """A file of a fixed name, as the code of an answer that is run."""
+
+    file = Path(tempfile.gettempdir()) / f"aitrain-answer-{os.getpid()}"
+
+    def score_episode(self, case_idx: int) -> float:
+        if not self.log:
+            return 1.0
+        self.file.write_text(str(case_idx))
+        wait()
+        return float(self.file.read_text() == str(case_idx))
+
+
+@pytest.mark.parametrize("kind", [ChangesInARareBranch, ChangesOnAKnownLine, SeedsInARareBranch, WritesInARareBranch])
 def test_scores_of_a_batch_that_changed_something_unwatched_are_missing(kind: Any) -> None:
     environment = kind()
 

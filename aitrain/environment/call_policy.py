@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from aitrain.environment.state_watch import CallTracer, CopyPlan, StateWatch, UnknownStateError, set_trace
+from aitrain.environment.state_watch import (
+    CallTracer,
+    CopyPlan,
+    StateWatch,
+    UnknownStateError,
+    set_trace,
+    watching_files,
+)
 from aitrain.execution.failure import Failure
 
 Notify = Callable[[str], None]
@@ -25,6 +32,8 @@ class PolicyCall:
     """One call under a policy."""
 
     policy: CallPolicy
+    episode: object = None
+    """That of the call, as several calls of an episode may write one file; None: the call is one of its own."""
     tracer: CallTracer | None = None
 
     def run(self, job: Callable[[], T]) -> T:
@@ -99,7 +108,8 @@ class CallPolicy:
             threading.settrace(tracer)
         set_trace(tracer)
         try:
-            return job()
+            with watching_files(self._watch, call.episode or call):
+                return job()
         finally:
             set_trace(None)
             if is_alone:
@@ -122,6 +132,7 @@ class CallPolicy:
         if self.is_free or self.is_serial:
             return
         before = self._watch.before
+        self._watch.files.clear()
         if (before is None or before.walk.has_caches or before.is_changed()) and not self._watch.look_before():
             self._decide()
 

@@ -30,6 +30,7 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
@@ -261,14 +262,14 @@ class StateSnapshot:
         for item in tracked:
             if not isinstance(item, type) and _c_type(type(item)) not in _CONTAINERS:  # type: ignore[arg-type]
                 self._values.append((item, _value(item)))
-        self._facts, self._generators = _process_state(), _generator_states()
+        self._facts, self.generators = _process_state(), _generator_states()
 
     def _references(self) -> list[object]:
         return gc.get_referents(*self.walk.tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
 
     def is_changed(self, is_mid_call: bool = False) -> bool:
-        """Whether anything differs now; in the middle of a call that runs alone, large arrays are left out, and the
-        state of the process is compared too."""
+        """Whether anything differs now; in the middle of a call large arrays are left out, and the state of the process
+        is compared too."""
         try:
             now = self._references()
         except RuntimeError:  # a call that was abandoned adds to a dict
@@ -315,7 +316,7 @@ class StateSnapshot:
 
     def is_process_changed(self) -> bool:
         """Whether the state differs now that all code of the process shares; numbers may be drawn."""
-        draws = map(_has_only_drawn, self._generators, _generator_states())
+        draws = map(_has_only_drawn, self.generators, _generator_states())
         return _process_state() != self._facts or not all(draws)
 
     def stored_on(self, frame: FrameType, line: int) -> list[object]:
@@ -503,7 +504,8 @@ def _object_of(node: ast.expr, frame: FrameType) -> Any:
 
 # -- files
 
-_written: set[str] | None = None  # the files that the call that runs alone has opened to write
+_watched: ContextVar[tuple[StateWatch, object] | None] = ContextVar("watched", default=None)
+"""The watch of the present call, and its episode."""
 
 
 @functools.cache
@@ -513,12 +515,15 @@ def _add_hook() -> None:
 
 
 def _note_file(event: str, given: tuple[Any, ...]) -> None:
-    if _written is None or event != "open":
+    if event != "open" or (watched := _watched.get()) is None:
         return
     path, _, flags = given
     is_named = isinstance(path, (str, bytes)) and not os.fsdecode(path).startswith("/dev/")
     if is_named and flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND:
-        _written.add(os.path.abspath(os.fsdecode(path)))
+        watch, episode = watched
+        name = os.path.abspath(os.fsdecode(path))
+        if watch.files.setdefault(name, episode) is not episode:
+            watch.add(f"the file {Path(name).name}", [], is_of_process=True)
 
 
 # -- the watch
@@ -533,8 +538,8 @@ class StateWatch:
         self.clear()
         self._called: dict[CodeType, dict[str, Any]] = {}
         self._unseen: dict[CodeType, set[int]] = {}  # lines that no watched call has reached
-        self.files = set[str]()
-        """The files that watched calls wrote; one that two of them wrote is a change."""
+        self.files: dict[str, object] = {}
+        """The files that watched calls wrote, with their episodes; one that two of them wrote is a change."""
 
     def clear(self) -> None:
         """Forget the changes, and not which lines were reached."""
@@ -573,12 +578,12 @@ class StateWatch:
             self.unknown = self.unknown or f"{type(error).__name__}: {error}"
         return self.before is not None
 
-    def note(self, place: str = "", is_alone: bool = False) -> bool:
-        """Note what differs from what was before, in a call that runs alone also in the state of the process, which
-        libraries may change for others; returns whether anything does that matters."""
+    def note(self, place: str = "", is_alone: bool = False, is_mid_call: bool = False) -> bool:
+        """Note what differs from what was before, in the middle of a call also in the state of the process; returns
+        whether anything does that matters."""
         assert self.before is not None
         objects, before = self.before.changed_objects(), self.before
-        is_of_process = is_alone and before.is_process_changed()
+        is_of_process = is_mid_call and before.is_process_changed()
         is_changed = bool(objects) or is_of_process
         if is_changed:
             self.add(place or ", ".join(map(before.describe, objects[:1])), objects, is_of_process)
@@ -622,6 +627,16 @@ class StateWatch:
 _TRACE_LOCK = threading.Lock()
 
 
+@contextmanager
+def watching_files(watch: StateWatch, episode: object) -> Iterator[None]:
+    """Context of a call in which the files that it writes are those of an episode."""
+    token = _watched.set((watch, episode))
+    try:
+        yield
+    finally:
+        _watched.reset(token)
+
+
 def set_trace(tracer: CallTracer | None) -> None:
     """Set the trace function of the calling thread. Python does not allow two threads to do so at the same time."""
     with _TRACE_LOCK:
@@ -639,8 +654,6 @@ class CallTracer:
         self._looks: dict[tuple[CodeType, int], int] = {}
         self._events, self._seconds, self._place = 0, 0.0, ""
         if is_alone:
-            global _written
-            _written = set()
             watch.look_before()
 
     def begin_on_loop(self) -> None:
@@ -649,15 +662,10 @@ class CallTracer:
 
     def end(self, is_abandoned: bool = False) -> None:
         """Compare at the end of the call, unless it was abandoned and still runs."""
-        global _written
-        if not self.is_alone or self.is_over:
-            return
-        self.is_over, written, _written = True, _written or set(), None
-        if not is_abandoned:
-            self.look(self._place, at_end=True)
-            for name in written & self.watch.files:
-                self.watch.add(f"the file {Path(name).name}", [], is_of_process=True)
-            self.watch.files |= written
+        if self.is_alone and not self.is_over:
+            self.is_over = True
+            if not is_abandoned:
+                self.look(self._place, at_end=True)
 
     def __call__(self, frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         """Trace a frame of the user's code."""
@@ -685,6 +693,8 @@ class CallTracer:
             if event == "line":
                 line, is_new = frame.f_lineno, frame.f_lineno in unseen
                 unseen.discard(line)
+                if is_new and watch.before is not None:
+                    watch.before.generators = _generator_states()  # other calls may have drawn
             return trace
 
         return trace
@@ -705,7 +715,8 @@ class CallTracer:
         if self._seconds > MAX_SECONDS and not at_end:
             return
         try:
-            is_noted = watch.before.is_changed(self.is_alone and not at_end) and watch.note(place, self.is_alone)
+            is_mid_call = not at_end
+            is_noted = watch.before.is_changed(is_mid_call) and watch.note(place, self.is_alone, is_mid_call)
             if frame is not None and watch.before is not None and not is_noted:
                 # also of an equal value, as it may be another value in other calls
                 stored = watch.before.stored_on(frame, line)
