@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
+import random
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.runner import start_runner
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
 from tests import runner_calls
 from tests.rollout.asking import play
-from tests.rollout.scripted import Scripted, cases
+from tests.rollout.scripted import END, Letters, Scripted, cases
 
 EPISODES = 12
 
@@ -144,9 +151,20 @@ class SetsAFlag(Rows):
         return float(self.case)
 
 
+class SetsWhatItImports(Rows):
+    """A module that is not among the global variables of this one."""
+
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
+        from tests.rollout import asking
+
+        vars(asking)["case"] = case_idx
+        wait()
+        return float(vars(asking)["case"] == case_idx)
+
+
 @pytest.mark.parametrize(
     "kind",
-    [SetsAroundASleep, SetsAsync, SetsAFlag, Counts],
+    [SetsAroundASleep, SetsAsync, SetsAFlag, Counts, SetsWhatItImports],
 )
 def test_scores_that_may_depend_on_earlier_calls_are_those_of_calls_one_after_another(kind: Any, meter: Meter) -> None:
     environment = kind()
@@ -227,7 +245,29 @@ class ChangesOnAKnownLine(Rows):
         return float(not self.log or self.cache["case"] == case_idx)
 
 
-@pytest.mark.parametrize("kind", [ChangesInARareBranch, ChangesOnAKnownLine])
+class SeedsInARareBranch(Rows):
+    def score_episode(self, case_idx: int) -> float:
+        if not self.log:
+            return 1.0
+        random.seed(case_idx)
+        wait()
+        return float(random.random() == random.Random(case_idx).random())
+
+
+class WritesInARareBranch(Rows):
+    """A file of a fixed name, as the code of an answer that is run."""
+
+    file = Path(tempfile.gettempdir()) / f"aitrain-answer-{os.getpid()}"
+
+    def score_episode(self, case_idx: int) -> float:
+        if not self.log:
+            return 1.0
+        self.file.write_text(str(case_idx))
+        wait()
+        return float(self.file.read_text() == str(case_idx))
+
+
+@pytest.mark.parametrize("kind", [ChangesInARareBranch, ChangesOnAKnownLine, SeedsInARareBranch, WritesInARareBranch])
 def test_scores_of_a_batch_that_changed_something_unwatched_are_missing(kind: Any) -> None:
     environment = kind()
 
@@ -296,8 +336,29 @@ class Basket(Rows):
         return float(self.log == [str(case_idx)])
 
 
+class SeedsTheProcess(Rows):
+    """What no copy of the environment separates; the line that seeds also draws, as a library's function may."""
+
+    def episode(self, case_idx: int) -> Generator[Any, str, float]:
+        random.seed(case_idx), random.random()
+        own = random.Random(int((yield None)))
+        own.random()
+        return float(random.random() == own.random())
+
+
+class Board(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.board = np.zeros(2)
+
+    def episode(self, case_idx: int) -> Generator[Any, str, float]:
+        self.board[0] += 1
+        reply = yield None
+        return float(self.board.sum() == 1 and reply == str(case_idx))
+
+
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("kind", [StartsItself, NeverResets, Basket])
+@pytest.mark.parametrize("kind", [StartsItself, NeverResets, Basket, SeedsTheProcess, Board])
 def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: str) -> None:
     environment = kind()
 
@@ -312,6 +373,42 @@ def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: 
     assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * EPISODES
     assert (environment.case, environment.log, environment.count) == (None, [], 0)
     assert len(told) <= 1
+
+
+def test_what_cannot_be_put_back_as_it_was_before_the_first_episode_is_not_copied() -> None:
+    class Draws(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.random = random.Random(0)
+
+        def episode(self) -> Generator[Any, str, float]:
+            drawn = self.random.random()
+            yield None
+            return drawn
+
+    episodes, (note,) = play(Draws(), Scripted(lambda _: "x$"), Limits(2, 99), cases(EPISODES))
+    drawn = random.Random(0)
+    assert [episode.result.score for episode in episodes] == [drawn.random() for _ in range(EPISODES)]
+    assert "an object of type Random cannot be put back" in note
+
+
+def test_what_a_later_batch_shows_is_copied_as_it_was_before_that() -> None:
+    class Forks(Rows):
+        def episode(self, case_idx: int) -> Generator[Any, str, float]:
+            self.log.append(case_idx)
+            if case_idx > 5:
+                self.cache[case_idx] = True
+            yield None
+            return float(self.log == [case_idx] and [*self.cache] == [case_idx] * (case_idx > 5))
+
+    runner = start_runner(Forks(), TrainConfig())
+    rollout = Rollout(runner, Scripted(lambda _: "x$"), ChatFormat(Letters()), Limits(2, 99), END)
+
+    def scores(of: Sequence[Case]) -> list[float | None]:
+        return [one.result.score for one in asyncio.run(rollout.play(of, range(len(of)), range(len(of))))]
+
+    with closing(runner):
+        assert [scores(cases(12)[first : first + 4]) for first in (0, 4, 8)] == [[1.0] * 4, [None] * 4, [1.0] * 4]
 
 
 def test_a_seed_that_another_thread_sets_is_no_change_of_a_call() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
@@ -152,6 +153,34 @@ def test_a_rollout_that_asks_again_and_again_after_its_limit_fails() -> None:
     failure = play_one(Deaf(), Scripted(lambda _: "x$"), Limits(1, 9, context=99)).result.failure
     assert failure is not None
     assert "after EpisodeTruncated" in failure.message
+
+
+class RaisesAtItsLimit(Asks):
+    """Has a mistake in what it does when it is cut off."""
+
+    def rollout(self, endpoint: Any) -> float:
+        try:
+            return float(endpoint.chat([user("go"), endpoint.chat([user("go")]), user("on")]))
+        except EpisodeTruncated:
+            return {}["score"]
+
+
+class GeneratorRaisesAtItsLimit(Asks):
+    rollout = None
+
+    def episode(self) -> Generator[str | None, str, float]:
+        try:
+            yield None
+            yield "on"
+        except GeneratorExit:
+            return {}["score"]
+        return 1.0
+
+
+@pytest.mark.parametrize("environment", [RaisesAtItsLimit(), GeneratorRaisesAtItsLimit()])
+def test_a_mistake_in_the_score_of_a_cut_episode_is_missing_data_also_when_it_is_tried_again(environment: Any) -> None:
+    result = play_one(environment, Scripted(lambda _: "x$"), Limits(1, 9, context=99), rl_env_retries=2).result
+    assert (result.score, result.failure and result.failure.kind) == (None, "raised")
 
 
 # -- mistakes

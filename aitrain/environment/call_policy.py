@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from aitrain.environment.state_watch import CallTracer, CopyPlan, StateWatch, UnknownStateError, set_trace
+from aitrain.environment.state_watch import (
+    CallTracer,
+    CopyPlan,
+    StateWatch,
+    UnknownStateError,
+    set_trace,
+    watching_files,
+)
 from aitrain.execution.failure import Failure
 
 Notify = Callable[[str], None]
@@ -25,6 +32,8 @@ class PolicyCall:
     """One call under a policy."""
 
     policy: CallPolicy
+    episode: object = None
+    """That of the call, as several calls of an episode may write one file; None: the call is one of its own."""
     tracer: CallTracer | None = None
 
     def run(self, job: Callable[[], T]) -> T:
@@ -99,7 +108,8 @@ class CallPolicy:
             threading.settrace(tracer)
         set_trace(tracer)
         try:
-            return job()
+            with watching_files(self._watch, call.episode or call):
+                return job()
         finally:
             set_trace(None)
             if is_alone:
@@ -122,6 +132,7 @@ class CallPolicy:
         if self.is_free or self.is_serial:
             return
         before = self._watch.before
+        self._watch.files.clear()
         if (before is None or before.walk.has_caches or before.is_changed()) and not self._watch.look_before():
             self._decide()
 
@@ -147,17 +158,17 @@ class CallPolicy:
     def _decide(self, why_now: str = "") -> None:
         """Decide how calls run, as something changes, or as that cannot be known."""
         watch, problem = self._watch, ""
-        if self.by_episode and not watch.unknown:
+        if self.by_episode and not (watch.unknown or watch.is_of_process):
             copied = set() if self.plan is None else self.plan.own
             attributes = vars(self.environment)
             before = [attributes, *(attributes[name] for name in copied if name in attributes)] if self.plan else []
             try:
                 plan = CopyPlan.for_changes(self.environment, [*watch.changed, *before])
+                if watch.first is not None:
+                    watch.first.restore(watch.changed)
             except (ValueError, UnknownStateError) as error:
                 problem = f", as the environment cannot be copied for each: {error}"
             else:
-                if watch.first is not None and self.plan is None:
-                    watch.first.restore(watch.changed)
                 self.plan, self._mode = plan, "together"
                 self.notify(
                     f"{watch.reason}, and episodes run at the same time.\n"

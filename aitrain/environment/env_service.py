@@ -206,7 +206,7 @@ class EnvService:
             job = runner.group_job(Group(case, call.members), bounds)
         else:
             raise RefusedRequestError(404, f"there is no {path}")
-        outcome: Outcome[Any] = await runner.call(job, call.timeout)
+        outcome: Outcome[Any] = await runner.call(job, call.timeout, episode)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
         value = outcome.value
         if path == "/v1/open" and value is not None:

@@ -189,12 +189,13 @@ class RolloutSession:
         return None
 
     def _is_truncation(self, error: BaseException | None) -> bool:
-        """Whether an error is the one that a limit raised, or was caused by it; a client's error has its code."""
+        """Whether an error is the one that a limit raised, or was raised from it; a client's error has its code. One
+        that the rollout's own `except` has raised is its failure."""
         while error is not None and self._limit:
             response = getattr(getattr(error, "response", None), "text", "")
             if isinstance(error, EpisodeTruncated) or "context_length_exceeded" in f"{error} {response}":
                 return True
-            error = error.__cause__ or error.__context__
+            error = error.__cause__
         return False
 
     def _begun(self, request: ChatRequest | None) -> ResetResult:

@@ -318,9 +318,7 @@ class EnvRunner:
         place = "step" if self.kind == "start" else self.kind  # where a call that hangs or crashes is
         if turn.calls and self.kind != "rollout" and not one.reset.takes_calls:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
-        response = await self._call(one, partial(one.session.respond, turn), place, self.call) or EnvResponse(
-            is_over=True
-        )
+        response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
         self.on_messages(one, response.messages)
         return response
 
@@ -344,7 +342,9 @@ class EnvRunner:
         self, session: SessionLike | None, transcript: Transcript, bounds: Bounds | None = None
     ) -> ScoreResult:
         """The score of an episode; without a session, of one that has no other call."""
-        arguments = {**transcript.arguments(), **self.given} if self.kind == "score_episode" else {}
+        arguments: dict[str, Any] = {"completion": transcript.content} if self.kind == "start" else {}
+        if self.kind == "score_episode":
+            arguments = {**transcript.arguments(), **self.given}
         if session is not None:
             return session.score(arguments)
         with closing(self._new_session(transcript.case, bounds)) as alone:
@@ -377,8 +377,8 @@ class EnvRunner:
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang (a process that hung was ended)."""
-        left = [one.session for one in sessions if one.session is not None and (self.processes or not one.hangs)]
-        await asyncio.gather(*(self.call(session.close) for session in left))
+        left = [(one.session, one) for one in sessions if one.session and (self.processes or not one.hangs)]
+        await asyncio.gather(*(self.call(session.close, episode=one) for session, one in left))
         if sessions:
             self.policy.end_episodes()
 
@@ -392,17 +392,19 @@ class EnvRunner:
         pending, values = list(zip(sessions, jobs, strict=True)), list[T | None]()
         async with self._in_order:  # an eval may score beside a rollout that is played ahead
             while pending and self.policy.is_serial:
-                values.append(await self._tried(*pending.pop(0), place, self.call))
-        return [*values, *await asyncio.gather(*(self._tried(*each, place, self.call) for each in pending))]
+                values.append(await self._tried(*pending.pop(0), place))
+        return [*values, *await asyncio.gather(*(self._tried(*each, place) for each in pending))]
 
-    async def _tried(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall) -> T | None:
+    async def _tried(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall | None = None) -> T | None:
         """The value of a call, which is made again after a failure: as often as was asked; else twice if the own code
         of a `score_episode` (which has a trace: judges and served environments try again themselves) could not reach
-        a service."""
+        a service. Code that was to return the score of a cut episode, and raised, has ended: it would not be asked
+        again, and the score be that of code that says nothing."""
+        has_ended = one.session is not None and self.kind in ("episode", "rollout")
         for tries in itertools.count():
             value = await self._call(one, job, place, call)
             failure = one.failure
-            if failure is None or failure.kind not in REPEATABLE:
+            if failure is None or failure.kind not in REPEATABLE or has_ended:
                 break
             is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
             asked = self.config.rl_env_retries
@@ -412,8 +414,9 @@ class EnvRunner:
                 await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
         return value
 
-    async def _call(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall) -> T | None:
-        """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one."""
+    async def _call(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall | None = None) -> T | None:
+        """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one.
+        `call`: how it is made, if not under the policy of the environment's calls."""
         if not self._calls:
             self._phase.enter_context(activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE))
         self._calls += 1
@@ -425,7 +428,7 @@ class EnvRunner:
                 return job()
 
         try:
-            outcome: Outcome[T] = await call(in_thread)
+            outcome: Outcome[T] = await (call(in_thread) if call else self.call(in_thread, episode=one))
         finally:
             self._calls -= 1
             if not self._calls:
@@ -437,9 +440,9 @@ class EnvRunner:
         self.on_call_end()
         return outcome.value
 
-    async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
-        """The outcome of one call."""
-        turn = PolicyCall(self.policy)
+    async def call(self, job: Callable[[], T], timeout: float | None = None, episode: object = None) -> Outcome[T]:
+        """The outcome of one call of an episode."""
+        turn = PolicyCall(self.policy, episode)
         is_running = True
         try:
             outcome = await self.pool.call(partial(turn.run, job), timeout)

@@ -224,13 +224,15 @@ class Session:
         return EnvResponse(messages, is_over, len(calls), sum(bool(call.problem) for call in calls))
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
-        """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`."""
+        """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`, of which an object
+        of `start` may name `completion`."""
         with within(self._place("score")):
             if self.kind == "score_episode":
                 method = self.environment.score_episode
                 returned = method(**copy_arguments(arguments_for(method, arguments), shared=MODEL_ARGUMENTS))
             else:
-                returned = self.episode.score()
+                said = {name: arguments[name] for name in ("completion",) if name in arguments}
+                returned = self.episode.score(**copy_arguments(arguments_for(self.episode.score, said)))
             return parse_score(run_if_async(returned), self.bounds)
 
     def close(self) -> None:

@@ -28,8 +28,9 @@ import types
 import uuid
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
@@ -47,6 +48,8 @@ MAX_EVENTS = 20_000
 """Traced events of a call that runs beside others, about 6 ms; what it does later shows in the comparison only."""
 LOOKS = 3
 """Comparisons after one line, in a call that runs alone."""
+MOST_BLOCKS = 1_000
+"""Blocks of 624 random numbers that a call may draw; one that draws more is taken for one that seeds the generator."""
 LARGE_ARRAY = 1 << 20
 """Bytes of an array above which it is compared at the end of a call only."""
 
@@ -91,6 +94,14 @@ def _is_users_module(module: object) -> bool:
     if file is None:
         return getattr(module, "__name__", "") not in sys.builtin_module_names and not hasattr(module, "__path__")
     return is_users_file(file)
+
+
+@functools.lru_cache(maxsize=1)
+def _users_modules(_: int) -> dict[str, ModuleType]:
+    """The user's modules, by their names and by the last part of these; the argument is how many modules there are."""
+    found = {name: one for name, one in list(sys.modules.items()) if isinstance(one, ModuleType)}
+    users = {name: one for name, one in found.items() if "__file__" in vars(one) and _is_users_module(one)}
+    return {name.rpartition(".")[2]: one for name, one in users.items()} | users
 
 
 def _is_users_class(kind: type) -> bool:
@@ -169,7 +180,10 @@ class Walk:
             self.tracked.append(namespace)
 
     def _named_globals(self) -> list[object]:
-        """Global variables that are named, and were not walked yet."""
+        """Global variables that are named, also of modules that a function imports, and were not walked yet."""
+        modules = _users_modules(len(sys.modules))
+        for name in self._names & modules.keys():
+            self._add_namespace(vars(modules[name]))
         values = [space[name] for space in self._namespaces for name in self._names if name in space]
         return [value for value in values if type(value) not in _LEAVES and value not in self]
 
@@ -248,14 +262,14 @@ class StateSnapshot:
         for item in tracked:
             if not isinstance(item, type) and _c_type(type(item)) not in _CONTAINERS:  # type: ignore[arg-type]
                 self._values.append((item, _value(item)))
-        self._facts = _process_state()
+        self._facts, self.generators = _process_state(), _generator_states()
 
     def _references(self) -> list[object]:
         return gc.get_referents(*self.walk.tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
 
     def is_changed(self, is_mid_call: bool = False) -> bool:
-        """Whether anything differs now; in the middle of a call that runs alone, large arrays are left out, and the
-        state of the process is compared too."""
+        """Whether anything differs now; in the middle of a call large arrays are left out, and the state of the process
+        is compared too."""
         try:
             now = self._references()
         except RuntimeError:  # a call that was abandoned adds to a dict
@@ -301,8 +315,9 @@ class StateSnapshot:
         return f"{name}.{keys[0]}" if keys and owner is not item else f"an object of type {type(item).__name__}"
 
     def is_process_changed(self) -> bool:
-        """Whether the state differs now that all code of the process shares."""
-        return _process_state() != self._facts
+        """Whether the state differs now that all code of the process shares; numbers may be drawn."""
+        draws = map(_has_only_drawn, self.generators, _generator_states())
+        return _process_state() != self._facts or not all(draws)
 
     def stored_on(self, frame: FrameType, line: int) -> list[object]:
         """The objects that a line assigns to or deletes from, if other calls see them; without clients."""
@@ -318,13 +333,28 @@ class StateSnapshot:
         return found
 
     def restore(self, items: Iterable[object]) -> None:
-        """Give containers and attributes of these objects the content that they had."""
-        for item in items:
-            _, before = self._copies.get(id(item), (None, None))
-            if before is not None:
-                known: Any = item
-                known.clear()
-                (known.update if isinstance(item, (dict, set)) else known.extend)(before)
+        """Give those of these objects that have changed the content that they had.
+
+        Raises:
+            ValueError: one is no container of items or attributes, and no array.
+        """
+        wanted = set(map(id, items))
+        changed = [item for item in self.changed_objects() if id(item) in wanted]
+        arrays: dict[int, Any] = {
+            id(item): value for item, value in self._values if _is_array(item) and not item.dtype.hasobject
+        }
+        others = [item for item in changed if id(item) not in self._copies and id(item) not in arrays]
+        if others:
+            raise ValueError(f"{self.describe(others[0])} cannot be put back as it was")
+        for item in changed:
+            known: Any = item
+            if id(item) in arrays:
+                shape, _, content = arrays[id(item)]
+                known[...] = sys.modules["numpy"].frombuffer(content, known.dtype).reshape(shape)
+                continue
+            _, before = self._copies[id(item)]
+            known.clear()
+            (known.update if isinstance(item, (dict, set)) else known.extend)(before)
 
 
 def _shallow_copy(item: Any) -> Any:
@@ -392,12 +422,49 @@ def _process_state() -> list[object]:
     state: list[object] = [dict(os.environ), sys.stdout, sys.stderr]
     with suppress(FileNotFoundError):  # the folder was deleted
         state.append(os.getcwd())
-    generators = [random.getstate()[1]]
+    return state
+
+
+_Twister = tuple[int, ...]
+"""The state of a Mersenne Twister: the key of a block of numbers, and how many of them were drawn."""
+
+
+_are_generators_watched = True
+
+
+@contextmanager
+def unwatched_generators() -> Iterator[None]:
+    """Context in which the global random generators are those of one game, which puts the others back."""
+    global _are_generators_watched
+    before, _are_generators_watched = _are_generators_watched, False
+    try:
+        yield
+    finally:
+        _are_generators_watched = before
+
+
+def _generator_states() -> list[_Twister]:
+    """The states of the global random generators of Python and numpy; none where they are not watched."""
+    if not _are_generators_watched:
+        return []
+    states = [random.getstate()[1]]
     if get_state := getattr(sys.modules.get("numpy.random"), "get_state", None):  # it may be half imported
         _, key, position, *_ = get_state()
-        generators.append((key.tobytes(), position))
-    # a generator that was seeded has used none of its numbers; one that only draws never has that state and other keys
-    return [*state, *(value[:-1] for value in generators if value[-1] == 624)]
+        states.append((*key.tolist(), position))
+    return states
+
+
+def _has_only_drawn(before: _Twister, now: _Twister) -> bool:
+    """Whether numbers were drawn from a generator, at most MOST_BLOCKS blocks, and it was not seeded."""
+    if before[:-1] == now[:-1]:
+        return before[-1] <= now[-1]
+    follower = random.Random()
+    follower.setstate((3, before, None))
+    for _ in range(MOST_BLOCKS):
+        follower.getrandbits(32 * len(before[:-1]))
+        if follower.getstate()[1][:-1] == now[:-1]:
+            return True
+    return False
 
 
 # -- assignments
@@ -437,7 +504,8 @@ def _object_of(node: ast.expr, frame: FrameType) -> Any:
 
 # -- files
 
-_written: set[str] | None = None  # the files that the call that runs alone has opened to write
+_watched: ContextVar[tuple[StateWatch, object] | None] = ContextVar("watched", default=None)
+"""The watch of the present call, and its episode."""
 
 
 @functools.cache
@@ -447,12 +515,15 @@ def _add_hook() -> None:
 
 
 def _note_file(event: str, given: tuple[Any, ...]) -> None:
-    if _written is None or event != "open":
+    if event != "open" or (watched := _watched.get()) is None:
         return
     path, _, flags = given
     is_named = isinstance(path, (str, bytes)) and not os.fsdecode(path).startswith("/dev/")
     if is_named and flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND:
-        _written.add(os.path.abspath(os.fsdecode(path)))
+        watch, episode = watched
+        name = os.path.abspath(os.fsdecode(path))
+        if watch.files.setdefault(name, episode) is not episode:
+            watch.add(f"the file {Path(name).name}", [], is_of_process=True)
 
 
 # -- the watch
@@ -467,8 +538,8 @@ class StateWatch:
         self.clear()
         self._called: dict[CodeType, dict[str, Any]] = {}
         self._unseen: dict[CodeType, set[int]] = {}  # lines that no watched call has reached
-        self.files = set[str]()
-        """The files that watched calls wrote; one that two of them wrote is a change."""
+        self.files: dict[str, object] = {}
+        """The files that watched calls wrote, with their episodes; one that two of them wrote is a change."""
 
     def clear(self) -> None:
         """Forget the changes, and not which lines were reached."""
@@ -480,6 +551,8 @@ class StateWatch:
         """Why it cannot be known what calls change; empty if it can."""
         self.first: StateSnapshot | None = None
         """What was before the first change."""
+        self.is_of_process = False
+        """Whether something changed that no copy of an environment separates: the process's state, or a file."""
 
     @property
     def is_changed(self) -> bool:
@@ -505,21 +578,23 @@ class StateWatch:
             self.unknown = self.unknown or f"{type(error).__name__}: {error}"
         return self.before is not None
 
-    def note(self, place: str = "", is_alone: bool = False) -> bool:
-        """Note what differs from what was before, in a call that runs alone also in the state of the process, which
-        libraries may change for others; returns whether anything does that matters."""
+    def note(self, place: str = "", is_alone: bool = False, is_mid_call: bool = False) -> bool:
+        """Note what differs from what was before, in the middle of a call also in the state of the process; returns
+        whether anything does that matters."""
         assert self.before is not None
         objects, before = self.before.changed_objects(), self.before
-        is_changed = bool(objects) or (is_alone and before.is_process_changed())
+        is_of_process = is_mid_call and before.is_process_changed()
+        is_changed = bool(objects) or is_of_process
         if is_changed:
-            self.add(place or ", ".join(map(before.describe, objects[:1])), objects)
+            self.add(place or ", ".join(map(before.describe, objects[:1])), objects, is_of_process)
         if is_alone:  # the next change is another one
             self.look_before()
         return is_changed
 
-    def add(self, change: str, objects: list[object]) -> None:
+    def add(self, change: str, objects: list[object], is_of_process: bool = False) -> None:
         """Note a change in words, and the objects that it is of."""
         self.first = self.first or self.before
+        self.is_of_process |= is_of_process
         self.change = self.change or change
         self.changed += objects
 
@@ -552,6 +627,16 @@ class StateWatch:
 _TRACE_LOCK = threading.Lock()
 
 
+@contextmanager
+def watching_files(watch: StateWatch, episode: object) -> Iterator[None]:
+    """Context of a call in which the files that it writes are those of an episode."""
+    token = _watched.set((watch, episode))
+    try:
+        yield
+    finally:
+        _watched.reset(token)
+
+
 def set_trace(tracer: CallTracer | None) -> None:
     """Set the trace function of the calling thread. Python does not allow two threads to do so at the same time."""
     with _TRACE_LOCK:
@@ -569,8 +654,6 @@ class CallTracer:
         self._looks: dict[tuple[CodeType, int], int] = {}
         self._events, self._seconds, self._place = 0, 0.0, ""
         if is_alone:
-            global _written
-            _written = set()
             watch.look_before()
 
     def begin_on_loop(self) -> None:
@@ -579,15 +662,10 @@ class CallTracer:
 
     def end(self, is_abandoned: bool = False) -> None:
         """Compare at the end of the call, unless it was abandoned and still runs."""
-        global _written
-        if not self.is_alone or self.is_over:
-            return
-        self.is_over, written, _written = True, _written or set(), None
-        if not is_abandoned:
-            self.look(self._place, at_end=True)
-            for name in written & self.watch.files:
-                self.watch.add(f"the file {Path(name).name}", [])
-            self.watch.files |= written
+        if self.is_alone and not self.is_over:
+            self.is_over = True
+            if not is_abandoned:
+                self.look(self._place, at_end=True)
 
     def __call__(self, frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         """Trace a frame of the user's code."""
@@ -615,6 +693,8 @@ class CallTracer:
             if event == "line":
                 line, is_new = frame.f_lineno, frame.f_lineno in unseen
                 unseen.discard(line)
+                if is_new and watch.before is not None:
+                    watch.before.generators = _generator_states()  # other calls may have drawn
             return trace
 
         return trace
@@ -635,7 +715,8 @@ class CallTracer:
         if self._seconds > MAX_SECONDS and not at_end:
             return
         try:
-            is_noted = watch.before.is_changed(self.is_alone and not at_end) and watch.note(place, self.is_alone)
+            is_mid_call = not at_end
+            is_noted = watch.before.is_changed(is_mid_call) and watch.note(place, self.is_alone, is_mid_call)
             if frame is not None and watch.before is not None and not is_noted:
                 # also of an equal value, as it may be another value in other calls
                 stored = watch.before.stored_on(frame, line)

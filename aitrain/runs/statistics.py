@@ -483,11 +483,6 @@ def _pairs(
     return [(one, list(one.by_prompt(first).values()), list(one.by_prompt(second).values())) for one in mixture]
 
 
-def weighted_mean(parts: Sequence[tuple[float, float]]) -> float | None:
-    """The mean of numbers, given with their shares; None without any."""
-    return sum(share * number for share, number in parts) / sum(share for share, _ in parts) if parts else None
-
-
 # -- pass@K
 
 

@@ -189,9 +189,9 @@ def content_of(case: Case) -> object:
 
 
 def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores | None:
-    """The scores that an evaluation has recorded; None if one of its episodes is missing, or was of another prompt, or
-    other columns if there is no prompt."""
-    asked = {case.number: content_of(case) for case in plan.cases}
+    """The scores that an evaluation has recorded; None if one of its episodes is missing, or was of another prompt or
+    other columns."""
+    asked = {case.number: (to_jsonable(case.prompt), row_columns(case.row)) for case in plan.cases}
     found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in plan.decodings}
     for file in sorted(folder.rollouts.glob("*.jsonl")):
         for record in read_rollouts(file):
@@ -199,7 +199,7 @@ def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores
             row, sample = record.row_number, record.sample or 0
             if name != phase or row is None or sample not in plan.numbers(decoding):
                 continue
-            if row in asked and (record.prompt or record.row) == asked[row]:
+            if (record.prompt, record.row) == asked.get(row):
                 found[decoding][row, sample] = record.score
     if any(len(found[name]) < len(asked) * len(plan.numbers(name)) for name in found):
         return None

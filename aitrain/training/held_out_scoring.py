@@ -39,6 +39,8 @@ class EvalState:
     """Whether an evaluation was due after the last step and was skipped, as the training ended there."""
     is_same: bool = True
     """Whether the options, environment and cases are those of the checkpoint."""
+    is_comparable: bool = True
+    """Whether what has changed leaves the scores of a model as they were."""
     before: float | None = None
     """Score of the initial policy."""
     scorings: list[MetricsLine] = field(default_factory=list)
@@ -90,14 +92,15 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
 
     def before(self) -> EvalScores:
         """Scores of the initial policy on all cases; the means are those of the cases that are played during the
-        training. A resumed run has them in its records, unless its cases or samples are others."""
+        training. A resumed run has them in its records, unless its cases or samples are others, or are played or scored
+        in another way."""
         phase, plan = EvalPhase("before", 0, 0), self.choosing
         if plan is not self.plan:
             plan = replace(plan, cases=[*self.plan.cases, *plan.cases])
         scores = None
         if self.context.checkpoint is not None:
             folder, is_main = self.context.folder, self.trainer.accelerator.is_main_process
-            recorded = [recorded_scores(folder, phase.name, plan) if is_main else None]
+            recorded = [recorded_scores(folder, phase.name, plan) if is_main and self.state.is_comparable else None]
             broadcast_object_list(recorded)
             scores = recorded[0]
             if scores is None and is_main:

@@ -25,6 +25,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from aitrain import activity
 from aitrain.engines.scopes import replaced
 from aitrain.errors import CannotWriteError, ConfigError
+from aitrain.options.evaluate import OF_THE_RUN
 from aitrain.runs.checkpoint import (
     PREFIX,
     STAGING,
@@ -176,7 +177,9 @@ def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
 # -- resuming
 
 SCORED_BY = ("eval_cases", "eval_samples", "save_best")
-"""Options that must be equal for two evaluations to be comparable."""
+"""Options that must be equal for two evaluations to be comparable, and that a resumed run may change."""
+SCORES_FOLLOW_FROM = {"environment", "dataset", "model", *OF_THE_RUN}
+"""What changes the scores of a model if a run is resumed with it all the same."""
 
 
 def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
@@ -201,11 +204,13 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     has_best = [before.best and before.best.step in map(step_of, checkpoints_of(context.folder))]
     broadcast_object_list(has_best)  # rank 0 sees all checkpoints
     best = before.best if has_best[0] else None
-    if best and any(before.config.get(name, now.config[name]) != now.config[name] for name in SCORED_BY):
+    is_comparable = SCORES_FOLLOW_FROM.isdisjoint(change.partition(":")[0] for change in changes)
+    has_others = any(before.config.get(name, now.config[name]) != now.config[name] for name in SCORED_BY)
+    if best and (has_others or not is_comparable):
         best = None
         if context.config.save_best:
-            context.note("--save-best compares new scores only: the held-out cases or their samples have changed.")
-    return EvalState(best, before.owes_evaluation, is_same=not changes)
+            context.note("--save-best compares new scores only: the held-out cases or their scoring have changed.")
+    return EvalState(best, before.owes_evaluation, not changes, is_comparable)
 
 
 def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Path, plan: EvalPlan) -> None:
@@ -219,7 +224,7 @@ def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Pat
         for line in read_metrics(RunFolder(checkpoint.parent.parent).metrics)
         if line.is_scoring and line_stays(before, line) and line.eval_cases in cases and line.eval_samples in samples
     ]
-    scorings = [found]
+    scorings = [found if state.is_comparable else []]
     broadcast_object_list(scorings)  # rank 0 sees all metrics
     state.scorings = scorings[0]
 

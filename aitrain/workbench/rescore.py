@@ -24,10 +24,11 @@ from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ParsedTurn, as_messages
 from aitrain.rollout.episode import Episode
+from aitrain.runs.held_out import by_case
 from aitrain.runs.json_values import as_object, as_objects, as_text
-from aitrain.runs.records import RolloutRecord, row_columns
+from aitrain.runs.records import RolloutRecord, prompt_key, row_columns
 from aitrain.runs.run_folder import to_jsonable
-from aitrain.runs.statistics import weighted_mean
+from aitrain.runs.statistics import ScoredEnv, mean_score
 from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import show_heading, show_text
@@ -62,6 +63,8 @@ class RescoredEpisode:
     answer: str = ""
     environment: str = ""
     """Name of its environment, in a run with several."""
+    prompt_key: str = ""
+    """The same for cases with an equal prompt."""
 
     @property
     def change(self) -> float:
@@ -110,7 +113,7 @@ def _batches(records: Iterable[RolloutRecord]) -> Iterator[list[list[RolloutReco
 
     batch: list[list[RolloutRecord]] = []
     for _, group in groupby(records, group_of):
-        batch.append(list(group))
+        batch.append(sorted(group, key=lambda record: record.sample or 0))  # processes took turns
         if sum(map(len, batch)) >= BATCH:
             yield batch
             batch = []
@@ -211,6 +214,7 @@ class Replay:
             as_text(as_messages(record.prompt)[-1].get("content"))[:EXCERPT] if record.prompt else "",
             record.completion[:EXCERPT],
             record.environment,
+            prompt_key(record.prompt),
         )
 
 
@@ -248,13 +252,23 @@ def report(episodes: Sequence[RescoredEpisode], most: int, shares: Mapping[str, 
 
 
 def _phase(episodes: Sequence[RescoredEpisode], weights: Mapping[str, float]) -> dict[str, Any]:
-    """Counts and mean scores, which are weighted means of the environments with these `weights`."""
+    """Counts and mean scores; of held-out cases, they are made as those of the run, with these `weights` of the
+    environments."""
     rescored = [one for one in episodes if not one.problem]
     compared = [one for one in rescored if one.before is not None and one.after is not None]
-    by_env = {env: [one for one in compared if one.environment == env] for env in weights}
-    weighted = [(weights[env], own) for env, own in by_env.items() if own] or [(1.0, compared)] * bool(compared)
-    ends = ("before", "after")
-    means = [weighted_mean([(w, fmean(getattr(one, end) for one in own)) for w, own in weighted]) for end in ends]
+    keys: dict[str, dict[str, str]] = {}
+    for one in compared:
+        keys.setdefault(one.environment, {})[f"{one.environment}/{one.case}"] = one.prompt_key
+    mixture = tuple(ScoredEnv(env, weights.get(env, 1.0), None, own) for env, own in keys.items())
+
+    def mean(scored: Sequence[tuple[str, float]]) -> float | None:
+        if episodes[0].eval_phase:
+            return mean_score(by_case(scored), mixture)
+        return fmean(score for _, score in scored) if scored else None
+
+    means = [
+        mean([(f"{one.environment}/{one.case}", getattr(one, end)) for one in compared]) for end in ("before", "after")
+    ]
     return {
         "episodes": len(episodes),
         "compared": len(compared),

@@ -29,7 +29,7 @@ def too_few(completions, **kwargs):
 
 def longest(prompts, completions, log_metric=None, **kwargs):
     lengths = [len(one) for one in completions]
-    if log_metric: log_metric("mean_length", sum(lengths) / len(lengths))
+    for length in lengths if log_metric else (): log_metric("mean_length", length)
     return [float(length == max(lengths) and length > min(lengths)) for length in lengths]
 
 

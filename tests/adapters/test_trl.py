@@ -11,6 +11,8 @@ import pytest
 from aitrain.environment.rollout_session import session_for
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
+from tests.rollout import asking
+from tests.rollout.scripted import Scripted
 
 CLASSES = '''
 class Counter:
@@ -54,7 +56,8 @@ class Riddle:
 
 
 def rolled(completions, environments, **kwargs):
-    return [float(len(one.rolls)) for one in environments]
+    results = [sum(message["role"] == "tool" for message in said) for said in completions]
+    return [float(min(len(one.rolls), count)) for one, count in zip(environments, results)]
 
 
 def polite(completions, **kwargs):
@@ -105,3 +108,9 @@ def test_without_data_reset_says_what_is_asked_and_reward_functions_are_added_to
         "Be kind.", "Say yes.",
     ]  # fmt: skip
     assert play(env, cases[0], ["please"])[1].score == 1.5
+
+
+def test_what_an_episode_draws_from_numbers_of_its_own_is_no_change_that_others_see() -> None:
+    env = counter()
+    _, told = asking.play(env, Scripted(lambda _: "done$"), of=list(cases_of(env)))
+    assert told == []

@@ -101,6 +101,7 @@ def test_the_math_rule_compares_values(text: str, truth: str, score: float) -> N
         (["exact", BRIEF], "72", Score(1.125, {"exact": 1.0, "brief": 0.25})),
         ({"judge": "own.py:Lasting", "least": 3}, "72", Score(0.0, {"Lasting": 0.0})),
         (["own.py:words", {"judge": "own.py:words", "most": 1}], "72", Score(1.25, {"words": 0.25, "words_1": 1.0})),
+        ([{"judge": "exact", "name": "words_1"}, "own.py:words"], "72", Score(1.25, {"words": 0.25, "words_1": 1.0})),
         (["exact", "own.py:silent"], "72", Score(1.0, {"exact": 1.0})),
         ("own.py:silent", "72", Score(None)),
     ],
@@ -136,13 +137,15 @@ def test_a_judge_that_fails_leaves_the_answer_without_a_score(recwarn: pytest.Wa
         ({"data_source": "chat"}, "please", 2.25),
         ({}, "a b", 0.25),
         ({"data_source": {"sums": 0.5, "chat": 0.25}}, "please", 0.5625),
+        ({"data_source": {"sums": 0.5, "same name": 1.0}}, "72", 0.75),
     ],
 )
 def test_the_data_source_of_a_row_chooses_one_or_several_with_weights(
     row: dict[str, Any], text: str, score: float
 ) -> None:
-    polite = {"judge": "own.py:polite", "weight": 2}
-    assert judged({"sums": "exact", "chat": [polite, "own.py:words"], "*": BRIEF}, text, **row).score == score
+    chat, named = [{"judge": "own.py:polite", "weight": 2}, "own.py:words"], {"judge": "own.py:words", "name": "exact"}
+    described = {"sums": "exact", "chat": chat, "same name": named, "*": BRIEF}
+    assert judged(described, text, **row).score == score
 
 
 def test_an_unknown_data_source_is_refused_with_the_known_ones() -> None:

@@ -196,7 +196,7 @@ class Split(Vowels):
     build_eval_dataset = None  # type: ignore[assignment]
 
 
-def test_other_training_cases_are_refused_and_a_changed_rate_is_taken_where_it_is_meant(train: Train) -> None:
+def test_changes_are_refused_and_where_they_are_meant_the_initial_policy_is_scored_with_them(train: Train) -> None:
     options = {**EVERY_STEP, "max_steps": 4, "scheduler": "constant"}
     run = RunFolder(train(Split(24), project_name="run", **options).folder)
     resume = {"project_name": "run", "resume_from_checkpoint": "auto"}
@@ -207,5 +207,8 @@ def test_other_training_cases_are_refused_and_a_changed_rate_is_taken_where_it_i
         train(Split(24), **resume, **options | {"eval_cases": 7})
     with pytest.raises(ConfigError, match=r"lr: 0\.001 -> 0\.01"):
         train(Split(24), **resume, **options | {"lr": 1e-2})
-    result = train(Split(24), **resume, **options | {"lr": 1e-2, "resume_anyway": True})
+    changes = {"lr": 1e-2, "rl_max_new_tokens": 2, "resume_anyway": True}
+    result = train(Split(24), **resume, **options | changes)
     assert [line["learning_rate"] for line in result.history if "loss" in line] == [1e-3, 1e-3, 1e-3, 1e-2]
+    episodes = (record for file in run.rollouts.iterdir() for record in read_rollouts(file))
+    assert {record.tokens for record in episodes if record.eval_phase == "before_sampled"} == {2}

@@ -106,6 +106,22 @@ def test_episodes_that_are_scored_as_a_group_are_scored_as_one_again() -> None:
     assert "another episode of its group" in found[3].problem
 
 
+def test_the_samples_of_a_case_that_several_processes_played_are_compared_in_their_order() -> None:
+    class Ordered(Exact):
+        def score_group(self, texts: list[str]) -> list[float]:
+            return [float(texts == ["0", "1", "2", "3"])] * len(texts)
+
+    first, *_ = saved(Exact())
+    samples = [
+        replace(
+            first, eval_phase="after_sampled", sample=n,
+            messages=[*first.messages[:1], {"role": "assistant", "content": str(n)}],
+        )
+        for n in (0, 2, 1, 3)
+    ]  # fmt: skip
+    assert [one.after for one in rescored(Ordered(), samples)] == [1.0] * 4
+
+
 # -- several turns
 
 
@@ -206,11 +222,11 @@ def test_tools_run_again_in_a_replay_and_malformed_calls_do_not(monkeypatch: pyt
 # -- the report
 
 
-def test_held_out_scores_of_several_environments_are_weighted_as_those_of_the_run_are() -> None:
-    scores = [("easy", 1.0, 0.0), ("hard", 0.0, 0.5)]
+def test_held_out_scores_are_those_of_the_run_means_of_cases_weighted_by_the_environments() -> None:
+    scores = [("easy", 7, 1.0, 0.0), ("easy", 7, 1.0, 0.0), ("easy", 9, 0.0, 0.5), ("hard", 11, 0.0, 0.5)]
     episodes = [
-        RescoredEpisode(3, "after_greedy", 7, "seven", before, after, environment=name)
-        for name, before, after in scores
+        RescoredEpisode(3, "after_greedy", case, case, before, after, environment=name, prompt_key=str(case))
+        for name, case, before, after in scores
     ]
     held_out = report(episodes, 1, {"easy": 0.25, "hard": 0.75})["phases"]["after_greedy"]
-    assert (held_out["mean_before"], held_out["mean_after"]) == (0.25, 0.375)
+    assert (held_out["mean_before"], held_out["mean_after"]) == (0.125, 0.4375)

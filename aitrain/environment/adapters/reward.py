@@ -8,8 +8,10 @@ Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from aitrain.environment.adapters.rows import Row, ScoredRows
@@ -65,23 +67,28 @@ class RewardFunction:
         self, completions: Sequence[Completion], texts: Sequence[str], case: Row,
         tokenizer: Any = None, environment: object = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """The rewards of several answers.
+        """The rewards of several answers, each with the mean of what the function logs under a name, as in TRL.
 
         Raises:
             ValueError: the function returned another number of rewards.
         """
-        count, logged = len(texts), dict[str, float]()
+        count, logged = len(texts), defaultdict[str, list[float]](list)
+
+        def log_metric(name: str, value: float) -> None:
+            logged[name].append(value)
+
         arguments: Row = {name: [value] * count for name, value in case.items() if name not in NOT_PASSED}
         arguments |= {"prompts": [case["prompt"]] * count, "completions": completions}
         if environment is not None:
             arguments["environments"] = [environment] * count
-        arguments |= {"log_extra": lambda column, values: None, "log_metric": logged.__setitem__, "trainer_state": None}
+        arguments |= {"log_extra": lambda column, values: None, "log_metric": log_metric, "trainer_state": None}
         if "completion_ids" in inspect.signature(self.function).parameters:
             arguments["completion_ids"] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         rewards = list(run_if_async(self.function(**arguments_for(self.function, arguments))))
         if len(rewards) != count:
             raise ValueError(f"{self.name} returned {len(rewards)} rewards for {count} completions")
-        return [{**logged, "score": reward} for reward in rewards]
+        metrics = {name: fmean(values) for name, values in logged.items()}
+        return [{**metrics, "score": reward} for reward in rewards]
 
 
 TRIED_ANSWERS = (

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.state_watch import unwatched_generators
 from aitrain.errors import ConfigError
 from aitrain.options.value_types import score_bounds
 
@@ -37,7 +38,7 @@ class RandomStream:
     def active(self) -> Iterator[None]:
         """Inside the block the global functions of `random` and `numpy.random` draw from this stream."""
         numpy = sys.modules.get("numpy.random")
-        with _LOCK:
+        with _LOCK, unwatched_generators():
             python_before, numpy_before = random.getstate(), numpy and numpy.get_state()
             random.setstate(self.python)
             if numpy and self.numpy is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.adapters.reward import RewardFunction, reward_judges
+from aitrain.environment.adapters.reward import Completion, RewardFunction, reward_judges
 from aitrain.environment.adapters.rows import Data, Row, RowSource
 from aitrain.environment.adapters.settings import RandomStream, prompted, requires
 from aitrain.environment.contract import Prompt, Score
@@ -89,9 +89,9 @@ class _TRLEpisode:
         """An answer without a call is the last one."""
         self.reply = reply
 
-    def score(self) -> Score:
-        """The weighted sum of the reward functions' rewards, and of the class's own with the weight 1."""
-        completion = [{"role": "assistant", "content": self.reply}]
+    def score(self, completion: Completion) -> Score:
+        """The weighted sum of the reward functions' rewards, and of the class's own with the weight 1. As in TRL, the
+        functions get the whole conversation, with calls of tools and their results."""
         case = {**self.row, "prompt": self.prompt}
         return self.judges(completion=completion, text=self.reply, case=case, environment=self.made)
 

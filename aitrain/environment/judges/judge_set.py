@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -214,14 +216,15 @@ class Judges:
         return scores
 
     def judges_of(self, row: Mapping[str, Any]) -> list[Judge]:
-        """The judges of a row, by its `data_source`: a name, or names with weights. Those that are async come last.
+        """The judges of a row, by its `data_source`: a name, or names with weights. Those that are async come last; of
+        several sources, those with the same name are named with their source.
 
         Raises:
             EnvironmentFailed: there are none.
         """
         is_one_for_all = [*self.by_source] == [ANY_SOURCE]
         given = ANY_SOURCE if is_one_for_all else row.get("data_source", ANY_SOURCE)
-        found: list[Judge] = []
+        found: list[tuple[str, Judge]] = []
         for source, weight in (given if isinstance(given, Mapping) else {str(given): 1.0}).items():
             judges = self.by_source.get(source, self.by_source.get(ANY_SOURCE))
             if judges is None:
@@ -231,8 +234,12 @@ class Judges:
                     f"there is no judge for {what}.{near} (known: {known})\n"
                     f'Name one: --rl-env-config \'{{"judges": {{"{source}": "exact"}}}}\''
                 )
-            found += [replace(judge, weight=judge.weight * float(weight)) for judge in judges]
-        return sorted(found, key=lambda judge: judge.is_async)
+            found += [(source, replace(judge, weight=judge.weight * float(weight))) for judge in judges]
+        names = Counter(judge.name for _, judge in found)
+        named = [
+            replace(judge, name=f"{source}/{judge.name}") if names[judge.name] > 1 else judge for source, judge in found
+        ]
+        return sorted(named, key=lambda judge: judge.is_async)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Check that a row has judges, and the columns that they need.
@@ -305,8 +312,9 @@ def _described(description: Any) -> list[Judge]:
             raise ConfigError(f"judges: the range of {name} must be its lowest and highest score, not {given}")
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise ConfigError(f"judges: the weight of {name} must be a number, not {weight!r}")
-        count = sum(name in (other.name, other.name.rpartition("_")[0]) for other in judges)
-        judges.append(Judge(f"{name}_{count}" if count else name, place, float(weight), bounds, settings))
+        taken, names = {other.name for other in judges}, chain([name], (f"{name}_{number}" for number in count(1)))
+        name = next(one for one in names if one not in taken)
+        judges.append(Judge(name, place, float(weight), bounds, settings))
     if not judges:
         raise ConfigError("judges: the list of judges is empty")
     return judges
