@@ -90,9 +90,10 @@ class UnknownStateError(AitrainError):
 
 def _is_users_module(module: object) -> bool:
     """Whether a module is the user's; modules without a file, such as notebooks, are, unless Python contains them."""
-    file = getattr(module, "__file__", None)
+    # an alias of transformers imports what may be missing, when it is asked for an attribute
+    file, name, path = (inspect.getattr_static(module, name, None) for name in ("__file__", "__name__", "__path__"))
     if file is None:
-        return getattr(module, "__name__", "") not in sys.builtin_module_names and not hasattr(module, "__path__")
+        return name not in sys.builtin_module_names and path is None
     return is_users_file(file)
 
 
