@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
-from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
+from aitrain.errors import AitrainError, CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, folder_of, read_model_shape
 from aitrain.launch.nvidia import Hardware, visible_gpus
@@ -46,7 +46,7 @@ from aitrain.runs.checkpoint import (
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder, read_object, write_bytes
 from aitrain.vllm.addresses import check_listen_address
 from aitrain.vllm.server_arguments import check_server_arguments, needed_rank
 
@@ -85,11 +85,23 @@ class RunPlan:
     @contextmanager
     def open_folder(self) -> Iterator[RunFolder]:
         """The folder to resume in, or a new one, which is locked until the block ends; with its config.yaml. Commands
-        that had it before cannot write into it any more."""
+        that had it before cannot write into it any more. If the block refuses to resume, the run is as it was."""
         with new_run_folder(self.config) if self.folder is None else nullcontext(self.folder) as folder:
+            files = (folder.config, folder.status, folder.report)
+            before = {file: file.read_bytes() for file in files if file.exists()}
+            steps = folder.metrics.exists() and folder.metrics.stat().st_mtime_ns
             folder.write_config(self.config)
             last = read_manifest(self.checkpoint).epoch if self.folder and self.checkpoint else 0
-            yield folder.claimed(last + 1, **sign_of_life())
+            claimed = folder.claimed(last + 1, **sign_of_life())
+            try:
+                yield claimed
+            except AitrainError as error:
+                is_refused = error.exit_code == ConfigError.exit_code
+                if is_refused and steps == (folder.metrics.exists() and folder.metrics.stat().st_mtime_ns):
+                    claimed.check_owner()
+                    for file, content in before.items():
+                        write_bytes(file, content)
+                raise
 
 
 def done_text(folder: RunFolder) -> str:
