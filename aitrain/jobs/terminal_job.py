@@ -1,8 +1,10 @@
-"""A process that does something for a command, on its terminal: how its errors are shown, and how it ends."""
+"""A process that does something for a command, on its terminal: how its errors are shown, and how it ends. It is
+started as `python -m aitrain.jobs.terminal_job MODULE FILE`, as Ctrl-C may come while the module imports torch."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -36,3 +38,13 @@ def exit_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def run_module() -> int:
+    """Run the module of the command line as `python -m MODULE FILE` would."""
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(run_module, as_json=False))
