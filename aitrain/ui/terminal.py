@@ -163,6 +163,8 @@ class Screen:
 def last_line(result: Result) -> str:
     """The result on one line: `held-out score 0.245 -> 0.912 (better)  80 steps in 48s  runs/demo`."""
     scores = f"held-out score {number(result.score_before)} -> {number(result.score_after)}"
+    if result.score_before is result.score_after is None:
+        scores = "no held-out score"
     words = f" ({VERDICT_WORDS[result.verdict]})" if result.verdict else ""
     return f"{scores}{words}  {result.steps} steps in {duration(result.seconds)}  {escape_controls(str(result.folder))}"
 
