@@ -199,9 +199,16 @@ def served_weights(shape: ModelShape, config: TrainConfig) -> int:
 def changes_that_fit(
     shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory, allowed: float
 ) -> list[str] | None:
-    """Flags with which a process needs at most this many bytes: none if it does; the first one that suffices; or the
-    one that saves most, and what then suffices. None if nothing does."""
+    """Flags with which a process needs at most this many bytes, and vLLM has room for an episode: none if that is so;
+    the first one that suffices; or the one that saves most, and what then suffices. None if nothing does."""
     flags = dict[str, str]()
+    if lacks_room_for_vllm(shape, config, device):
+        shares = (config.model_copy(update={SHARE_OF_VLLM: percent / 100}) for percent in range(5, 95, 5))
+        config = next((each for each in shares if not lacks_room_for_vllm(shape, each, device)), config)
+        if lacks_room_for_vllm(shape, config, device):
+            return None
+        name = f"--{SHARE_OF_VLLM.replace('_', '-')}"
+        flags[name] = f"{name} {config.vllm_memory:g}"
     while (peak := estimate_memory(shape, config, batch, device).peak) > allowed:
         changes = [one for one in _changes(shape, config, batch, device) if one.peak < peak and one.name not in flags]
         if not changes:
@@ -419,6 +426,11 @@ def check_resources(
             f"Memory may run out: with the longest episodes about {format_bytes(memory.peak)}{each} are needed,"
             f" {format_bytes(device.free)} are free. {way_out}"
         )
+    if lacks_room_for_vllm(shape, config, device):
+        warnings.append(
+            f"vLLM will not start: its {config.vllm_memory:.0%} of the GPU do not hold the weights and one longest"
+            " episode. Raise --vllm-gpu-memory-utilization, or divide the model with --vllm-tensor-parallel-size."
+        )
     if saves:
         wanted, room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
         if wanted.model > room:
@@ -450,6 +462,13 @@ def format_bytes(count: float) -> str:
 
 GRAPHS = 3 << 29
 """Memory of vLLM's activations and CUDA graphs."""
+SHARE_OF_VLLM = "vllm_gpu_memory_utilization"
+
+
+def lacks_room_for_vllm(shape: ModelShape, config: TrainConfig, device: DeviceMemory) -> bool:
+    """Whether vLLM would not start on such a GPU, as its share does not hold the weights and a longest episode."""
+    is_here = config.use_vllm and config.vllm_server_url is None and device.kind == "GPU" and device.total is not None
+    return is_here and cached_episodes(shape, config, device.total or 0) < 1
 
 
 def cached_episodes(shape: ModelShape, config: TrainConfig, total: int) -> float:
