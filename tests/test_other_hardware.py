@@ -87,6 +87,7 @@ def test_each_gpu_that_vllm_leaves_trains_on_each_machine(words: tuple[str, ...]
         ("--gpu", "B200", "--batch-size", "256"),
         ("--gpu", "L40Sx4", "--peft", *SERVED, "--vllm-server-gpus", "2", "--vllm-tensor-parallel-size", "2", *LARGE),
         ("--gpu", "L40Sx8", "--distributed-backend", "fsdp2", "--model", "Qwen/Qwen3-8B"),  # vLLM's share is too small
+        ("--gpu", "L40Sx8", "--vllm-sleep-mode", "--optimizer", "adamw_8bit"),  # whose state is not sharded
     ],
 )  # fmt: skip
 def test_with_the_flags_that_a_plan_names_the_run_fits(words: tuple[str, ...]) -> None:

@@ -21,7 +21,7 @@ from aitrain.errors import ConfigError
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.nvidia import GpuKind, ask_driver
 from aitrain.machine import free_memory, total_memory
-from aitrain.options.fsdp_settings import fsdp_settings
+from aitrain.options.fsdp_settings import OPTIMIZERS, fsdp_settings
 from aitrain.options.train import TrainConfig, pass_dependent
 
 MIB = 1 << 20
@@ -257,7 +257,9 @@ def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Itera
     if on_gpu and config.use_vllm and config.vllm_mode == "colocate" and not config.vllm_sleep_mode:
         yield "--vllm-sleep-mode", {"vllm_sleep_mode": True}
     if is_ddp and batch.processes > 1 and on_gpu and not config.quantization:
-        yield "--distributed-backend fsdp2", {"distributed_backend": "fsdp2"}
+        shards = config.optimizer in OPTIMIZERS
+        sharded = {"distributed_backend": "fsdp2", "optimizer": config.optimizer if shards else OPTIMIZERS[0]}
+        yield f"--distributed-backend fsdp2{'' if shards else f' --optimizer {OPTIMIZERS[0]}'}", sharded
     if not config.peft and config.rl_kl_coef:
         yield "--rl-kl-coef 0", {"rl_kl_coef": 0.0}
     if not config.peft:
