@@ -258,7 +258,10 @@ def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Itera
         yield "--vllm-sleep-mode", {"vllm_sleep_mode": True}
     if is_ddp and batch.processes > 1 and on_gpu and not config.quantization:
         shards = config.optimizer in OPTIMIZERS
-        sharded = {"distributed_backend": "fsdp2", "optimizer": config.optimizer if shards else OPTIMIZERS[0]}
+        sharded: dict[str, object] = {
+            "distributed_backend": "fsdp2",
+            "optimizer": config.optimizer if shards else OPTIMIZERS[0],
+        }
         yield f"--distributed-backend fsdp2{'' if shards else f' --optimizer {OPTIMIZERS[0]}'}", sharded
     if not config.peft and config.rl_kl_coef:
         yield "--rl-kl-coef 0", {"rl_kl_coef": 0.0}
