@@ -28,7 +28,9 @@ from aitrain.named_models import named_folder
 from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
+from aitrain.options.generation import VLLMOptions
 from aitrain.options.reading import resolve
+from aitrain.options.run import LoRAOptions
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_fields import check_trl_effects, check_trl_fields
 from aitrain.packages import installed
@@ -173,7 +175,7 @@ def check(
         _check_resumed(checkpoint, config, batch)
     elif is_first and hardware is None:
         RunFolder.check_place(config)
-    notes = [*remarks(config), *_note_on_truncation(config), *notes]
+    notes = [*remarks(config), *_note_on_switches(config), *_note_on_truncation(config), *notes]
     if is_here:
         if nodes is None and (idle := idle_nodes(os.environ)) > 0:
             notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
@@ -329,6 +331,14 @@ def check_functions(config: TrainConfig) -> None:
     for option in FUNCTION_OPTIONS:
         for place in filter(None, (getattr(config, option) or "").split(",")):
             check_objects(parse_id(place), "function", option)
+
+
+def _note_on_switches(config: TrainConfig) -> Iterator[str]:
+    """Notes about given options of what is not switched on."""
+    for switch, section in (("use_vllm", VLLMOptions), ("peft", LoRAOptions)):
+        given = [name for name in section.model_fields if name != switch and name in config.changed()]
+        if given and switch not in config.model_fields_set:
+            yield f"{', '.join(given)}: no effect without {switch}."
 
 
 def _note_on_truncation(config: TrainConfig) -> Iterator[str]:
