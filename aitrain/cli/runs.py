@@ -224,7 +224,7 @@ def compare(
     ] = None,
     detect: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1e9, help="Difference to compute the number of cases for; unset: the measured one."),
+        typer.Option(min=1e-9, max=1e9, help="Difference to compute the number of cases for; unset: the measured one."),
     ] = None,
     transcripts: Annotated[
         int, typer.Option(min=0, help="Lost cases and won cases that are shown with transcripts, of each kind.")
