@@ -221,9 +221,9 @@ def show(
     as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
-    """Show sample cases as the model sees them, with their token counts.
+    """Show sample cases as the model sees them.
 
-    Also shown are columns, tools and the reference.
+    With their token counts, columns, tools and reference.
     """
     config = checked({**flags, "rl_env": env, "model": tokenizer}, keywords)
     return _on_terminal("show", config, case=case, count=cases, as_json=as_json)
@@ -240,7 +240,9 @@ def serve(
     tokenizer: Tokenizer = "tiny",
     **flags: Flag,
 ) -> int:
-    """Serve an environment to other machines: --rl-env http://HOST:PORT.
+    """Serve an environment to other machines.
+
+    Trainings, evals and checks there name it as --rl-env http://HOST:PORT.
 
     Clients need the token of the variable AITRAIN_ENV_TOKEN, which has to be set here and there.
     """
