@@ -28,9 +28,8 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 MODULES = (
-    "aitrain", "aitrain.jobs.worker", "aitrain.jobs.export", "aitrain.jobs.chat",
-    "aitrain.jobs.env_terminal", "aitrain.jobs.env_model", "torch.distributed.run", "benchmarks.plain_trl",
-    "pytest",
+    "aitrain", "aitrain.jobs.worker", "aitrain.ui.output", "aitrain.jobs.env_model",
+    "torch.distributed.run", "benchmarks.plain_trl", "pytest",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 

@@ -12,6 +12,7 @@ import pytest
 from aitrain import ConfigError
 from aitrain.environment.completion_parser import THINK
 from aitrain.jobs.chat import ChatSession, ModelChat
+from aitrain.launch.command_processes import run_on_terminal
 from aitrain.options.reading import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding
@@ -114,3 +115,13 @@ def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: P
 
     assert (config.rl_env, config.rl_temperature, config.rl_top_p) == ("envs.arithmetic", 0.7, 0.5)
     assert config.project_name == "project-name"
+
+
+def test_ctrl_c_while_the_process_of_a_command_imports_its_libraries_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    assert run_on_terminal("slow", {}) == 130
+    assert capfd.readouterr().err.strip() == "aitrain: stopped"

@@ -137,7 +137,7 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["tiny"], "no environment"),
+        (["tiny"], "tiny is not a run, whose environment"),
         (["http://key@127.0.0.1:1/v1", *ARITHMETIC], "OPENAI_API_KEY"),
     ],
 )

@@ -100,3 +100,5 @@ def test_given_options_and_what_an_environment_declares_win_over_a_preset() -> N
     assert {"--gradient-accumulation", "4"} <= {*as_command(config)}  # which is the option's default
     declared = SimpleNamespace(requirements=EnvRequirements(max_new_tokens=64))
     assert with_requirements(config, declared)[0].rl_max_new_tokens == 64
+    thinks = TrainConfig(rl_preset="recommended", thinking=100)  # which adds to the limit of an answer
+    assert (thinks.rl_max_new_tokens, with_requirements(thinks, declared)[0].rl_max_new_tokens) == (612, 164)

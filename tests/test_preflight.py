@@ -231,6 +231,12 @@ def test_a_damaged_checkpoint_is_skipped_and_refused_where_it_is_named(
     assert f"{damaged.name} is refused: {why}" in refusal(resume_from_checkpoint=str(damaged))
 
 
+def test_options_of_what_is_not_switched_on_are_said_to_have_no_effect() -> None:
+    notes = plan(lora_r=32, vllm_mode="server").notes
+    assert notes == ("vllm_mode: no effect without use_vllm.", "lora_r: no effect without peft.")
+    assert plan(lora_r=32, peft=False).notes == ()
+
+
 def test_a_changed_option_is_refused_with_both_its_values_and_a_harmless_one_passes(here: Path) -> None:
     checkpoint(here, 4, lr=1e-5, trl={"num_iterations": 2}, eval_steps=5)
     resume = {**RESUME, "logging_steps": 3}

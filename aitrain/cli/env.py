@@ -220,7 +220,10 @@ def show(
     as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
-    """Show sample cases as the model sees them: rendered, with token counts, columns, tools and reference."""
+    """Show sample cases as the model sees them.
+
+    With their token counts, columns, tools and reference.
+    """
     config = checked({**flags, "rl_env": env, "model": tokenizer}, keywords)
     return _on_terminal("show", config, case=case, count=cases, as_json=as_json)
 
@@ -236,7 +239,9 @@ def serve(
     tokenizer: Tokenizer = "tiny",
     **flags: Flag,
 ) -> int:
-    """Serve an environment to trainings, evals and checks on other machines: --rl-env http://HOST:PORT.
+    """Serve an environment to other machines.
+
+    Trainings, evals and checks there name it as --rl-env http://HOST:PORT.
 
     Clients need the token of the variable AITRAIN_ENV_TOKEN, which has to be set here and there.
     """
@@ -264,7 +269,7 @@ def rescore(
     as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
-    """Apply today's scorer to the saved episodes of a run, and show what changes.
+    """Apply today's scorer to a run's saved episodes: what changes?
 
     Nothing is generated, and the run's files stay as they are. Episodes of several turns are replayed with their saved
     answers and seed; one in which the environment answers differently is not scored. The exit code is 3 if today's

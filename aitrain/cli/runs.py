@@ -24,6 +24,7 @@ from aitrain.cli.flags import AsJson, print_json, run_names
 from aitrain.errors import ConfigError, WorseError
 from aitrain.runs.run_folder import RUNS, write_text
 from aitrain.ui.dashboard import duration, number
+from aitrain.ui.escape_controls import escape_controls
 
 DAY = 86400
 COLOURS = {
@@ -74,7 +75,7 @@ def show(
     from aitrain.runs.rollout_index import RolloutIndex  # here, as the list needs none of these
     from aitrain.ui.episodes import Query, find
     from aitrain.ui.overview import Overview
-    from aitrain.ui.terminal import run_texts
+    from aitrain.ui.terminal import run_texts, text_table
     from aitrain.ui.transcript import episodes
     from aitrain.ui.transcript import worst as by_score
 
@@ -86,7 +87,11 @@ def show(
         if as_json:
             print_json(overview.to_json())
         else:
-            page(console, run_texts(overview))
+            state = overview.state
+            end = [Text(escape_controls(f"\n{state['status']}: {state['reason']}"))] if state["reason"] else []
+            if state["next"]:
+                end += [Text("\ncontinue with:"), text_table([("  " + escape_controls(str(state["next"])),)])]
+            page(console, (*run_texts(overview), *end))
         return 0
     query = Query(
         eval_phase="" if step is None else "training",
@@ -109,7 +114,8 @@ def page(console: Console, parts: Iterable[RenderableType]) -> None:
     os.environ.setdefault("LESS", "FRX")  # with colours, and exit if the text fits on one screen
     with console.pager(styles=True):
         for part in parts:
-            console.print(part, soft_wrap=not console.is_terminal)
+            is_table = isinstance(part, Text) and bool(part.no_wrap)
+            console.print(part, soft_wrap=is_table or not console.is_terminal)
 
 
 # -- the runs of a folder
@@ -218,7 +224,7 @@ def compare(
     ] = None,
     detect: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1e9, help="Difference to compute the number of cases for; unset: the measured one."),
+        typer.Option(min=1e-9, max=1e9, help="Difference to compute the number of cases for; unset: the measured one."),
     ] = None,
     transcripts: Annotated[
         int, typer.Option(min=0, help="Lost cases and won cases that are shown with transcripts, of each kind.")

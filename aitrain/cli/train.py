@@ -137,7 +137,7 @@ def recipe_list(*, as_json: AsJson = False) -> int:
 
 @recipe.command(cls=SectionedCommand)
 def show(name: Name, *, as_json: AsJson = False) -> int:
-    """Show a recipe: hardware, expected scores with their source, options and command."""
+    """Show a recipe: hardware, expected scores, options, command."""
     found = read_recipe(name)
     if as_json:
         print_json(found.document())

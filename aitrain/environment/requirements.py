@@ -8,6 +8,7 @@ from typing import Literal
 
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.options.environment import DECLARED_OPTIONS
+from aitrain.options.generation import thought_tokens
 from aitrain.options.train import TrainConfig
 
 
@@ -78,6 +79,8 @@ def with_requirements(config: TrainConfig, environment: object) -> tuple[TrainCo
     """
     given = config.model_fields_set
     declared = {name: value for name, value in requirements_of(environment).as_options().items() if name not in given}
+    if isinstance(answer := declared.get("rl_max_new_tokens"), int):
+        declared["rl_max_new_tokens"] = answer + thought_tokens(config.thinking)
     values = {name: getattr(config, name) for name in (*given, *DECLARED_OPTIONS.values())}
     try:
         resolved = type(config)(**{**values, **declared})

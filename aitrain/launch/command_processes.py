@@ -83,7 +83,7 @@ def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
         json.dump(request, file)
         file.flush()
         # -P keeps the working directory off the path: a file json.py there must not hide the library
-        command = [sys.executable, "-P", "-m", module, file.name]
+        command = [sys.executable, "-P", "-m", "aitrain.ui.output", module, file.name]
         # the hash seed as in training, so that the order of sets is the same
         quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_VERBOSITY": "error"}  # else each try of the Hub is shown
         child = subprocess.Popen(command, env={"PYTHONHASHSEED": "0", **quiet, **os.environ})

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
-from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
+from aitrain.errors import AitrainError, CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, folder_of, read_model_shape
@@ -27,8 +27,10 @@ from aitrain.launch.resource_estimate import (
 from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
+from aitrain.options.generation import VLLMOptions
 from aitrain.options.other_names import check_trl_effects, check_trl_fields
 from aitrain.options.reading import resolve
+from aitrain.options.run import LoRAOptions
 from aitrain.options.train import TrainConfig
 from aitrain.packages import installed, named_folder
 from aitrain.redaction import found_secret
@@ -45,7 +47,7 @@ from aitrain.runs.checkpoint import (
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder, read_object, write_bytes
 from aitrain.vllm.server_arguments import check_listen_address, check_server_arguments, needed_rank
 
 
@@ -83,11 +85,23 @@ class RunPlan:
     @contextmanager
     def open_folder(self) -> Iterator[RunFolder]:
         """The folder to resume in, or a new one, which is locked until the block ends; with its config.yaml. Commands
-        that had it before cannot write into it any more."""
+        that had it before cannot write into it any more. If the block refuses to resume, the run is as it was."""
         with new_run_folder(self.config) if self.folder is None else nullcontext(self.folder) as folder:
+            files = (folder.config, folder.status, folder.report)
+            before = {file: file.read_bytes() for file in files if file.exists()}
+            steps = folder.metrics.exists() and folder.metrics.stat().st_mtime_ns
             folder.write_config(self.config)
             last = read_manifest(self.checkpoint).epoch if self.folder and self.checkpoint else 0
-            yield folder.claimed(last + 1, **sign_of_life())
+            claimed = folder.claimed(last + 1, **sign_of_life())
+            try:
+                yield claimed
+            except AitrainError as error:
+                is_refused = error.exit_code == ConfigError.exit_code
+                if is_refused and steps == (folder.metrics.exists() and folder.metrics.stat().st_mtime_ns):
+                    claimed.check_owner()
+                    for file, content in before.items():
+                        write_bytes(file, content)
+                raise
 
 
 def done_text(folder: RunFolder) -> str:
@@ -159,7 +173,7 @@ def check(
         _check_resumed(checkpoint, config, batch)
     elif is_first and hardware is None:
         RunFolder.check_place(config)
-    notes = [*remarks(config), *_note_on_truncation(config), *notes]
+    notes = [*remarks(config), *_note_on_switches(config), *_note_on_truncation(config), *notes]
     if is_here:
         if nodes is None and (idle := idle_nodes(os.environ)) > 0:
             notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
@@ -315,6 +329,14 @@ def check_functions(config: TrainConfig) -> None:
     for option in FUNCTION_OPTIONS:
         for place in filter(None, (getattr(config, option) or "").split(",")):
             check_objects(parse_id(place), "function", option)
+
+
+def _note_on_switches(config: TrainConfig) -> Iterator[str]:
+    """Notes about given options of what is not switched on."""
+    for switch, section in (("use_vllm", VLLMOptions), ("peft", LoRAOptions)):
+        given = [name for name in section.model_fields if name != switch and name in config.changed()]
+        if given and switch not in config.model_fields_set:
+            yield f"{', '.join(given)}: no effect without {switch}."
 
 
 def _note_on_truncation(config: TrainConfig) -> Iterator[str]:

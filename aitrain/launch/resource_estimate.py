@@ -21,7 +21,7 @@ from aitrain.errors import ConfigError
 from aitrain.launch.hardware import GpuKind, ask_driver
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.machine import free_memory, total_memory
-from aitrain.options.train import TrainConfig, fsdp_settings, pass_dependent
+from aitrain.options.train import FSDP_OPTIMIZERS, TrainConfig, fsdp_settings, pass_dependent
 
 MIB = 1 << 20
 PROMPT = 256
@@ -198,9 +198,16 @@ def served_weights(shape: ModelShape, config: TrainConfig) -> int:
 def changes_that_fit(
     shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory, allowed: float
 ) -> list[str] | None:
-    """Flags with which a process needs at most this many bytes: none if it does; the first one that suffices; or the
-    one that saves most, and what then suffices. None if nothing does."""
+    """Flags with which a process needs at most this many bytes, and vLLM has room for an episode: none if that is so;
+    the first one that suffices; or the one that saves most, and what then suffices. None if nothing does."""
     flags = dict[str, str]()
+    if lacks_room_for_vllm(shape, config, device):
+        shares = (config.model_copy(update={SHARE_OF_VLLM: percent / 100}) for percent in range(5, 95, 5))
+        config = next((each for each in shares if not lacks_room_for_vllm(shape, each, device)), config)
+        if lacks_room_for_vllm(shape, config, device):
+            return None
+        name = f"--{SHARE_OF_VLLM.replace('_', '-')}"
+        flags[name] = f"{name} {config.vllm_memory:g}"
     while (peak := estimate_memory(shape, config, batch, device).peak) > allowed:
         changes = [one for one in _changes(shape, config, batch, device) if one.peak < peak and one.name not in flags]
         if not changes:
@@ -249,7 +256,12 @@ def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Itera
     if on_gpu and config.use_vllm and config.vllm_mode == "colocate" and not config.vllm_sleep_mode:
         yield "--vllm-sleep-mode", {"vllm_sleep_mode": True}
     if is_ddp and batch.processes > 1 and on_gpu and not config.quantization:
-        yield "--distributed-backend fsdp2", {"distributed_backend": "fsdp2"}
+        shards = config.optimizer in FSDP_OPTIMIZERS
+        sharded: dict[str, object] = {
+            "distributed_backend": "fsdp2",
+            "optimizer": config.optimizer if shards else FSDP_OPTIMIZERS[0],
+        }
+        yield f"--distributed-backend fsdp2{'' if shards else f' --optimizer {FSDP_OPTIMIZERS[0]}'}", sharded
     if not config.peft and config.rl_kl_coef:
         yield "--rl-kl-coef 0", {"rl_kl_coef": 0.0}
     if not config.peft:
@@ -418,6 +430,11 @@ def check_resources(
             f"Memory may run out: with the longest episodes about {format_bytes(memory.peak)}{each} are needed,"
             f" {format_bytes(device.free)} are free. {way_out}"
         )
+    if lacks_room_for_vllm(shape, config, device):
+        warnings.append(
+            f"vLLM will not start: its {config.vllm_memory:.0%} of the GPU do not hold the weights and one longest"
+            " episode. Raise --vllm-gpu-memory-utilization, or divide the model with --vllm-tensor-parallel-size."
+        )
     if saves:
         wanted, room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
         if wanted.model > room:
@@ -449,6 +466,13 @@ def format_bytes(count: float) -> str:
 
 GRAPHS = 3 << 29
 """Memory of vLLM's activations and CUDA graphs."""
+SHARE_OF_VLLM = "vllm_gpu_memory_utilization"
+
+
+def lacks_room_for_vllm(shape: ModelShape, config: TrainConfig, device: DeviceMemory) -> bool:
+    """Whether vLLM would not start on such a GPU, as its share does not hold the weights and a longest episode."""
+    is_here = config.use_vllm and config.vllm_server_url is None and device.kind == "GPU" and device.total is not None
+    return is_here and cached_episodes(shape, config, device.total or 0) < 1
 
 
 def cached_episodes(shape: ModelShape, config: TrainConfig, total: int) -> float:

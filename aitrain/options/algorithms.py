@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import ModelWrapValidatorHandler, model_validator
 
 from aitrain.options.environment import DECLARED_OPTIONS
+from aitrain.options.generation import thought_tokens
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     AboveOne,
@@ -174,7 +175,7 @@ PRESETS: dict[str, Preset] = {
             "rl_kl_coef": "DAPO, 2.3; Dr. GRPO, arXiv 2503.20783, 3.2; TRL's default",
             "rl_num_generations": "the training scripts of Dr. GRPO; TRL's default",
             "rl_prompts_per_step": "ours; LoRA learns less from large batches: LoRA Without Regret, 2025",
-            "rl_max_new_tokens": "TRL's default",
+            "rl_max_new_tokens": "TRL's default; thinking adds to it",
         },
     ),
     **PAPERS,
@@ -314,10 +315,16 @@ def preset_of(name: object) -> Preset | None:
     return PRESETS.get(str(name))
 
 
-def preset_settings(name: object) -> dict[str, object]:
-    """The values that a preset of this name sets, by option; none if there is no such preset."""
+def preset_settings(name: object, thinking: object = None) -> dict[str, object]:
+    """The values that a preset of this name sets, by option; none if there is no such preset. The limit of a completion
+    is that of an answer, and what `--thinking` allows for the thought."""
     preset = preset_of(name)
-    return {} if preset is None else {"rl_loss_type": name, **preset.settings}
+    if preset is None:
+        return {}
+    settings = {"rl_loss_type": name, **preset.settings}
+    if isinstance(answer := settings.get("rl_max_new_tokens"), int):
+        settings["rl_max_new_tokens"] = answer + thought_tokens(thinking)
+    return settings
 
 
 def overlong_buffer(name: str | None, max_new_tokens: int) -> int | None:
@@ -330,7 +337,7 @@ def overlong_buffer(name: str | None, max_new_tokens: int) -> int | None:
 def with_preset(values: Mapping[str, object], known: Container[str]) -> dict[str, object]:
     """The given values, and below them those of the preset that they name, as far as these are among the known
     options."""
-    settings = preset_settings(values.get("rl_preset"))
+    settings = preset_settings(values.get("rl_preset"), values.get("thinking"))
     if "gradient_accumulation" in values:  # which says the same in another way
         settings.pop("rl_prompts_per_step", None)
     return {**{option: value for option, value in settings.items() if option in known}, **values}
@@ -343,7 +350,9 @@ def described(config: TrainConfig) -> Iterator[str]:
     if (preset := preset_of(name)) is None:
         return
     yield f"{name}: {preset.source}; given options win"
-    found = [(option, getattr(config, option), value) for option, value in preset_settings(name).items()]
+    found = [
+        (option, getattr(config, option), value) for option, value in preset_settings(name, config.thinking).items()
+    ]
     if (buffer := overlong_buffer(name, config.rl_max_new_tokens)) is not None:
         found.append(("rl_overlong_buffer", config.overlong_buffer, buffer))
     for option, own, value in found:

@@ -33,6 +33,13 @@ THOUGHT_TOKENS, ENDING_TOKENS = 2048, 16
 the end of a thought may have."""
 
 
+def thought_tokens(thinking: object) -> int:
+    """Tokens that a completion is allowed for its thought, besides those of an answer, by `--thinking`."""
+    if thinking in (None, False, "off"):
+        return 0
+    return int(str(thinking)) if str(thinking).isdecimal() else THOUGHT_TOKENS
+
+
 class GenerationOptions(Options):
     """How completions are sampled, and how long an episode may be."""
 
@@ -74,12 +81,11 @@ class GenerationOptions(Options):
     @classmethod
     def _make_room_to_think(cls, values: object) -> object:
         """Where rl_max_new_tokens is not given, it is that of an answer, and what a thought may have."""
-        thinking = values.get("thinking") if isinstance(values, dict) else None
-        if not isinstance(values, dict) or "rl_max_new_tokens" in values or thinking in (None, False, "off"):
+        if not isinstance(values, dict) or "rl_max_new_tokens" in values:
             return values
-        answer: int = cls.model_fields["rl_max_new_tokens"].default
-        thought = int(thinking) if str(thinking).isdecimal() else THOUGHT_TOKENS
-        return {**values, "rl_max_new_tokens": answer + thought}
+        if thought := thought_tokens(values.get("thinking")):
+            values = {**values, "rl_max_new_tokens": cls.model_fields["rl_max_new_tokens"].default + thought}
+        return values
 
     @property
     def reshaped_sampling(self) -> list[str]:

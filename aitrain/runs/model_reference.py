@@ -181,7 +181,7 @@ def _run(given: str, path: Path) -> ModelReference:
         raise ConfigError(f"model: {given} is an eval, and holds no model\nSee its scores with: aitrain show {given}")
     if not any((folder.model / name).is_file() for name in (ADAPTER_CONFIG, "config.json")):
         state = status.get("status")
-        state = f": it is {state}" if state in ("running", "failed", "stopped", "stalled") else ""
+        state = f": it has the status {state}" if state in ("running", "failed", "stopped", "stalled") else ""
         found = checkpoints_of(folder)
         advice = f"Its newest checkpoint is {found[0]}" if found else "Give a run that has trained."
         raise ConfigError(f"model: the run {given} has no model yet{state}\n{advice}")

@@ -190,9 +190,9 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
 def _nothing_to_compare(folder: Path, phases: set[str], status: object) -> str:
     if "eval" in phases:
         return f"{folder} is an eval of one model\nName what it is compared with: aitrain compare A B"
-    state = f" (it is {status})" if status and status != "finished" else ""
+    state = f" (it has the status {status})" if status and status != "finished" else ""
     missing = "after" if "before" in phases else "before and after"
-    return (
-        f"{folder} has no scores of held-out cases {missing} its training{state}\n"
-        f"Score its model with: aitrain eval {shlex.quote(str(folder))}"
-    )
+    advice = "It has no model either: give a run that has trained."
+    if RunFolder(folder).model.is_dir():
+        advice = f"Score its model with: aitrain eval {shlex.quote(str(folder))}"
+    return f"{folder} has no scores of held-out cases {missing} its training{state}\n{advice}"

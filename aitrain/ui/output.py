@@ -1,12 +1,14 @@
 """What a command, or a process that does something for it, writes to its terminal: text of models and environments
 without control characters, and its error; and how such a process ends.
 
-An error is a line on standard error, or an event on standard output for programs.
+An error is a line on standard error, or an event on standard output for programs. The process is started as `python -m
+aitrain.ui.output MODULE FILE`, as Ctrl-C may come while MODULE imports torch.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -70,3 +72,13 @@ def exit_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def run_module() -> int:
+    """Run the module of the command line as `python -m MODULE FILE` would."""
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(run_module, as_json=False))

@@ -169,6 +169,8 @@ class Screen:
 def last_line(result: Result) -> str:
     """The result on one line: `held-out score 0.245 -> 0.912 (better)  80 steps in 48s  runs/demo`."""
     scores = f"held-out score {number(result.score_before)} -> {number(result.score_after)}"
+    if result.score_before is result.score_after is None:
+        scores = "no held-out score"
     words = f" ({VERDICT_WORDS[result.verdict]})" if result.verdict else ""
     return f"{scores}{words}  {result.steps} steps in {duration(result.seconds)}  {escape_controls(str(result.folder))}"
 
@@ -185,7 +187,7 @@ def run_texts(overview: Overview) -> Iterator[Text]:
     yield Text(escape_controls(", ".join(filter(None, parts))) + "\n", "dim")
     yield from outcome_texts(overview)
     command = f"aitrain show {shlex.quote(str(run.path))}"
-    if counted := overview.episodes:
+    if (counted := overview.episodes) and (counted["all"] or counted["damaged"]):
         ended = f"ended: {_numbers(counted['stops'])}"
         yield Text(f"\n{counted['all']} episodes, {counted['held_out']} of them held out; {ended}")
         if counted["failed"]:
@@ -213,7 +215,7 @@ def outcome_texts(overview: Overview) -> Iterator[Text]:
     if rows:
         yield text_table([[Text(title, "bold") for title in ("held-out", "before", "after", "change")], *rows])
     else:
-        yield Text("no held-out cases were scored")
+        yield Text(f"no held-out cases were scored{' yet' if overview.status == 'running' else ''}")
     if verdict := overview.verdict:
         yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
     if overview.advice:
@@ -242,7 +244,7 @@ def text_table(rows: Sequence[Sequence[str | Text]]) -> Text:
             cell.pad_right(width - cell.cell_len)
         lines.append(Text("  ").join(row))
         lines[-1].rstrip()
-    return Text("\n").join(lines)
+    return Text("\n", no_wrap=True).join(lines)
 
 
 # -- a chat

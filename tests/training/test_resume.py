@@ -129,6 +129,17 @@ def test_a_run_that_has_finished_is_not_played_again(train: Train, finished: Fin
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+def test_a_finished_run_that_is_refused_to_continue_stays_as_it_was(
+    train: Train, finished: FinishedRuns, tmp_path: Path
+) -> None:
+    run = RunFolder(finished.copy("plain", tmp_path / "runs" / "run"))
+    before = run.config.read_bytes(), run.status.read_bytes()
+    with pytest.raises(ConfigError, match="4 steps behind it, more than 3"):
+        train(Stops(), **PLAIN | {"max_steps": 3}, project_name="run", resume_from_checkpoint="auto")
+
+    assert (run.config.read_bytes(), run.status.read_bytes()) == before
+
+
 def test_a_resumed_run_that_ends_before_its_first_step_has_lost_nothing(
     train: Train, finished: FinishedRuns, tmp_path: Path
 ) -> None:
