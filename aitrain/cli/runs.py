@@ -24,7 +24,7 @@ from aitrain.cli.flags import AsJson, print_json, run_names
 from aitrain.errors import ConfigError, WorseError
 from aitrain.runs.run_folder import RUNS, write_text
 from aitrain.ui.dashboard import duration, number
-from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.output import escape_controls
 
 DAY = 86400
 COLOURS = {
