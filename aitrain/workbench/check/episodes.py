@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from aitrain.batch import plan_batch
 from aitrain.environment.contract import Case
 from aitrain.rollout.episode import Episode
-from aitrain.workbench.check.scores import NOISE
+from aitrain.workbench.check.scores import NOISE, OWN_STATE
 from aitrain.workbench.check.subject import AT_ONCE, SLOW_SAMPLE, EnvFinding, Subject
 from aitrain.workbench.player import EMPTY, JUNK, Policy, heard, is_unknown, replied
 
@@ -61,8 +61,7 @@ def concurrency(subject: Subject) -> Iterator[EnvFinding]:
             "fail",
             f"With {count} episodes at the same time: {failure.message if failure else what}.",
             "A training step plays its episodes at the same time: scores belong to the wrong replies.",
-            "Keep the state of an episode in local variables or in the object that `start` returns, protect what is"
-            " shared with a lock, or use --rl-env-isolation process.",
+            OWN_STATE,
             before.case.case_idx,
         )
         subject.is_serial = True  # the other checks look for other things

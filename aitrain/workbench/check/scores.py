@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 
+from aitrain.environment.call_policy import RAN_BESIDE
 from aitrain.environment.tools import function_part
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.probes import earned
@@ -79,6 +80,10 @@ def equivalent_answers(subject: Subject) -> Iterator[EnvFinding]:
 
 MISSING = "Such an episode is missing data: it trains nothing, and many of them end the run."
 CATCH = "Catch it where the reply is parsed, and return 0 (or an error message in a conversation)."
+OWN_STATE = (
+    "Keep the state of an episode in local variables or in the object that `start` returns, protect what is shared with"
+    " a lock, or use --rl-env-isolation process."
+)
 REMEDIES = {
     "out_of_range": "Declare the range with --rl-score-range, or scale it.",
     "wrong_type": "Return a number.",
@@ -95,9 +100,12 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
         count = 2 if subject.limit > 4 else 1
         texts = [*HOSTILE, *_tool_calls(subject)]
         subject.play((case, Constant(text)) for text in texts for case in subject.sample[:count])
+        # a column is often the right answer, and there may be no reference
+        values = [(case, str(value)[:2000]) for case in subject.sample[:count] for value in case.row.values()]
+        subject.play((case, Constant(text)) for case, text in values)
         for case, reply in subject.answered[:count]:
             texts = [rewrapped(reply, text) for text in HOSTILE_ANSWERS]
-            subject.play((case, Script((text,))) for text in [*texts, core_of(reply), reply.split()[-1]])
+            subject.play((case, Script((text,))) for text in [*texts, core_of(reply), *reply.split()[-1:]])
     finally:  # what the first ones did is worth knowing if the time is over, perhaps because of them
         yield from _failures(subject)
 
@@ -124,6 +132,8 @@ def _failures(subject: Subject) -> Iterator[EnvFinding]:
             continue
         first, *more = f"{failure.place} {failure.message}".split("\n")
         place, fix = "".join(more) or failure.place, REMEDIES.get(failure.kind, CATCH)
+        if RAN_BESIDE in failure.message:
+            fix = OWN_STATE
         if is_of_service(failure):
             place, fix = "service", OF_SERVICE
             first = f"A service failed in {len(of_service)} of {len(subject.episodes)} episodes: {first}"

@@ -27,6 +27,7 @@ FAULTS = {
     "datasets_of.py:KeyOfTheProcess": "repeatable-dataset",
     "scores_of.py:Noise": "repeatable concurrency equivalent-forms side-effects",
     "scores_of.py:Percent": "exceptions reference",
+    "scores_of.py:PercentOfColumn": "exceptions",
     "scores_of.py:RaisesOnWords": "exceptions",
     "scores_of.py:ShortIsGood": "floor lazy-policy",
     "scores_of.py:AnyNumber": "wrong-answer other-answer lazy-policy",
@@ -42,6 +43,7 @@ FAULTS = {
     "scores_of.py:Generates": "model-use",
     "scores_of.py:GullibleJudge": "injection",
     "scores_of.py:FlatteredJudge": "injection",
+    "scores_of.py:JudgeOfTextAlone": "injection",
     "episodes_of.py:Unseeded": "repeatable side-effects",
     "episodes_of.py:Endless": "episode-end",
     "episodes_of.py:Crosstalk": "concurrency",
@@ -69,6 +71,8 @@ HEALTHY = [
     "processes_of.py:NoneOfThese",
     "scores_of.py:InTags",
     "scores_of.py:Marked",
+    "scores_of.py:NothingIsRight",
+    "scores_of.py:NumberAtMark",
 ]
 """What is close to a fault, and none."""
 
