@@ -159,7 +159,8 @@ def _last_reply(episode: Episode) -> str:
 
 def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     """The same case, seed and replies give the same conversation and score, whatever was played before."""
-    pairs = [*subject.referenced[:6], *((case, THE_ANSWER) for case in subject.sample[:6])]
+    calls = [(subject.sample[0], Constant(call)) for call in _tool_calls(subject)]
+    pairs = [*subject.referenced[:6], *((case, THE_ANSWER) for case in subject.sample[:6]), *calls]
     first = subject.play(pairs)
     for _ in range(REPEATS):
         pairs, first = pairs[::-1], first[::-1]

@@ -103,6 +103,14 @@ class ToolAnswers(Sums):
         return SHELVES.get(shelf, "There is no such shelf.")
 
 
+class ToolRemembers(ToolAnswers):
+    looks = list[str]()
+
+    def look(self, shelf: str) -> str:
+        self.looks.append(shelf)
+        return f"It is look number {len(self.looks)}."
+
+
 class ToolRaises(ToolAnswers):
     def look(self, shelf: str) -> str:
         """Look at a shelf.
