@@ -92,7 +92,7 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
         f"The environment adds {seconds:.2g} seconds to each step of {wanted} episodes; the slowest took"
         f" {slowest:.2g} seconds.",
         "The GPU waits for it in every step." if is_slow else "",
-        "Load data once in __init__; await calls that wait in an `async def`, in which time.sleep and requests block all"
+        "Load data once in __init__; await what takes long in an `async def`, where time.sleep or requests block all"
         " others; use --rl-env-isolation process for code that computes."
         if is_slow
         else "",

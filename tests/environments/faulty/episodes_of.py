@@ -56,6 +56,7 @@ class Endless(TwoTurns):
 
 OPEN: list[int] = []
 SHELVES = {"top": "empty", "bottom": "full"}
+LOOKS: list[str] = []
 
 
 class Crosstalk(TwoTurns):
@@ -104,11 +105,10 @@ class ToolAnswers(Sums):
 
 
 class ToolRemembers(ToolAnswers):
-    looks = list[str]()
-
     def look(self, shelf: str) -> str:
-        self.looks.append(shelf)
-        return f"It is look number {len(self.looks)}."
+        """Look at a shelf."""
+        LOOKS.append(shelf)
+        return f"You look for the {len(LOOKS)}th time."
 
 
 class ToolRaises(ToolAnswers):
