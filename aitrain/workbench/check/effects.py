@@ -48,6 +48,8 @@ class Effect:
 
 
 OWN_COPY = "Episodes run at the same time, so that each one changes it under the others."
+OUR_THREADS = "environment-"
+"""Beginning of the names of threads that call the environment: one that hangs is found by `exceptions`."""
 USED_UP = "A run of thousands of episodes ends without memory, threads, processes or open files."
 EFFECTS = (
     Effect(
@@ -71,7 +73,7 @@ EFFECTS = (
     ),
     Effect(
         "leave threads behind",
-        lambda: {f" {one.name}": one for one in threading.enumerate()},
+        lambda: {f" {one.name}": one for one in threading.enumerate() if not one.name.startswith(OUR_THREADS)},
         USED_UP,
         "End them in close() of the episode's object, or share one pool that __init__ makes.",
     ),

@@ -49,7 +49,7 @@ FAULTS = {
     "episodes_of.py:Crosstalk": "concurrency",
     "episodes_of.py:OneFileForAll": "concurrency",
     "episodes_of.py:ToolRaises": "exceptions",
-    "episodes_of.py:ToolRemembers": "repeatable",
+    "episodes_of.py:ToolRemembers": "repeatable exceptions",
     "processes_of.py:ChangesDirectory": "side-effects",
     "processes_of.py:SetsVariables": "side-effects",
     "processes_of.py:SetsGlobalSeed": "side-effects",
