@@ -54,6 +54,7 @@ FAULTS = {
     "processes_of.py:SetsVariables": "side-effects",
     "processes_of.py:SetsGlobalSeed": "side-effects",
     "processes_of.py:LeavesThreads": "side-effects",
+    "processes_of.py:HangsOnNothing": "exceptions",
     "processes_of.py:LeavesProcesses": "side-effects",
     "processes_of.py:AsksSomebody": "side-effects",
     "processes_of.py:AlarmCaught": "side-effects",
