@@ -72,7 +72,7 @@ class EnvCheck:
         if self.needs == "rows":
             return ""
         if subject.model.used:
-            return "the scorer uses the model"
+            return "the scorer uses the model or its tokenizer (--tokenizer NAME)"
         if model_judge.not_asked:
             played = subject.play((case, subject.reference(case) or JUNK) for case in subject.sample)
             if all(one.result.score is None and one.result.failure is None for one in played):

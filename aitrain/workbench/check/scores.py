@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 from aitrain.environment.call_policy import RAN_BESIDE
+from aitrain.environment.contract import named_by
 from aitrain.environment.tools import function_part
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.probes import earned
@@ -86,7 +87,7 @@ OWN_STATE = (
 )
 REMEDIES = {
     "out_of_range": "Declare the range with --rl-score-range, or scale it.",
-    "wrong_type": "Return a number.",
+    "wrong_type": "Return a number, in a conversation after the first answer.",
     "not_finite": "Return a number.",
     "timed_out": "Limit the time in the scorer: 0 if the reply is what takes long, None if something else is.",
 }
@@ -201,10 +202,13 @@ def group_score(subject: Subject) -> Iterator[EnvFinding]:
 def model_use(subject: Subject) -> Iterator[EnvFinding]:
     """score_episode does not generate with the model by itself."""
     subject.play_one(subject.sample[0], THE_ANSWER)
+    named = named_by(getattr(subject.environment, subject.kind))
     if subject.model.used:
         yield EnvFinding(
-            "warning",
-            f"score_episode uses model.{subject.model.used[0]}. Scores that need the model were not checked.",
+            "warning" if named is None or "model" in named else "info",
+            f"score_episode uses the model or its tokenizer ({subject.model.used[0]}). Scores that need them were not"
+            " checked.",
             "What the model says inside the scorer is not trained: only the first reply of a conversation learns.",
-            "For a conversation write `episode` or `start`, in which every turn is trained.",
+            "For a conversation write `episode` or `start`, in which every turn is trained; for the tokenizer alone,"
+            " check with --tokenizer NAME.",
         )

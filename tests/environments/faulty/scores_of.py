@@ -123,8 +123,8 @@ class ComparesMessages(Sums):
 
 
 class Generates(Sums):
-    def score_episode(self, model: Any, text: str, answer: str) -> float:
-        return float(model.generate(text) == answer)
+    def score_episode(self, model: Any, tokenizer: Any, text: str, answer: str) -> float:
+        return float(model.generate(tokenizer(text)) == answer)
 
 
 class GullibleJudge(Sums):
