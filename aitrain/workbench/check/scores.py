@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from aitrain.environment.call_policy import RAN_BESIDE
-from aitrain.environment.contract import named_by
+from aitrain.environment.contract import Case, named_by
 from aitrain.environment.tools import function_part
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.probes import earned
@@ -21,7 +21,7 @@ from aitrain.workbench.check.replies import (
     rewrapped,
 )
 from aitrain.workbench.check.subject import NO_MODEL, PASS, EnvFinding, Level, Subject
-from aitrain.workbench.player import EMPTY, JUNK, Constant, Script, heard, is_of_service, is_unknown, replied
+from aitrain.workbench.player import EMPTY, JUNK, Constant, Policy, Script, heard, is_of_service, is_unknown, replied
 
 MOST_FINDINGS = 3
 EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
@@ -160,8 +160,9 @@ def _last_reply(episode: Episode) -> str:
 
 def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     """The same case, seed and replies give the same conversation and score, whatever was played before."""
-    calls = [(subject.sample[0], Constant(call)) for call in _tool_calls(subject)]
-    pairs = [*subject.referenced[:6], *((case, THE_ANSWER) for case in subject.sample[:6]), *calls]
+    pairs: list[tuple[Case, Policy]] = [*subject.referenced[:6]]
+    pairs += [(case, THE_ANSWER) for case in subject.sample[:6]]
+    pairs += [(subject.sample[0], Constant(call)) for call in _tool_calls(subject)]
     first = subject.play(pairs)
     for _ in range(REPEATS):
         pairs, first = pairs[::-1], first[::-1]
