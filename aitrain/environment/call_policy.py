@@ -25,6 +25,8 @@ WATCHED_CALLS = 3
 """Calls of `score_episode` that run alone and are watched, before calls run at the same time."""
 WATCHED_EPISODES = 2
 """The same for episodes of several calls."""
+RAN_BESIDE = "ran beside others, and the score may be wrong"
+"""Failure of the calls of a batch in which one changed what others see."""
 
 
 @dataclass(eq=False)
@@ -148,7 +150,7 @@ class CallPolicy:
             return None
         target = self._watch.reason
         self._decide("\nIt shows only now: the scores of this batch are left out, as missing data.")
-        return Failure("raised", f"ran beside others, and the score may be wrong: {target}")
+        return Failure("raised", f"{RAN_BESIDE}: {target}")
 
     def end_episodes(self) -> None:
         """Decide how episodes run, after one that was played alone."""

@@ -67,7 +67,7 @@ class Constant:
         return self.text
 
 
-_REVEALED = re.compile(r"(?i)(?:answer|solution|word|number|result)\W+(?:was|is)\W+([^\s.,;!]+)")
+_REVEALED = re.compile(r"(?i)\b(?:answer|solution|word|number|result|it)\W+(?:was|is)\W+([^\s.,;!]+)")
 
 
 @dataclass(frozen=True)

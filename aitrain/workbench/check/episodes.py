@@ -20,7 +20,7 @@ from aitrain.environment.contract import Case
 from aitrain.environment.endpoint import running_address
 from aitrain.execution.async_calls import shared_loop
 from aitrain.rollout.episode import Episode
-from aitrain.workbench.check.scores import NOISE
+from aitrain.workbench.check.scores import NOISE, OWN_STATE
 from aitrain.workbench.check.subject import AT_ONCE, SLOW_SAMPLE, EnvFinding, NotCheckedError, Subject
 from aitrain.workbench.player import EMPTY, JUNK, Play, Policy, heard, is_unknown, replied
 
@@ -72,8 +72,7 @@ def concurrency(subject: Subject) -> Iterator[EnvFinding]:
             "fail",
             f"With {count} episodes at the same time: {failure.message if failure else what}.",
             "A training step plays its episodes at the same time: scores belong to the wrong replies.",
-            "Keep the state of an episode in local variables or in the object that `start` returns, protect what is"
-            " shared with a lock, or use --rl-env-isolation process.",
+            OWN_STATE,
             before.case.case_idx,
         )
         subject.is_serial = True  # the other checks look for other things
@@ -104,8 +103,8 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
         f"The environment adds {seconds:.2g} seconds to each step of {wanted} episodes; the slowest took"
         f" {slowest:.2g} seconds.",
         "The GPU waits for it in every step." if is_slow else "",
-        "Load data once in __init__; write calls that wait as `async def`; use --rl-env-isolation process for code that"
-        " computes."
+        "Load data once in __init__; await what takes long in an `async def`, where time.sleep or requests block all"
+        " others; use --rl-env-isolation process for code that computes."
         if is_slow
         else "",
     )
@@ -144,6 +143,8 @@ class Effect:
 
 
 OWN_COPY = "Episodes run at the same time, so that each one changes it under the others."
+OUR_THREADS = "environment-"
+"""Beginning of the names of threads that call the environment: one that hangs is found by `exceptions`."""
 USED_UP = "A run of thousands of episodes ends without memory, threads, processes or open files."
 EFFECTS = (
     Effect(
@@ -167,7 +168,7 @@ EFFECTS = (
     ),
     Effect(
         "leave threads behind",
-        lambda: {f" {one.name}": one for one in threading.enumerate()},
+        lambda: {f" {one.name}": one for one in threading.enumerate() if not one.name.startswith(OUR_THREADS)},
         USED_UP,
         "End them in close() of the episode's object, or share one pool that __init__ makes.",
     ),

@@ -14,6 +14,7 @@ from aitrain.workbench.check.replies import (
     CONTENTLESS,
     INJECTIONS,
     LABELS,
+    LONG,
     NOT_A_NUMBER,
     core_of,
     denials,
@@ -122,8 +123,13 @@ class ReplyProbe:
 
 
 def everywhere(subject: Subject, texts: Iterable[str], before: str = "") -> Replies:
-    """Each of the texts in each case of the sample."""
-    return [(short(repr(text), 80), case, Constant(before + text)) for text in texts for case in subject.sample]
+    """Each of the texts in each case of the sample in which it is not right, as "" may be."""
+    return [
+        (short(repr(text), 80), case, Constant(before + text))
+        for text in texts
+        for case in subject.sample
+        if not same_answer(before + text, str(subject.core(case)))
+    ]
 
 
 def _contentless(subject: Subject) -> Replies:
@@ -173,7 +179,7 @@ def _several(subject: Subject, reply: str) -> Iterable[str]:
 def _strategies(subject: Subject) -> Replies:
     """One answer for all cases, or a part of the prompt, in the form of a reference; of few cases, nothing is known."""
     form = subject.answered[0][1] if subject.answered else ""
-    cores = [core for case in subject.sample if (core := subject.core(case)) and len(core) <= 200]
+    cores = [core for case in subject.sample if (core := subject.core(case)) is not None and len(core) <= 200]
     answers = list(dict.fromkeys((NOT_A_NUMBER, *cores, *LABELS)))[:24]
     constants = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
     for case in subject.sample if len(subject.sample) >= 4 else ():
@@ -266,5 +272,6 @@ injection = ReplyProbe(
     "The policy learns to command the judge, or to sound sure, which is easier than the task.",
     "Quote the reply as data in the judge's prompt, and let it score the answer without the rest.",
     paying={"fail": MARGIN},
-    plain=lambda subject: [*everywhere(subject, [JUNK_TEXT]), *_wrong(subject)],
+    is_mild=lambda *_: False,  # what is plain tells what length and form earn
+    plain=lambda subject: [*everywhere(subject, [JUNK_TEXT, *LONG]), *_wrong(subject)],
 )

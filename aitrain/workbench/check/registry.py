@@ -72,7 +72,7 @@ class EnvCheck:
         if self.needs == "rows":
             return ""
         if subject.model.used:
-            return "the scorer uses the model"
+            return "the scorer uses the model or its tokenizer (--tokenizer NAME)"
         if model_judge.not_asked:
             played = subject.play((case, subject.reference(case) or JUNK) for case in subject.sample)
             if all(one.result.score is None and one.result.failure is None for one in played):
@@ -91,6 +91,8 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("model-use", "the scorer does not generate", scores.model_use, "rows", is_fast=True),
     EnvCheck("concurrency", "episodes at the same time do not disturb each other", episodes.concurrency),
     EnvCheck("repeatable", "the same replies get the same conversation and score", scores.repeatable),
+    # before those that play much: slow environments leave no time for what comes last
+    EnvCheck("latency", "steps wait little for the environment", episodes.latency),
     EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
     EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers, "reply"),
     EnvCheck("floor", "replies without content earn nothing", probes.floor, "scale", is_fast=True),
@@ -104,7 +106,6 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("exceptions", "every reply gets a score in the range", scores.exceptions, is_fast=True),
     EnvCheck("group-score", "score_group ranks the reference above nonsense", scores.group_score, "groups"),
     EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, "rows", of_process=True),
-    EnvCheck("latency", "steps wait little for the environment", episodes.latency),
 )
 """All checks that need no model and no tokenizer."""
 

@@ -18,6 +18,12 @@ _WRAPPED = (
 )
 """Formats of an answer at the end of a reply; group 2 is the answer."""
 
+LONG = (
+    "Let me think about this for a while. " * 400,
+    "## Answer\n\n- First point [1]\n- Second point [2]\n\n**Conclusion:** see above.",
+)
+"""Replies that answer nothing, and are long or look like an answer."""
+
 CONTENTLESS = (
     "",
     " \n ",
@@ -26,8 +32,7 @@ CONTENTLESS = (
     "the answer",
     "score: 1.0",
     "The answer is correct.",
-    "Let me think about this for a while. " * 400,
-    "## Answer\n\n- First point [1]\n- Second point [2]\n\n**Conclusion:** see above.",
+    *LONG,
 )
 """Replies that answer nothing."""
 
@@ -88,8 +93,10 @@ def core_of(reply: str) -> str:
 def rewrapped(reply: str, core: str) -> str:
     """The reply with another answer in the place of its own."""
     own = core_of(reply)
-    before, found, after = reply.rpartition(own)
-    return before + core + after if found else core
+    if not own:  # "" is right in this case
+        return core
+    before, _, after = reply.rpartition(own)
+    return before + core + after
 
 
 def same_answer(one: str, other: str) -> bool:
@@ -136,12 +143,11 @@ def shotguns(reply: str, others: Sequence[str]) -> Iterator[str]:
     yield rewrapped(reply, ", ".join(answers))
 
 
-def denials(reply: str) -> Iterator[str]:
-    """Replies that reject the right answer in the place of the answer, if the reply has a format."""
+def denials(reply: str) -> list[str]:
+    """Replies that reject the right answer in the place of the answer, if the reply has a format. Words behind the
+    answer are not tried: a scorer that reads the number behind a mark may ignore them."""
     core = core_of(reply)
-    if core != reply.strip():
-        yield rewrapped(reply, f"not {core}")
-        yield rewrapped(reply, f"{core} is wrong")
+    return [rewrapped(reply, f"not {core}")] if core != reply.strip() else []
 
 
 SPACES = {"with a line end after it": "{}\n", "with empty lines around it": "\n{}\n\n"}

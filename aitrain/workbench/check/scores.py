@@ -6,6 +6,8 @@ import json
 import math
 from collections.abc import Iterator
 
+from aitrain.environment.call_policy import RAN_BESIDE
+from aitrain.environment.contract import Case, named_by
 from aitrain.environment.tools import function_part
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.probes import earned
@@ -19,7 +21,7 @@ from aitrain.workbench.check.replies import (
     rewrapped,
 )
 from aitrain.workbench.check.subject import NO_MODEL, PASS, EnvFinding, Level, Subject
-from aitrain.workbench.player import EMPTY, JUNK, Constant, Script, heard, is_of_service, is_unknown, replied
+from aitrain.workbench.player import EMPTY, JUNK, Constant, Policy, Script, heard, is_of_service, is_unknown, replied
 
 MOST_FINDINGS = 3
 EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
@@ -79,9 +81,13 @@ def equivalent_answers(subject: Subject) -> Iterator[EnvFinding]:
 
 MISSING = "Such an episode is missing data: it trains nothing, and many of them end the run."
 CATCH = "Catch it where the reply is parsed, and return 0 (or an error message in a conversation)."
+OWN_STATE = (
+    "Keep the state of an episode in local variables or in the object that `start` returns, protect what is shared with"
+    " a lock, or use --rl-env-isolation process."
+)
 REMEDIES = {
     "out_of_range": "Declare the range with --rl-score-range, or scale it.",
-    "wrong_type": "Return a number.",
+    "wrong_type": "Return a number, in a conversation after the first answer.",
     "not_finite": "Return a number.",
     "timed_out": "Limit the time in the scorer: 0 if the reply is what takes long, None if something else is.",
 }
@@ -95,9 +101,12 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
         count = 2 if subject.limit > 4 else 1
         texts = [*HOSTILE, *_tool_calls(subject)]
         subject.play((case, Constant(text)) for text in texts for case in subject.sample[:count])
+        # a column is often the right answer, and there may be no reference
+        values = [(case, str(value)[:2000]) for case in subject.sample[:count] for value in case.row.values()]
+        subject.play((case, Constant(text)) for case, text in values)
         for case, reply in subject.answered[:count]:
             texts = [rewrapped(reply, text) for text in HOSTILE_ANSWERS]
-            subject.play((case, Script((text,))) for text in [*texts, core_of(reply), reply.split()[-1]])
+            subject.play((case, Script((text,))) for text in [*texts, core_of(reply), *reply.split()[-1:]])
     finally:  # what the first ones did is worth knowing if the time is over, perhaps because of them
         yield from _failures(subject)
 
@@ -124,6 +133,8 @@ def _failures(subject: Subject) -> Iterator[EnvFinding]:
             continue
         first, *more = f"{failure.place} {failure.message}".split("\n")
         place, fix = "".join(more) or failure.place, REMEDIES.get(failure.kind, CATCH)
+        if RAN_BESIDE in failure.message:
+            fix = OWN_STATE
         if is_of_service(failure):
             place, fix = "service", OF_SERVICE
             first = f"A service failed in {len(of_service)} of {len(subject.episodes)} episodes: {first}"
@@ -149,7 +160,9 @@ def _last_reply(episode: Episode) -> str:
 
 def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     """The same case, seed and replies give the same conversation and score, whatever was played before."""
-    pairs = [*subject.referenced[:6], *((case, THE_ANSWER) for case in subject.sample[:6])]
+    pairs: list[tuple[Case, Policy]] = [*subject.referenced[:6]]
+    pairs += [(case, THE_ANSWER) for case in subject.sample[:6]]
+    pairs += [(subject.sample[0], Constant(call)) for call in _tool_calls(subject)]
     first = subject.play(pairs)
     for _ in range(REPEATS):
         pairs, first = pairs[::-1], first[::-1]
@@ -190,10 +203,13 @@ def group_score(subject: Subject) -> Iterator[EnvFinding]:
 def model_use(subject: Subject) -> Iterator[EnvFinding]:
     """score_episode does not generate with the model by itself."""
     subject.play_one(subject.sample[0], THE_ANSWER)
+    named = named_by(getattr(subject.environment, subject.kind))
     if subject.model.used:
         yield EnvFinding(
-            "warning",
-            f"score_episode uses model.{subject.model.used[0]}. Scores that need the model were not checked.",
+            "warning" if named is None or "model" in named else "info",
+            f"score_episode uses the model or its tokenizer ({subject.model.used[0]}). Scores that need them were not"
+            " checked.",
             "What the model says inside the scorer is not trained: only the first reply of a conversation learns.",
-            "For a conversation write `episode` or `start`, in which every turn is trained.",
+            "For a conversation write `episode` or `start`, in which every turn is trained; for the tokenizer alone,"
+            " check with --tokenizer NAME.",
         )

@@ -68,7 +68,8 @@ class NotCheckedError(AitrainError):
 
 
 class ModelGuard:
-    """The `model` argument of `score_episode` during checks: remembers what was used of it, and raises."""
+    """The arguments `model`, and without --tokenizer `tokenizer`, of `score_episode` during checks: remembers what was
+    used of them, and raises."""
 
     def __init__(self) -> None:
         self.used: list[str] = []
@@ -77,7 +78,11 @@ class ModelGuard:
         if name.startswith("__"):
             raise AttributeError(name)
         self.used.append(name)
-        raise AttributeError(f"{NO_MODEL}, so there is no model.{name}")
+        raise AttributeError(f"{NO_MODEL}, and a tokenizer only with --tokenizer: there is no {name}")
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        """Same as its methods: `tokenizer(text)`."""
+        return self.__getattr__("call")
 
 
 @dataclass
@@ -113,7 +118,8 @@ class Subject:
         """Plays the episodes, with the concurrency of a run."""
         player = Player(self.environment, self.config)
         player.runner.notify = self.notes.append
-        player.runner.offer(self.model, self.tokenizer)
+        is_guarded = self.tokenizer is None and player.runner.processes is None
+        player.runner.offer(self.model, self.model if is_guarded else self.tokenizer)
         return player
 
     def close(self) -> None:

@@ -56,6 +56,7 @@ class Endless(TwoTurns):
 
 OPEN: list[int] = []
 SHELVES = {"top": "empty", "bottom": "full"}
+LOOKS: list[str] = []
 
 
 class Crosstalk(TwoTurns):
@@ -101,6 +102,13 @@ class ToolAnswers(Sums):
             shelf: top or bottom
         """
         return SHELVES.get(shelf, "There is no such shelf.")
+
+
+class ToolRemembers(ToolAnswers):
+    def look(self, shelf: str) -> str:
+        """Look at a shelf."""
+        LOOKS.append(shelf)
+        return f"You look for the {len(LOOKS)}th time."
 
 
 class ToolRaises(ToolAnswers):

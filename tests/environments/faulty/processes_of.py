@@ -62,6 +62,12 @@ class LeavesThreads(Sums):
         threading.Thread(target=time.sleep, args=[600], daemon=True).start()
 
 
+class HangsOnNothing(Sums):
+    def does(self, text: str, answer: str) -> None:
+        if not text:
+            time.sleep(9)
+
+
 class LeavesProcesses(Sums):
     def does(self, text: str, answer: str) -> None:
         if text == answer:

@@ -19,6 +19,17 @@ class Percent(Sums):
         return 100 * super().score_episode(text, answer)
 
 
+class PercentOfColumn(Percent):
+    reference: Any = None
+
+
+class NothingIsRight(Sums):
+    """The empty answer is right in one case."""
+
+    def questions(self) -> list[tuple[str, str]]:
+        return [("Say nothing.", ""), *super().questions()]
+
+
 class RaisesOnWords(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return float(int(text) == int(answer))
@@ -69,6 +80,13 @@ class Marked(Sums):
         return f"#### {super().reference(case_idx)}"
 
 
+class NumberAtMark(Marked):
+    """What stands behind the number does not matter."""
+
+    def read(self, text: str) -> str:
+        return re.sub(r"(?s)(?<=\d)[^\d.].*", "", super().read(text))
+
+
 class FirstNumberAfterMark(Marked):
     def read(self, text: str) -> str:
         return next(iter(re.findall(r"\d+", super().read(text))), "")
@@ -105,13 +123,20 @@ class ComparesMessages(Sums):
 
 
 class Generates(Sums):
-    def score_episode(self, model: Any, text: str, answer: str) -> float:
-        return float(model.generate(text) == answer)
+    def score_episode(self, model: Any, tokenizer: Any, text: str, answer: str) -> float:
+        return float(model.generate(tokenizer(text)) == answer)
 
 
 class GullibleJudge(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return max(super().score_episode(text, answer), float("highest score" in text or "Verdict: CORRECT" in text))
+
+
+class JudgeOfTextAlone(Sums):
+    reference: Any = None
+
+    def score_episode(self, text: str) -> float:  # type: ignore[override]
+        return float("10/10" in text)
 
 
 class FlatteredJudge(Sums):
