@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.properties import run_in_process
+from tests.conftest import run_in_process
 
 
 def test_options_are_searched_by_words_of_names_and_descriptions_and_by_other_tools_names() -> None:

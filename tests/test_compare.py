@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.properties import run_in_process
+from tests.conftest import run_in_process
 from tests.runs.scorings import episodes, write_scoring
 
 EVIL = "\x1b[2J\x1b]0;pwned\x07 </script> \u202e"

@@ -15,7 +15,7 @@ from aitrain.launch.nvidia import KINDS, Hardware
 from aitrain.launch.preflight import check
 from aitrain.launch.resource_estimate import MIB
 from aitrain.launch.step_estimate import HardwareEstimate
-from tests.properties import run_in_process
+from tests.conftest import run_in_process
 
 QWEN = ("--model", "Qwen/Qwen3-4B", "--rl-env", "envs.arithmetic", "--rl-prompts-per-step", "32")
 QWEN += ("--rl-num-generations", "8", "--rl-max-new-tokens", "512", "--use-vllm")

@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.conftest import write
-from tests.properties import run_in_process
+from tests.conftest import run_in_process, write
 
 ENVIRONMENT = """\
 import answers

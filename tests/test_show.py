@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import write
-from tests.properties import run_in_process
+from tests.conftest import run_in_process, write
 
 EVIL = "\x1b[2J\x1b]0;pwned\x07\x9b31m\r over\u202e txt \x00\x08\u2066"
 

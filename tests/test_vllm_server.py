@@ -139,7 +139,6 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> list[VLLMServer]:
 
 def kill(server: VLLMServer) -> None:
     """The server itself, the supervisor's child."""
-    assert server._tree is not None
     psutil.Process(server._tree._supervisor.pid).children()[0].kill()
 
 

@@ -40,7 +40,6 @@ def test_the_distances_to_the_limits_are_added_as_squares_and_without_limits_the
     unbounded = interval(3.0, None, None, 1)
     parts = [(0.6, interval(0.5, 0.3, 0.6, 8)), (0.2, interval(-0.5, -0.9, 0.0, 2)), (0.4, None)]
     both = combined(parts)
-    assert both is not None
     assert (both["mean"], both["count"]) == (pytest.approx(0.25), 10)
     assert both["low"] == pytest.approx(0.25 - math.hypot(0.75 * 0.2, 0.25 * 0.4))
     assert both["high"] == pytest.approx(0.25 + math.hypot(0.75 * 0.1, 0.25 * 0.5))
@@ -55,10 +54,8 @@ def test_the_p_value_weighs_each_case_as_the_mean_does() -> None:
     before = dict.fromkeys(many.prompts, 0.0) | {"f": 1.0}
     after = dict.fromkeys(many.prompts, 1.0) | {"f": 0.0}
     change = of_changes(before, after, (many, few))
-    assert change is not None
     assert (change["mean"], change.get("p_value")) == (pytest.approx(0.1 - 0.9), 1.0)
     alone = of_changes(before, after, (many,))
-    assert alone is not None
     assert (alone.get("p_value") or 0.0) < 0.05
 
 

@@ -13,8 +13,9 @@ import pytest
 from click import unstyle
 
 from aitrain.workbench.check.report import lines
+from tests.conftest import run_in_process
 
-FAULTY = Path(__file__).parents[2] / "environments" / "faulty"
+FAULTY = Path(__file__).parents[2] / "environments" / "faulty.py"
 COMMAND = [sys.executable, "-m", "aitrain", "env", "check"]
 HANGS = """
 import os, time
@@ -57,12 +58,12 @@ def test_the_bundled_environments_pass(environment: str) -> None:
 
 
 def test_a_wrong_command_is_refused_with_exit_code_2() -> None:
-    done = check("envs.arithmetic", "--only", "flor")
-    assert (done.returncode, "Did you mean floor?" in done.stderr) == (2, True), done.stderr
+    code, _, err = run_in_process("env", "check", "envs.arithmetic", "--only", "flor")
+    assert (code, "Did you mean floor?" in err) == (2, True), err
 
 
 def test_a_finding_says_what_why_and_how_to_mend_it_and_the_exit_code_is_3() -> None:
-    done = check(f"{FAULTY}/scores_of.py:ShortIsGood", "--only", "floor,dataset")
+    done = check(f"{FAULTY}:ShortIsGood", "--only", "floor,dataset")
     assert done.returncode == 3
     assert [line.split()[:2] for line in done.stdout.splitlines()[2:4]] == [["ok", "dataset"], ["fail", "floor"]]
     assert "The reply '' earns 100%" in done.stdout
