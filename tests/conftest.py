@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -116,14 +117,14 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def run_in_process(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of the command, without a process; the streams are strict and
+def run_in_process(command: str, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `aitrain COMMAND`, without a process; the streams are strict and
     lenient as Python's own are."""
     from aitrain.cli import main
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
-    with mock.patch.multiple(sys, argv=["aitrain", *arguments], stdout=out, stderr=err):
+    with mock.patch.multiple(sys, argv=["aitrain", *shlex.split(command), *arguments], stdout=out, stderr=err):
         code = main._run()
         out.flush()
         err.flush()

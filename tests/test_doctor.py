@@ -141,7 +141,7 @@ def test_a_library_that_does_not_fit_or_is_missing_is_told_with_its_command(
 def test_a_problem_is_exit_code_1_and_json_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     write_nvidia_smi(tmp_path, "exit 3\n")
-    code, out, _ = run_in_process("doctor", "--json")
+    code, out, _ = run_in_process("doctor --json")
 
     assert code == 1
     assert {each["name"]: each["state"] for each in json.loads(out)["findings"]}["NVIDIA driver"] == "problem"

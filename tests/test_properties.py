@@ -126,9 +126,10 @@ def test_any_text_is_a_file_of_options_or_refused(text: str) -> None:
 def test_any_text_behind_a_flag_is_taken_or_refused_by_name(name: str, value: str) -> None:
     flag = "--" + name.replace("_", "-")
     given_flag = flag if OPTIONS[name].is_switch else f"{flag}={value}"
-    command = ["grpo", "--model=tiny", "--rl-env=envs.arithmetic", "--dry-run", "--options-only"]
     with mock.patch.object(main, "app", COMMANDS):
-        code, out, err = run_in_process(*command, given_flag)
+        code, out, err = run_in_process(
+            "grpo --model tiny --rl-env envs.arithmetic --dry-run --options-only", given_flag
+        )
     assert code in (0, 2, 3), (code, err)
     if code == 0:
         assert "batch        " in out

@@ -50,7 +50,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(
     here: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setattr("aitrain.cli.sweep.installed", lambda name: None if name == package else name)
-    code, _, err = run_in_process("sweep", str(write_file()))
+    code, _, err = run_in_process(f"sweep {write_file()}")
     assert code == 2
     assert 'Install them with: pip install "aitrain[sweep]"' in err
 
@@ -70,8 +70,8 @@ def test_the_number_of_trials_follows_from_the_space_where_none_is_given(here: P
 
 def test_a_dry_run_shows_the_plan_and_makes_nothing(here: Path) -> None:
     write_file(search={"lr": {"low": 1e-6, "high": 1e-4, "log": True}, "peft": [True, False]})
-    shown = run_in_process("sweep", "sweep.yaml", "--dry-run")[1]
+    shown = run_in_process("sweep sweep.yaml --dry-run")[1]
     assert yaml.safe_load(shown)["search"]["peft"] == [True, False]
-    document = json.loads(run_in_process("sweep", "sweep.yaml", "--dry-run", "--json")[1])
+    document = json.loads(run_in_process("sweep sweep.yaml --dry-run --json")[1])
     assert (document["folder"], document["trials"]) == ("runs/lrs", 8)
     assert not Path("runs").exists()

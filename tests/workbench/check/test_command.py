@@ -58,7 +58,7 @@ def test_the_bundled_environments_pass(environment: str) -> None:
 
 
 def test_a_wrong_command_is_refused_with_exit_code_2() -> None:
-    code, _, err = run_in_process("env", "check", "envs.arithmetic", "--only", "flor")
+    code, _, err = run_in_process("env check envs.arithmetic --only flor")
     assert (code, "Did you mean floor?" in err) == (2, True), err
 
 
