@@ -17,7 +17,7 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
-from aitrain.launch import nodes, processes
+from aitrain.launch import processes
 from aitrain.launch.nodes import MachineStore, NodeGroup
 from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder
@@ -25,7 +25,7 @@ from tests import test_nodes
 from tests.execution.waiting import eventually
 from tests.test_nodes import beside, group_of
 
-stores = test_nodes.stores
+soon, stores = test_nodes.soon, test_nodes.stores
 
 READY = "touch $0/ready-$RANK"
 WAIT = f"trap 'exit 0' TERM; {READY}; while :; do sleep 0.05; done"
@@ -93,7 +93,6 @@ class Machines:
 
 @pytest.fixture
 def machines(stores: list[MachineStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
-    monkeypatch.setattr(nodes, "POLL", 0.01)
     monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
     first, second = (group_of(stores, rank, silence=2.0) for rank in (0, 1))
     joining = beside(lambda: second.meet({}, 0, 20))

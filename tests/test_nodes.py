@@ -259,8 +259,10 @@ def test_the_run_folder_that_all_machines_see_is_agreed_on(pair: tuple[NodeGroup
     assert finding.result(20) == (RunFolder(tmp_path, epoch=3), tmp_path / "checkpoints" / "checkpoint-4")
     assert list(tmp_path.iterdir()) == []
 
+
+def test_a_run_that_had_finished_is_told(pair: tuple[NodeGroup, NodeGroup]) -> None:
     finding = beside(pair[1].find_folder)
-    pair[0].show_folder(None)  # a run that had finished
+    pair[0].show_folder(None)
     assert finding.result(20) is None
 
 

@@ -131,6 +131,16 @@ def test_cases_are_sorted_and_rollouts_are_filtered(open_run: Any, real_run: Pat
 
 
 @pytest.mark.slow
+def test_curves_are_drawn_and_read_out(open_run: Any, real_run: Path) -> None:
+    tab = open_run(real_run)
+    tab.page.click("#curves summary")
+    over = tab.page.locator("[data-chart=reward] .u-over")
+    over.scroll_into_view_if_needed()
+    over.hover(position={"x": 5, "y": 20})
+    tab.wait("document.querySelector('[data-chart=reward] .legend .step')?.textContent === 'step 1'")
+
+
+@pytest.mark.slow
 def test_episodes_are_searched_unfolded_opened_and_put_side_by_side(open_run: Any, kinds: Path) -> None:
     tab = open_run(kinds / "better")
     fold = tab.page.locator("#rollouts .identical")
