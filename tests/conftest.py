@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import re
+import shlex
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from filelock import FileLock
@@ -70,6 +74,19 @@ def write(folder: Path, files: Mapping[str, str | bytes | None]) -> None:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
+def install_package(site: Path, name: str, version: str, metadata: str = "") -> Path:
+    """The metadata of a package, as pip leaves it; returns its folder."""
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    write(folder, {"METADATA": f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{metadata}"})
+    return folder
+
+
+def write_nvidia_smi(folder: Path, script: str) -> None:
+    """A driver that says what the script of a shell says; the folder is to be on PATH."""
+    write(folder, {"nvidia-smi": "#!/bin/sh\n" + script})
+    (folder / "nvidia-smi").chmod(0o755)
+
+
 def case_name(value: object) -> str:
     """The name of a test's case: without addresses, which differ between the processes that run tests."""
     return re.sub(r" at 0x[0-9a-f]+| id='\d+'", "", ascii(value))[:40]
@@ -98,6 +115,20 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+def run_in_process(command: str, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `aitrain COMMAND`, without a process; the streams are strict and
+    lenient as Python's own are."""
+    from aitrain.cli import main
+
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
+    with mock.patch.multiple(sys, argv=["aitrain", *shlex.split(command), *arguments], stdout=out, stderr=err):
+        code = main._run()
+        out.flush()
+        err.flush()
+    return code, *(stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
 
 
 def listing(folder: Path) -> list[str]:

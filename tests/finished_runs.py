@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,17 +44,17 @@ FAILING: dict[str, Any] = {
 class Talk:
     """Three turns, in two of which the environment says something that its seed chose; some have no score."""
 
-    def __init__(self, chat: bool = True, turns: int = 3) -> None:
+    def __init__(self, chat=True, turns=3):
         self.chat, self.turns = chat, turns
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self):
         asked = [f"say {number}:" for number in range(16)]
         return [{"prompt": [{"role": "user", "content": text}] if self.chat else text} for text in asked]
 
-    def build_eval_dataset(self) -> list[dict[str, Any]]:
+    def build_eval_dataset(self):
         return self.build_dataset()[:3]
 
-    def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float | None]:
+    def episode(self, case_idx, seed):
         said = yield None
         for turn in range(self.turns - 1):
             said += yield f" more, {seed % 10}, {turn}? "
@@ -66,12 +66,12 @@ class Vault(Talk):
 
     episode = None  # type: ignore[assignment]
 
-    def start(self, case_idx: int) -> Vault:
+    def start(self, case_idx):
         mine = Vault()
         mine.number, mine.calls = case_idx, 0
         return mine
 
-    def get_tools(self) -> list[Any]:
+    def get_tools(self):
         return [self.open]
 
     def open(self, code: int) -> dict[str, int]:
@@ -83,11 +83,11 @@ class Vault(Talk):
         self.calls += 1
         return {"number": self.number + code, "calls": self.calls}
 
-    def step(self, reply: str) -> str | None:
+    def step(self, reply):
         self.reply = reply
         return None
 
-    def score(self) -> float:
+    def score(self):
         return float(getattr(self, "reply", None) == f"it is {self.number + 100}")
 
 
@@ -107,44 +107,44 @@ class Sick(Talk):
     episode = None  # type: ignore[assignment]
     places = ("start", "step", "score", "close", "get_tools", "said", "none")
 
-    def build_eval_dataset(self) -> list[dict[str, Any]]:
+    def build_eval_dataset(self):
         return [{**row, "case_idx": 3} for row in super().build_eval_dataset()]
 
-    def start(self, case_idx: int) -> Sick:
+    def start(self, case_idx):
         mine = Sick()
         mine.place = self.places[case_idx % len(self.places)]
         mine.fail("start")
         return mine
 
-    def fail(self, here: str) -> None:
+    def fail(self, here):
         if self.place == here:
             raise RuntimeError(f"ill at {here}")
 
-    def get_tools(self) -> list[Any]:
+    def get_tools(self):
         if hasattr(self, "place"):
             self.fail("get_tools")
         return []
 
-    def step(self, reply: str) -> Any:
+    def step(self, reply):
         self.fail("step")
         return 5 if self.place == "said" else None
 
-    def score(self) -> float | None:
+    def score(self):
         self.fail("score")
         return None if self.place == "none" else 0.5
 
-    def close(self) -> None:
+    def close(self):
         self.fail("close")
 
 
 class Stops(Vowels):
     """Asks the run to stop in its n-th score, with one signal or two."""
 
-    def __init__(self, at: int = 0, *signals: signal.Signals) -> None:
+    def __init__(self, at=0, *signals):
         super().__init__()
         self.left, self.signals = at, signals
 
-    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+    def score_episode(self, completion, case_idx):
         self.left -= 1
         for number in self.signals if self.left == 0 else ():
             signal.raise_signal(number)
@@ -154,10 +154,10 @@ class Stops(Vowels):
 class Words:
     """Prompts of different lengths, so that batches are padded; scores vowels."""
 
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+    def build_dataset(self, tokenizer):
         return [{"prompt": f"say {number}" + "a" * (number % 5)} for number in range(30)]
 
-    def score_episode(self, completion: str) -> float:
+    def score_episode(self, completion):
         return sum(letter in "aeiou" for letter in completion) / max(1, len(completion))
 
 

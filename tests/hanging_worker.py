@@ -23,12 +23,6 @@ def lock() -> None:
         pass
 
 
-def c_call() -> None:
-    """C code that lets other threads run."""
-    while True:
-        ctypes.CDLL(None).pause()
-
-
 def holds_the_gil() -> None:
     """C code during which no thread of Python's runs."""
     while True:
@@ -50,9 +44,7 @@ def child() -> None:
     subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
 
 
-HANGS: dict[str, Callable[[], None]] = {
-    hang.__name__: hang for hang in (lock, c_call, holds_the_gil, ignores_signals, child)
-}
+HANGS: dict[str, Callable[[], None]] = {hang.__name__: hang for hang in (lock, holds_the_gil, ignores_signals, child)}
 
 
 def writes_slowly(folder: Path) -> None:
@@ -79,13 +71,6 @@ def main(what: str, folder: Path) -> None:
             HANGS[name]()
         elif name == "writes_slowly":
             writes_slowly(folder)
-        elif name == "steps":
-            for _ in range(15):
-                time.sleep(0.1)
-                activity.tick()
-        elif name == "slow_call":
-            with activity.own.waiting("waiting for the environment", allows=30.0):
-                time.sleep(1.5)
     print(encode(Phase("done")), encode(Ended("finished", 3)), sep="", end="", flush=True)
 
 

@@ -87,7 +87,6 @@ def start_server(folder: Path, lives_with: int) -> Path:
     variables["OMP_WAIT_POLICY"] = "passive"  # read when torch is imported; a run sets it for its own processes
     command = [sys.executable, "-P", __file__, str(address), str(lives_with)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, env=variables, start_new_session=True)
-    assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
     server.wait()
     return scripts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,11 @@ class Rehearsed:
     def is_over(self) -> bool:
         """Whether the environment ended it, and not the end of the script."""
         return bool(self.moves) and self.moves[-1].is_over
+
+
+def call(name: str, /, **arguments: Any) -> str:
+    """What the policy writes to call a tool."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def rehearse(environment: Any, replies: Sequence[str], case: Case | None = None, seed: int = 0) -> Rehearsed:

@@ -103,7 +103,6 @@ def test_the_newest_is_that_of_the_highest_step_the_oldest_go_and_the_best_is_ke
         put(folder, step)
     os.utime(folder.checkpoints / "checkpoint-100", (0, 0))
     newest = newest_checkpoint(folder, print)
-    assert newest is not None
     assert newest.name == "checkpoint-100"
 
     rotate(folder, 2, Best(8, 0.5, None))

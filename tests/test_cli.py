@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.properties import run_in_process
+from tests.conftest import run_in_process
 
 
 def test_options_are_searched_by_words_of_names_and_descriptions_and_by_other_tools_names() -> None:
-    def found(*words: str) -> str:
-        return run_in_process("options", *words)[1]
+    def found(words: str) -> str:
+        return run_in_process(f"options {words}")[1]
 
-    assert re.findall(r"^  --\S+", found("clip", "dual"), re.MULTILINE) == ["  --rl-dual-clip"]
-    assert "--rl-kl-coef" in found("--", "--beta")
+    assert re.findall(r"^  --\S+", found("clip dual"), re.MULTILINE) == ["  --rl-dual-clip"]
+    assert "--rl-kl-coef" in found("-- --beta")
     assert {"max_steps": "--max-steps"}.items() <= {
-        one["name"]: one["flag"] for one in json.loads(found("max-steps", "--json"))
+        one["name"]: one["flag"] for one in json.loads(found("max-steps --json"))
     }.items()
-    assert run_in_process("options", "zzz")[0] == 2
+    assert run_in_process("options zzz")[0] == 2
 
 
 @pytest.fixture

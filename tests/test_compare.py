@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.properties import run_in_process
+from tests.conftest import run_in_process
 from tests.runs.scorings import episodes, write_scoring
 
 EVIL = "\x1b[2J\x1b]0;pwned\x07 </script> \u202e"
@@ -28,7 +28,7 @@ def runs(here: Path) -> Path:
 
 
 def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path) -> None:
-    code, out, _ = run_in_process("compare", "low", str(runs / "high"), "--transcripts", "1", "--detect", "0.05")
+    code, out, _ = run_in_process(f"compare low {runs}/high --transcripts 1 --detect 0.05")
     assert code == 0
     assert "sampled   0.250 [0.142, 0.402]  1.000 [0.912, 1.000]  +0.750 [+0.575, +0.858]  < 0.001  better" in out
     assert "40 cases, sampled: 30 won, 0 lost, 10 equal" in out
@@ -40,23 +40,21 @@ def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("models", "flags", "expected"),
     [
-        (("high", "low"), ["--fail-if-worse", "0"], 4),
-        (("high", "low"), ["--fail-if-worse=0.7"], 0),
-        (("low", "high"), ["--fail-if-worse", "0"], 0),
-        (("high", "low"), [], 0),
+        ("high low", "--fail-if-worse 0", 4),
+        ("high low", "--fail-if-worse=0.7", 0),
+        ("low high", "--fail-if-worse 0", 0),
+        ("high low", "", 0),
     ],
 )
-def test_a_worse_model_ends_with_code_4_if_asked(
-    runs: Path, models: tuple[str, str], flags: list[str], expected: int
-) -> None:
-    for arguments in ((*models, *flags), (*flags, "--json", *models)):
-        code, _, err = run_in_process("compare", *arguments)
+def test_a_worse_model_ends_with_code_4_if_asked(runs: Path, models: str, flags: str, expected: int) -> None:
+    for arguments in (f"{models} {flags}", f"{flags} --json {models}"):
+        code, _, err = run_in_process(f"compare {arguments}")
         assert code == expected
         assert ("-0.750 [-0.858, -0.575]" in err) == bool(expected)
 
 
 def test_what_a_model_said_is_no_command_to_the_terminal(runs: Path) -> None:
-    _, out, _ = run_in_process("compare", "high", "evil", "--transcripts", "1")
+    _, out, _ = run_in_process("compare high evil --transcripts 1")
     assert "\\x1b[2J\\x1b]0;pwned\\x07 </script> \\u202e" in out
     assert not {"\x1b", "\x07", "\u202e"} & set(out)
 
@@ -64,11 +62,11 @@ def test_what_a_model_said_is_no_command_to_the_terminal(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ([], "Name what is compared"),
-        (["high", "tiny"], "Score it first with: aitrain eval tiny"),
+        ("", "Name what is compared"),
+        ("high tiny", "Score it first with: aitrain eval tiny"),
     ],
 )
-def test_what_cannot_be_compared_is_a_wrong_command(runs: Path, arguments: list[str], word: str) -> None:
-    code, out, err = run_in_process("compare", *arguments)
+def test_what_cannot_be_compared_is_a_wrong_command(runs: Path, arguments: str, word: str) -> None:
+    code, out, err = run_in_process(f"compare {arguments}")
     assert (code, out) == (2, "")
     assert word in err

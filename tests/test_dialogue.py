@@ -10,15 +10,9 @@ import pytest
 from aitrain import EnvironmentFailed, Score
 from aitrain.environment.contract import Case, check_contract, check_methods
 from aitrain.execution.failure import CallFailed
-from tests.rehearsal import rehearse
+from tests.rehearsal import call, rehearse
 
 CASE = Case(3, "?", {"prompt": "?", "word": "kiwi"})
-
-
-def call(name: str, **arguments: Any) -> str:
-    import json
-
-    return f'<tool_call>{{"name": "{name}", "arguments": {json.dumps(arguments)}}}</tool_call>'
 
 
 class Rows:
@@ -133,19 +127,6 @@ def test_an_object_steps_until_it_says_nothing_and_its_tools_change_its_state() 
     assert (played.moves[0].calls, played.moves[0].wrong_calls) == (2, 0)
     assert [move.messages for move in played.moves[1:]] == [({"role": "user", "content": "4 of 5"},), ()]
     assert played.scored.score == 1.0
-
-
-def test_wrong_calls_are_told_to_the_model_and_counted() -> None:
-    unreadable = '<tool_call>{"name": "skip", "arguments": {"steps": </tool_call>'
-    played = rehearse(Counting(), [call("skop", steps=1) + unreadable], seed=4)
-
-    assert (played.moves[0].calls, played.moves[0].wrong_calls) == (2, 2)
-    first, second = (message["content"] for message in played.moves[0].messages)
-    assert "Did you mean skip?" in first
-    assert "JSON" in second
-
-
-# -- score_episode with tools
 
 
 # -- which of them

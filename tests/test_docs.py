@@ -26,10 +26,7 @@ PAGES = [
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if BLOCK.search(page.read_text(encoding="utf-8"))
 ]
-FAST_PAGES = (
-    "environments.md", "extending.md", "algorithms.md", "choosing.md", "memory.md", "options.md", "python-api.md",
-    "step.md",
-)  # fmt: skip
+FAST_PAGES = ("extending.md", "algorithms.md", "choosing.md", "memory.md", "options.md", "python-api.md", "step.md")
 """Pages whose examples the fast suite runs: those that take seconds."""
 
 

@@ -14,19 +14,13 @@ import pytest
 
 from aitrain.cli.doctor import Finding, examine
 from aitrain.launch import hardware
-from tests.conftest import write
-from tests.properties import run_in_process
+from tests.conftest import install_package, run_in_process, write, write_nvidia_smi
 
 AITRAIN = [
     "typer>=0.29,<0.30", "torch>=2.13,<2.14", "transformers>=5.17,<5.18", "trl>=1.16,<1.17", "peft>=0.21,<0.22",
     "accelerate>=1.15,<1.16", "datasets>=5.2,<6", 'vllm>=0.31,<0.32; extra == "vllm"', 'pytest>=9; extra == "test"',
 ]  # fmt: skip
 H200 = "0, NVIDIA H200, 143771, 143164, 607, 0"
-
-
-def nvidia_smi(folder: Path, script: str) -> None:
-    (folder / "nvidia-smi").write_text("#!/bin/sh\n" + script)
-    (folder / "nvidia-smi").chmod(0o755)
 
 
 class Machine:
@@ -43,10 +37,9 @@ class Machine:
         self.install_torch("2.13.0+cpu", None)
 
     def install(self, name: str, version: str, *needs: str) -> None:
-        """Metadata as pip leaves it, in place of an older version."""
+        """In place of an older version."""
         self.uninstall(name)
-        lines = [f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {n}" for n in needs)]
-        write(self.site, {f"{name.replace('-', '_')}-{version}.dist-info/METADATA": "\n".join(lines) + "\n"})
+        install_package(self.site, name, version, "".join(f"Requires-Dist: {need}\n" for need in needs))
 
     def uninstall(self, name: str) -> None:
         for folder in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
@@ -60,7 +53,7 @@ class Machine:
     def gpus(self, *lines: str, cuda: str = "13.0", driver: str = "DRIVER") -> None:
         version = f"NVIDIA-SMI version  : 580.1\n{driver} version      : 580.95.05\nCUDA Version        : {cuda}"
         listed = "\n".join(lines)
-        nvidia_smi(self.bin, f"case $1 in --version) echo '{version}';; --query*) echo '{listed}';; esac\n")
+        write_nvidia_smi(self.bin, f"case $1 in --version) echo '{version}';; --query*) echo '{listed}';; esac\n")
 
 
 @pytest.fixture
@@ -115,7 +108,7 @@ def test_a_driver_that_hangs_is_a_problem_and_keeps_nobody_waiting(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "PATIENCE", 0.2)
-    nvidia_smi(machine.bin, "/bin/sleep 30\n")  # a child that keeps the pipe open when its parent is killed
+    write_nvidia_smi(machine.bin, "/bin/sleep 30\n")  # a child that keeps the pipe open when its parent is killed
 
     assert "did not answer" in told("NVIDIA driver")[1]
 
@@ -147,8 +140,8 @@ def test_a_library_that_does_not_fit_or_is_missing_is_told_with_its_command(
 
 def test_a_problem_is_exit_code_1_and_json_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    nvidia_smi(tmp_path, "exit 3\n")
-    code, out, _ = run_in_process("doctor", "--json")
+    write_nvidia_smi(tmp_path, "exit 3\n")
+    code, out, _ = run_in_process("doctor --json")
 
     assert code == 1
     assert {each["name"]: each["state"] for each in json.loads(out)["findings"]}["NVIDIA driver"] == "problem"

@@ -21,7 +21,7 @@ from aitrain.runs.result import EvalFacts, eval_result
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from tests.runs.scorings import only
 
-ARITHMETIC = ["--rl-env", "envs.arithmetic"]
+ARITHMETIC = "--rl-env envs.arithmetic"
 ENVIRONMENT = """class Says:
     def build_dataset(self): ...
 
@@ -78,13 +78,13 @@ def trained(evals: Evals, tmp_path: Path) -> Path:
     return folder.path
 
 
-def run(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["eval", *arguments], catch_exceptions=False, standalone_mode=False)
+def run(arguments: str) -> str:
+    done = CliRunner().invoke(app, f"eval {arguments}", catch_exceptions=False, standalone_mode=False)
     return done.output
 
 
 def test_a_runs_options_are_taken_over_also_for_the_base_beside_it_and_flags_win(evals: Evals, trained: Path) -> None:
-    run("tiny", "sums")
+    run("tiny sums")
     base, tuned = evals.configs
     for config in (base, tuned):
         assert (config.rl_env, config.seed, config.rl_max_new_tokens, config.eval_cases, config.rl_temperature) == (
@@ -94,24 +94,24 @@ def test_a_runs_options_are_taken_over_also_for_the_base_beside_it_and_flags_win
     assert (base.model, tuned.model) == ("tiny", str(Path.cwd() / trained))
     assert [config.project_name for config in evals.configs] == ["eval-tiny", "eval-sums"]
     assert evals.plans[1].config.model == "tiny"  # what a vLLM server is started with
-    run("sums", "--seed", "3", "--cases", "2", "--samples", "4", "--decoding", "sampled")
+    run("sums --seed 3 --cases 2 --samples 4 --decoding sampled")
     given = evals.configs[-1]
     assert (given.seed, given.eval_cases, given.eval_samples, given.decodings) == (3, 2, 4, ("sampled",))
 
 
 def test_resume_continues_the_same_eval_and_refuses_other_options(evals: Evals) -> None:
     evals.is_killed = True
-    run_killed = ["tiny", *ARITHMETIC, "--cases", "2"]
+    killed = f"tiny {ARITHMETIC} --cases 2"
     with pytest.raises(TypeError):  # there is no result to print: the process would have raised
-        run(*run_killed)
+        run(killed)
     evals.is_killed = False
-    assert "eval-tiny" in run(*run_killed, "--resume")
+    assert "eval-tiny" in run(f"{killed} --resume")
     assert evals.continued == [False, True]
-    assert "0.500" in run(*run_killed, "--resume")  # finished: shown, not played
+    assert "0.500" in run(f"{killed} --resume")  # finished: shown, not played
     assert len(evals.configs) == 2
     with pytest.raises(ConfigError, match="rl_temperature"):
-        run(*run_killed, "--rl-temperature", "0.5", "--resume")
-    assert "runs/eval-tiny-2" in run(*run_killed)
+        run(f"{killed} --rl-temperature 0.5 --resume")
+    assert "runs/eval-tiny-2" in run(killed)
 
 
 @pytest.mark.parametrize("changes", ["weights", "environment", "package"])
@@ -120,9 +120,9 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
 ) -> None:
     environment = tmp_path / "env.py"
     environment.write_text(ENVIRONMENT)
-    resume = "sums", "--rl-env", str(environment), "--resume"
+    resume = f"sums --rl-env {environment} --resume"
     first = Path("runs/eval-sums")
-    assert run(*resume) == run(*resume)
+    assert run(resume) == run(resume)
     if changes == "package":
         played = read_object(RunFolder(first).environment)
         write_json(RunFolder(first).environment, {**played, "package": "torch 1.0"})
@@ -131,18 +131,18 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     else:
         environment.write_text(f"{ENVIRONMENT}\n# another score\n")
     with pytest.raises(ConfigError, match="has changed"):
-        run(*resume)
+        run(resume)
 
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["tiny"], "tiny is not a run, whose environment"),
-        (["http://key@127.0.0.1:1/v1", *ARITHMETIC], "OPENAI_API_KEY"),
+        ("tiny", "tiny is not a run, whose environment"),
+        (f"http://key@127.0.0.1:1/v1 {ARITHMETIC}", "OPENAI_API_KEY"),
     ],
 )
-def test_what_cannot_work_is_refused_before_a_folder_is_made(evals: Evals, arguments: list[str], word: str) -> None:
+def test_what_cannot_work_is_refused_before_a_folder_is_made(evals: Evals, arguments: str, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        run(*arguments)
+        run(arguments)
     assert not Path("runs").exists()
     assert not evals.configs

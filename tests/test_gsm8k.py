@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from aitrain.environment import loader
 from aitrain.environment.contract import Case, ScoreResult
 from aitrain.errors import EnvironmentFailed
-from aitrain.options.train import TrainConfig
+from tests.adapters.conftest import made
 from tests.rehearsal import rehearse
 
 ORIGINAL = Path(__file__).parent / "data" / "gsm8k_original"
@@ -31,7 +30,7 @@ def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def load(**config: Any) -> Any:
-    return loader.load_env(loader.find_env(TrainConfig(model="any", rl_env_module="envs.gsm8k")), config)
+    return made("envs.gsm8k", **config)
 
 
 def score(environment: Any, text: str, case_idx: int = 0) -> ScoreResult:

@@ -1,11 +1,8 @@
 """aitrain/envs/guess_number.py, played by hand."""
 
-from typing import Any
-
 import pytest
 
-from aitrain.environment import loader
-from aitrain.options.train import TrainConfig
+from tests.adapters.conftest import made
 
 JUNK = "Say a number from 1 to 7."
 
@@ -17,14 +14,14 @@ JUNK = "Say a number from 1 to 7."
         (6, ["4", "6"], ["higher"], 0.75),
         (1, ["7", "6", "5", "1"], ["lower", "lower", "lower"], 0.25),
         (1, ["7", "6", "5", "4"], ["lower", "lower", "lower"], 0.0),
-        *((4, [junk, "4"], [JUNK], 0.75) for junk in ("", "0", "8", "4.0", "²", "It is 4", "9" * 10_000, "4\n4")),
+        *((4, [junk, "4"], [JUNK], 0.75) for junk in ("", "0", "8", "4.0", "²", "It is 4", "9" * 10_000)),
     ],
-    ids=range(12),
+    ids=range(11),
 )
 def test_each_guess_that_misses_or_is_no_number_costs_a_quarter(
     number: int, replies: list[str], said: list[str], score: float
 ) -> None:
-    environment: Any = loader.load_env(loader.find_env(TrainConfig(rl_env="envs.guess_number")), {})
+    environment = made("envs.guess_number")
     assert number in [row["case_idx"] for row in environment.build_dataset(None)]
     episode = environment.episode(number, seed=0)
     assert next(episode) is None

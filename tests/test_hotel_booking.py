@@ -8,21 +8,16 @@ from typing import Any
 import pytest
 
 from aitrain import Score
-from aitrain.environment import loader
-from aitrain.options.train import TrainConfig
+from tests.adapters.conftest import made
 
 TOPICS = ["city", "dates", "budget", "stars", "breakfast"]
 ASK_ALL = ["On which dates, and for what budget?", "How many stars? Breakfast?"]
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
-def load(**config: Any) -> Any:
-    return loader.load_env(loader.find_env(TrainConfig(model="any", rl_env="envs.hotel_booking")), config)
-
-
 @pytest.fixture(scope="module")
 def environment() -> Any:
-    return load()
+    return made("envs.hotel_booking")
 
 
 def play(booking: Any, replies: Iterable[str]) -> list[Any]:
@@ -102,6 +97,3 @@ def test_a_booking_that_misses_one_wish_gets_the_other_four_and_one_over_the_bud
     for nights in (case.wish.nights, 1):
         result = book_and_score(environment, 0, ASK_ALL, hotel_id=hotels_that_miss(case, "budget")[0], nights=nights)
         assert (result.score, result.metrics["booked"], result.metrics["met_budget"]) == (0.0, 1, 0)
-
-
-# -- the conversation

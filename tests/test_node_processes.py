@@ -17,13 +17,15 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
-from aitrain.launch import nodes, processes
-from aitrain.launch.machines import Nodes
-from aitrain.launch.nodes import NodeGroup, join_store, serve_store
+from aitrain.launch import processes
+from aitrain.launch.nodes import MachineStore, NodeGroup
 from aitrain.launch.processes import Processes
-from aitrain.runs.run_folder import RunFolder, read_object
-from tests.conftest import free_port
+from aitrain.runs.run_folder import RunFolder
+from tests import test_nodes
 from tests.execution.waiting import eventually
+from tests.test_nodes import beside, group_of
+
+soon, stores = test_nodes.soon, test_nodes.stores
 
 READY = "touch $0/ready-$RANK"
 WAIT = f"trap 'exit 0' TERM; {READY}; while :; do sleep 0.05; done"
@@ -90,33 +92,22 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
-    monkeypatch.setattr(nodes, "POLL", 0.01)
+def machines(stores: list[MachineStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
-    port = free_port()
-    stores = [serve_store("127.0.0.1", port, is_local=True), join_store("127.0.0.1", port, 20)]
-    first, second = (NodeGroup(Nodes(2, rank, "127.0.0.1", port), store, 2.0) for rank, store in enumerate(stores))
-    join = threading.Thread(target=lambda: second.meet({}, 0, 20))
-    join.start()
+    first, second = (group_of(stores, rank, silence=2.0) for rank in (0, 1))
+    joining = beside(lambda: second.meet({}, 0, 20))
     first.meet({}, 0, 20)
-    join.join()
+    joining.result(20)
     folder = tmp_path / "run"
     folder.mkdir()
     return Machines(folder, (first, second))
 
 
-def test_both_end_when_rank_0_says_so(machines: Machines) -> None:
-    machines.run(says(Started(0, 1), Note("hello"), END), says(Started(1, 1)))
-    assert machines.ends == [END, END]
-    assert Note("hello") in machines.heard
-    listed = read_object(machines.folder.status)["nodes"]
-    assert [(node["rank"], node["address"]) for node in listed] == [(0, "127.0.0.1"), (1, "127.0.0.1")]
-
-
 def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: Machines) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
     show = "env > " + shlex.quote(str(machines.folder.path))
-    machines.run(f"{show}/env-0; {says(END)}", f"{show}/env-1")
+    machines.run(f"{show}/env-0; {says(Started(0, 1), Note('hello'), END)}", f"{show}/env-1")
+    assert machines.ends == [END, END]
     first, second = (
         dict(line.split("=", 1) for line in (machines.folder.path / f"env-{n}").read_text().splitlines() if "=" in line)
         for n in (0, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -21,26 +20,27 @@ from aitrain.launch import nodes
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
 from aitrain.launch.nodes import MachineStore, NodeGroup, difference, facts, join_store, serve_store
 from aitrain.launch.preflight import check
-from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder
 from tests.conftest import free_port
 
 FACTS = {"trl": "1.0", "lr": 1.0}
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "gpu[07,12]",
-}
-MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
+
+
+def variables(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in text.split())
+
+
+SLURM = variables(
+    "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NODEID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2"
+    " SLURM_STEP_NODELIST=gpu[07,12]"
+)
+MPI = variables(
+    "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+)
+TORCHRUN = variables(
+    "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=nodeA MASTER_PORT=29500 TORCHELASTIC_RUN_ID=none"
+    " TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=2"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +72,8 @@ def beside(call: Callable[[], Any]) -> Future[Any]:
     return made
 
 
-def group_of(stores: list[MachineStore], rank: int, count: int = 2) -> NodeGroup:
-    return NodeGroup(Nodes(count, rank, "127.0.0.1", 1), stores[rank], silence=0.8)
+def group_of(stores: list[MachineStore], rank: int, count: int = 2, silence: float = 0.8) -> NodeGroup:
+    return NodeGroup(Nodes(count, rank, "127.0.0.1", 1), stores[rank], silence)
 
 
 @pytest.fixture
@@ -99,10 +99,10 @@ def pair(stores: list[MachineStore]) -> Iterator[tuple[NodeGroup, NodeGroup]]:
         ({}, {**SLURM, "SLURM_STEP_ID": "1"}, Nodes(2, 1, "gpu07", 20050)),  # steps of a job may share a machine
         ({}, {**SLURM, "PMI_SIZE": "2", "PMI_RANK": "1"}, Nodes(2, 1, "gpu07", 20049)),
         ({"nnodes": 1}, SLURM, None),
-        ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}, None),
+        ({}, SLURM | variables("SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1"), None),
         # as the operators of Kubernetes set them
-        ({}, {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0", "MASTER_PORT": "234"}, Nodes(3, 2, "job-0", 234)),
-        ({}, {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, None),
+        ({}, variables("RANK=2 WORLD_SIZE=3 MASTER_ADDR=job-0 MASTER_PORT=234"), Nodes(3, 2, "job-0", 234)),
+        ({}, variables("WORLD_SIZE=1 RANK=0 LOCAL_RANK=0"), None),
         ({"nnodes": 3, "node_rank": 2, "master_addr": "a"}, {}, Nodes(3, 2, "a", 29400)),
         ({}, {}, None),
     ],
@@ -113,34 +113,21 @@ def test_the_machines_are_those_of_the_flags_or_of_the_launcher(
     assert find_nodes(TrainConfig(**options), environ) == found
 
 
-TORCHRUN = {
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "nodeA",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "none",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-}
-
-
 @pytest.mark.parametrize(
     ("environ", "found"),
     [
         (TORCHRUN, LaunchedRank(3, 4, 1, 2, "nodeA", 29500, has_store=True, restarts=2)),
-        ({"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0"}, None),  # one command on each machine
-        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, None),
+        (variables("RANK=1 WORLD_SIZE=3 MASTER_ADDR=job-0"), None),  # one command on each machine
+        (variables("WORLD_SIZE=1 RANK=0 LOCAL_RANK=0"), None),
         (SLURM, None),
         (
-            {**SLURM, "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2", "SLURM_PROCID": "3"},  # dealt out cyclically
+            SLURM | variables("SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=2 SLURM_PROCID=3"),  # dealt out cyclically
             LaunchedRank(6, 8, 2, 4, "gpu07", 20049),
         ),
-        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}, None),  # no srun
+        (variables("SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8"), None),  # no srun
         ({**MPI, "MASTER_PORT": "1234"}, LaunchedRank(1, 2, 1, 2, "127.0.0.1", 1234)),
         (
-            {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "MASTER_ADDR": "a"},
+            variables("PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_ADDR=a"),
             LaunchedRank(3, 4, 1, 2, "a", 29400),
         ),
     ],
@@ -154,9 +141,8 @@ def test_a_process_knows_its_rank_by_the_variables_of_the_program_that_started_i
 def test_the_first_machine_and_idle_machines_of_a_slurm_job_are_read() -> None:
     for listed, first in (("gpu[01-03,7],login", "gpu01"), ("r[1-2]n[08-09]", "r1n08"), ("login,gpu1", "login")):
         found = find_nodes(TrainConfig(), {**SLURM, "SLURM_STEP_NODELIST": listed})
-        assert found is not None
         assert found.address == first
-    assert idle_nodes({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}) == 3
+    assert idle_nodes(variables("SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=4")) == 3
     assert idle_nodes({**SLURM, "SLURM_JOB_NUM_NODES": "4"}) == 0
 
 
@@ -164,11 +150,11 @@ def test_the_first_machine_and_idle_machines_of_a_slurm_job_are_read() -> None:
     ("options", "environ", "word"),
     [
         ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "7"}, "same number on each"),
-        ({"nnodes": 2}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "nnodes: a launcher"),
+        ({"nnodes": 2}, variables("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0"), "nnodes: a launcher"),
         ({}, {**MPI, "OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR"),
         ({}, {**MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "consecutive ranks"),
-        ({}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_FSDP": "true"}, "fsdp2"),
-        ({}, {"ACCELERATE_DYNAMO_USE_FULLGRAPH": "False", "MASTER_PORT": "29500"}, "--multi_gpu"),
+        ({}, variables("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 ACCELERATE_USE_FSDP=true"), "fsdp2"),
+        ({}, variables("ACCELERATE_DYNAMO_USE_FULLGRAPH=False MASTER_PORT=29500"), "--multi_gpu"),
         ({"nnodes": 2, "master_addr": "a"}, {}, "node_rank"),
         ({"nnodes": 2, "node_rank": 1}, {}, "master_addr"),
         ({"nnodes": 2, "node_rank": 2, "master_addr": "a"}, {}, "0 to 1"),
@@ -307,15 +293,3 @@ def test_a_machine_that_is_silent_is_named_and_one_that_has_ended_is_not_lost(
     pair[0].leave()
     time.sleep(1.0)
     assert pair[1].lost == ""
-
-
-# -- the processes
-
-
-def test_a_training_process_does_not_get_another_launchers_ranks(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
-    for name in ("RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
-        monkeypatch.setenv(name, "1")
-    plan = check(TrainConfig(model="tiny", rl_env="envs.arithmetic"))
-    variables = Processes(plan, RunFolder(here), print)._environment()
-    assert not {"RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & variables.keys()
-    assert variables["PATH"] == os.environ["PATH"]

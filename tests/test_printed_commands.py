@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from aitrain.cli.main import COMMANDS, load_command
-from aitrain.ui.overview import Overview
-from tests.ui.test_next_steps import run
 
 ROOT = Path(__file__).parents[1]
 ENV_COMMANDS = load_command("env").commands  # type: ignore[attr-defined]
@@ -56,14 +53,3 @@ def test_every_command_that_is_named_exists_with_its_flags() -> None:
     found = {place: problems for place, text in texts.items() if (problems := wrong(text))}
     assert found == {}
     assert wrong("`aitrain grpoo`, aitrain grpo --modell x") == ["aitrain grpoo", "aitrain grpo --modell"]
-
-
-@pytest.mark.parametrize("values", [{}, {"stopped_because": "(--patience 2)"}])
-def test_the_commands_after_a_run_are_accepted(values: dict[str, object], tmp_path: Path) -> None:
-    folder = run(tmp_path, "better", "rl_env: envs.arithmetic\nlr: 3.0e-05\npatience: 2", **values)
-    commands = [step["command"] for step in Overview(folder.path).next_steps]
-    assert commands
-    for text in filter(None, (*commands, Overview(folder.path).continuing())):
-        program, name, *arguments = shlex.split(text)
-        assert program == "aitrain"
-        load_command(name).make_context(name, arguments)

@@ -23,9 +23,7 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
     ("environment", "arguments", "code", "words"),
     [
         (GOOD, "--rl-num-generatons 4", 2, "Did you mean --rl-num-generations?"),
-        (GOOD, "--rl-num-generations 3", 2, "--rl-prompts-per-step 3"),
         (SINKS, """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3, "env.py, line 7, in __init__"),
-        ("import not_there\n" + GOOD, "", 3, "Install not_there"),
         ("input()\n" + GOOD, "", 3, "aitrain env play"),
         ("open('rows.txt')\n" + GOOD, "", 3, "There is data/rows.txt."),
     ],

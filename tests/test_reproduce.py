@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -12,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.conftest import write
-from tests.properties import run_in_process
+from tests.conftest import run_in_process, write
 
 ENVIRONMENT = """\
 import answers
@@ -32,8 +32,8 @@ def test_a_run_on_two_processes_is_the_same_bits_from_the_source_that_it_kept(
     here: Path, aitrain_grpo: Callable[..., subprocess.CompletedProcess[str]], preloaded_aitrain: Path
 ) -> None:
     write(here, {"doubles.py": ENVIRONMENT, "answers.py": ANSWERS})
-    options = ["--max-steps", "2", "--rl-prompts-per-step", "4", "--rl-num-generations", "4", "--num-processes", "2"]
-    first = aitrain_grpo("--model", "tiny", "--rl-env", "doubles.py", "--eval-cases", "8", "--peft", *options)
+    options = "--max-steps 2 --rl-prompts-per-step 4 --rl-num-generations 4 --num-processes 2 --eval-cases 8 --peft"
+    first = aitrain_grpo("--model", "tiny", "--rl-env", "doubles.py", *shlex.split(options))
     assert first.returncode == 0, first.stderr
     (here / "answers.py").write_text(ANSWERS.replace("sum(", "0.5 * sum("))
 
@@ -107,7 +107,7 @@ SAME, ROUNDED, DIFFERENT = "the same bits", "the same to rounding", "different"
 def test_what_differs_is_found_and_where_it_began(runs: Path, change: Change, expected: list[str], about: str) -> None:
     shutil.copytree(runs / "one", runs / "two")
     change(runs / "two")
-    code, out, err = run_in_process("reproduce", "one", "two", "--json")
+    code, out, err = run_in_process("reproduce one two --json")
     found = json.loads(out)
     assert [found[part]["same"] for part in ("records", "metrics", "weights")] == expected
     assert about in " ".join(found[part]["about"] for part in ("records", "metrics", "weights"))
@@ -119,7 +119,7 @@ def test_versions_and_options_that_differ_are_shown_side_by_side(runs: Path) -> 
     shutil.copytree(runs / "one", runs / "two")
     replaced("environment.json", "1.16.0", "1.17.0")(runs / "two")
     replaced("config.yaml", "0.1", "0.2")(runs / "two")
-    code, out, _ = run_in_process("reproduce", "one", "two")
+    code, out, _ = run_in_process("reproduce one two")
     assert code == 0
     rows = [line.split() for line in out.splitlines() if line.strip()][:3]
     assert rows == [["one", "two"], ["trl", "1.16.0", "1.17.0"], ["lr", "0.1", "0.2"]]
@@ -127,8 +127,8 @@ def test_versions_and_options_that_differ_are_shown_side_by_side(runs: Path) -> 
 
 def test_what_has_not_trained_is_refused(runs: Path) -> None:
     (runs / "one" / "result.json").unlink()
-    code, _, err = run_in_process("reproduce", "one")
+    code, _, err = run_in_process("reproduce one")
     assert code == 2
     assert "has no result" in err
     (runs / "one" / "status.json").write_text('{"job": "eval"}')
-    assert "aitrain eval --config" in run_in_process("reproduce", "one")[2]
+    assert "aitrain eval --config" in run_in_process("reproduce one")[2]

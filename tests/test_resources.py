@@ -1,9 +1,8 @@
-"""What a run needs of memory and disk: shapes read from files, estimates, refusals and warnings."""
+"""What a run needs of memory and disk: shapes of models, estimates, refusals and warnings, the size of a pass."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.batch import plan_batch
+from aitrain.batch import BatchPlan, plan_batch
 from aitrain.launch import resource_estimate
 from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
+from aitrain.launch.preflight import check
 from aitrain.launch.resource_estimate import (
     MIB,
     DeviceMemory,
@@ -25,20 +25,12 @@ from aitrain.launch.resource_estimate import (
 from tests.conftest import write
 
 CPU, GPU = DeviceMemory("CPU", 8 << 30, 16 << 30), DeviceMemory("GPU", 80 << 30, 80 << 30)
-TINY_SHAPE = read_model_shape("tiny")
-assert TINY_SHAPE is not None
+TINY, HALF_BILLION = read_model_shape("tiny"), read_model_shape("Qwen/Qwen3-0.6B")
 
 
-def large() -> ModelShape:
-    """Qwen3-0.6B's shape, its linears as one."""
-    assert TINY_SHAPE is not None
-    (first, *_) = TINY_SHAPE.linears
-    return ModelShape(596_049_920, 28, 1024, 3072, 16, 8, 128, 151_936, (first,))
-
-
-def peak(machine: DeviceMemory = CPU, **options: Any) -> int:
+def peak(machine: DeviceMemory, **options: Any) -> int:
     config = TrainConfig(**options)
-    return estimate_memory(large(), config, plan_batch(config, 1), machine).peak
+    return estimate_memory(HALF_BILLION, config, plan_batch(config, 1), machine).peak
 
 
 # -- shapes
@@ -60,7 +52,6 @@ def test_the_weights_of_shards_are_added_up_without_a_second_copy_of_the_embeddi
         {**files, "one.safetensors": header(a=[3, 4]), "two.safetensors": header(**{"b": [5], "lm_head.weight": [7]})},
     )
     shape = read_model_shape(str(tmp_path))
-    assert shape is not None
     assert (shape.weights, shape.intermediate, shape.kv_heads, shape.head_dim) == (17, 32, 2, 4)
 
 
@@ -72,28 +63,11 @@ PUBLISHED = {
     "SmolLM2-1.7B": 1.71, "SmolLM3-3B": 3.08, "Mistral-7B": 7.25, "Mistral-Small-24B": 23.6, "gpt-oss-20b": 20.9,
 }  # fmt: skip
 """Billions of weights that the makers state; of Gemma 3, the text part."""
-TYPES = {
-    "Qwen3": "qwen3", "Qwen2.5": "qwen2", "gemma-3": "gemma3_text", "SmolLM3": "smollm3", "Mistral": "mistral",
-    "gpt-oss": "gpt_oss",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_known_shape_has_the_weights_of_transformers_own_model_and_those_that_its_maker_states(name: str) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    hidden, intermediate, layers, heads, kv_heads, head_dim, vocabulary, is_tied, *experts = KNOWN[name]
-    kind = next((kind for start, kind in TYPES.items() if name.startswith(start)), "llama")
-    config = AutoConfig.for_model(
-        kind, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, head_dim=head_dim, vocab_size=vocabulary, tie_word_embeddings=bool(is_tied),
-        pad_token_id=0, **dict(zip(("num_local_experts", "num_experts_per_tok"), experts, strict=False)),
-    )  # fmt: skip
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+def test_a_known_shape_has_the_weights_that_its_maker_states(name: str) -> None:
     shape = read_model_shape(f"someone/{name}-Instruct-2507")
-    assert shape is not None
-    assert shape.weights == pytest.approx(model.num_parameters(), rel=1e-3)
     assert shape.weights / 1e9 == pytest.approx(PUBLISHED[name], rel=5e-3)
 
 
@@ -103,7 +77,7 @@ TOKENS, TILE = 8 * 1536, 4096 * 32_768 * 2
 """Tokens of a forward pass below, and bytes of the logits that are computed at a time."""
 SERVED = {
     "use_vllm": True, "vllm_mode": "server", "rl_max_prompt_length": 512, "rl_max_new_tokens": 1024,
-    "rl_prompts_per_step": 32, "rl_num_generations": 8, "batch_size": 8, "rl_kl_coef": 0.0,
+    "rl_prompts_per_step": 32, "rl_num_generations": 8, "rl_kl_coef": 0.0,
 }  # fmt: skip
 
 
@@ -127,10 +101,8 @@ SERVED = {
     ],
 )  # fmt: skip
 def test_the_estimate_is_that_of_a_calculation_by_hand(model: str, options: dict[str, Any], expected: float) -> None:
-    config = TrainConfig(**{**SERVED, **options})
-    shape = read_model_shape(model)
-    assert shape is not None
-    need = estimate_memory(shape, config, plan_batch(config, config.num_processes or 1), GPU).peak
+    config = TrainConfig(**{**SERVED, "batch_size": 8, **options})
+    need = estimate_memory(read_model_shape(model), config, plan_batch(config, config.num_processes or 1), GPU).peak
     assert need == pytest.approx(expected + 700 * MIB, rel=0.06)
 
 
@@ -199,47 +171,74 @@ def test_what_cannot_fit_is_refused_and_what_is_tight_warned_of_with_ways_out(mo
         warnings(disk=MIB)
 
 
-# -- the command, and the estimate against the truth
+# -- the batch size of a run that names none: large passes, of the same completions
 
 
-@pytest.mark.slow
-def test_the_estimate_of_one_shape_is_within_a_quarter_of_the_real_peak(
-    here: Path, preloaded_aitrain: Path, monkeypatch: pytest.MonkeyPatch
+def plan(
+    shape: ModelShape | None = TINY,
+    processes: int = 1,
+    recorded: Any = None,
+    device: DeviceMemory = CPU,
+    **options: Any,
+) -> BatchPlan:
+    return plan_batch(choose_batch_size(TrainConfig(**options), processes, shape, device, recorded), processes)
+
+
+@pytest.mark.parametrize("options", [{}, {"rl_prompts_per_step": 16}, {"rl_prompts_per_step": 3}])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_step_that_fits_is_one_pass_with_the_completions_of_before(options: dict[str, Any], processes: int) -> None:
+    before = plan_batch(TrainConfig(**options), processes)
+    chosen = plan(processes=processes, **options)
+    assert chosen.completions_per_step == before.completions_per_step
+    assert chosen.limit.completions == chosen.share
+
+
+@pytest.mark.parametrize("total", [8 << 30, 24 << 30, 80 << 30])
+def test_on_a_gpu_a_pass_is_the_largest_that_leaves_a_fifth_of_the_memory(total: int) -> None:
+    device = DeviceMemory("GPU", 0, total)
+    options = {**SERVED, "peft": True, "disable_gradient_checkpointing": False}
+    chosen = plan(HALF_BILLION, device=device, **options).limit.completions
+    assert peak(device, **options, batch_size=chosen) <= 0.8 * total
+    assert chosen == 256 or peak(device, **options, batch_size=2 * chosen) > 0.8 * total
+
+
+@pytest.mark.parametrize(("total", "keeps"), [(8 << 30, False), (40 << 30, True)])
+def test_activations_are_kept_where_a_pass_with_a_whole_group_fits(total: int, keeps: bool) -> None:
+    options, device = {**SERVED, "peft": True}, DeviceMemory("GPU", 0, total)
+    chosen = choose_batch_size(TrainConfig(**options), 1, HALF_BILLION, device)
+    assert (chosen.disable_gradient_checkpointing, chosen.shares_prompts) == (keeps, True)
+    given = TrainConfig(**options, disable_gradient_checkpointing=not keeps)
+    assert choose_batch_size(given, 1, HALF_BILLION, device).disable_gradient_checkpointing is not keeps
+    resumed = choose_batch_size(TrainConfig(**options), 1, HALF_BILLION, device, chosen.written())
+    assert resumed.disable_gradient_checkpointing == keeps
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_accumulation": 4},
+        {"rl_loss_type": "bnpo"},
+        {"rl_entropy_coef": 0.1},
+        {"tokens_per_pass": 64},
+    ],
+)
+def test_passes_that_an_option_counts_or_whose_size_changes_the_loss_stay(options: dict[str, Any]) -> None:
+    assert plan(**options).limit == plan_batch(TrainConfig(**options), 1).limit
+
+
+def test_a_resumed_run_has_the_passes_of_its_checkpoint() -> None:
+    assert plan(recorded={"batch_size": 4}).limit.completions == 4
+    assert plan(recorded={"batch_size": None}).limit.completions == 2
+
+
+@pytest.mark.usefixtures("here")
+def test_a_run_repeated_from_its_options_has_the_same_passes_however_much_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of what a model takes beyond the libraries, which a training of the tiny model takes, too. glibc gives freed
-    blocks back at once, as it does by itself with the large ones of large models."""
-    from benchmarks.models import make_model
-
-    callback = """
-import re
-from pathlib import Path
-from transformers import TrainerCallback
-
-class Peak(TrainerCallback):
-    def on_train_end(self, args, state, control, **_):
-        status = Path("/proc/self/status").read_text()
-        Path(__file__).with_name("peak").write_text(re.search(r"VmHWM:\\s+(\\d+)", status)[1])
-"""
-    write(here, {"peak.py": callback})
-    make_model("10 million weights", here / "model")
-    for kind in ("MMAP", "TRIM"):
-        monkeypatch.setenv(f"MALLOC_{kind}_THRESHOLD_", "65536")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    estimates, peaks = [], []
-    for model in ("tiny", str(here / "model")):
-        config = TrainConfig(
-            model=model, rl_env=f"{Path(__file__).parent}/gpu/equal_prompts.py:EqualPrompts", rl_prompts_per_step=4,
-            rl_num_generations=4, batch_size=8, rl_max_prompt_length=32, rl_max_new_tokens=64, max_steps=2,
-            eval_cases=0, save_strategy="no", num_processes=1, custom_callbacks=f"{here}/peak.py:Peak",
-        )  # fmt: skip
-        (here / "settings.yaml").write_text(json.dumps(config.changed()))
-        command = [str(preloaded_aitrain / "aitrain"), "grpo", "--config", "settings.yaml"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
-        assert done.returncode == 0, done.stderr
-        shape = read_model_shape(model)
-        assert shape is not None
-        config = choose_batch_size(config, 1, shape, CPU)
-        estimates.append(estimate_memory(shape, config, plan_batch(config, 1), CPU).peak / MIB)
-        peaks.append(int((here / "peak").read_text()) / 1024)
-
-    assert (estimates[1] - estimates[0]) / (peaks[1] - peaks[0]) == pytest.approx(1, abs=0.25)
+    config = TrainConfig(model="tiny", rl_env="envs.arithmetic", num_processes=2)
+    first = check(config)
+    monkeypatch.setattr(resource_estimate, "free_memory", lambda: 700 << 20)
+    again = check(config)
+    replayed = check(TrainConfig(**first.config.written()))
+    assert first.batch == again.batch == replayed.batch
+    assert first.config.written() == replayed.config.written()

@@ -151,7 +151,6 @@ class Deaf(Asks):
 
 def test_a_rollout_that_asks_again_and_again_after_its_limit_fails() -> None:
     failure = play_one(Deaf(), Scripted(lambda _: "x$"), Limits(1, 9, context=99)).result.failure
-    assert failure is not None
     assert "after EpisodeTruncated" in failure.message
 
 

@@ -111,7 +111,6 @@ def test_a_command_waits_until_the_other_one_and_its_training_processes_have_end
     folder = RunFolder(tmp_path / "run")
     arguments = [sys.executable, "-c", HOLDER, str(folder.path)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as command:
-        assert command.stdout is not None
         worker, left = map(int, command.stdout.readline().split())
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(owned, folder)

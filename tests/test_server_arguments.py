@@ -16,6 +16,7 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.options.reading import resolve
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.server_arguments import argument_words, check_server_arguments
+from aitrain.vllm.server_process import ServerConfig
 
 OURS: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server"}
 ADAPTER = {**OURS, "peft": True}
@@ -88,10 +89,16 @@ def test_what_cannot_work_is_refused_before_anything_starts(options: dict[str, A
         TrainConfig(**options)
 
 
-def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log() -> None:
-    config = TrainConfig(**OURS, vllm_servers=2, vllm_server_gpus=2, vllm_gpu_memory_utilization=0.4)
+def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log_and_a_setting_of_the_users_wins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    more = {"vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.4}
+    config = TrainConfig(**OURS, vllm_servers=2, vllm_server_gpus=2, **more)
     plan = RunPlan(config, {}, BatchPlan(1, 1, 1), (), None, ("4", "5", "6", "7"))
     first, second = server_plans(plan, RunFolder(Path("run")))
     assert (first.gpus, second.gpus) == (("4", "5"), ("6", "7"))
-    assert first.arguments["gpu_memory_utilization"] == 0.4
+    assert {"--tensor-parallel-size=2", "--gpu-memory-utilization=0.4"} <= set(first.words(8000))
+    assert first.environment()["CUDA_VISIBLE_DEVICES"] == "4,5"
+    assert ServerConfig({}, Path("log")).environment()["VLLM_CPU_KVCACHE_SPACE"] == "7"
     assert [first.log.name, second.log.name] == ["vllm-server-0.log", "vllm-server-1.log"]

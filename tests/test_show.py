@@ -9,31 +9,28 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import write
-from tests.properties import run_in_process
+from tests.conftest import run_in_process, write
+from tests.ui.conftest import record
 
 EVIL = "\x1b[2J\x1b]0;pwned\x07\x9b31m\r over\u202e txt \x00\x08\u2066"
 
 
-def record(step: int, group: int, case: Any, score: float | None, **more: Any) -> dict[str, Any]:
-    error = {"kind": "raised", "place": "score_episode", "message": f"no {EVIL}"} if score is None else None
-    return {
-        "schema": 2, "step": step, "weight_version": 0, "group": group, "advantage": 0.5, "row_number": None,
-        "case_idx": case, "row": {"word": EVIL}, "seed": 1, "prompt": f"say {case}:", "tools": [],
-        "messages": [{"role": "user", "content": f"say {case}:"},
-                     {"role": "assistant", "content": f"it is {EVIL}" + " word" * 40}],
-        "completion": f"it is {EVIL}", "turns": [{"tokens": 3, "weight_version": 0}], "tokens": 3, "score": score,
-        "metrics": {f"m{EVIL}": 1.0}, "stop": "env_error" if error else "done", "error": error, "seconds": 0.5,
-    } | more  # fmt: skip
+def said(step: int, group: int, case: Any, score: float | None, **more: Any) -> dict[str, Any]:
+    if score is None:
+        more |= {"error": {"kind": "raised", "place": "score_episode", "message": f"no {EVIL}"}, "stop": "env_error"}
+    text = f"it is {EVIL}" + " word" * 40
+    messages = [{"role": "user", "content": f"say {case}:"}, {"role": "assistant", "content": text}]
+    more |= {"messages": messages, "row": {"word": EVIL}, "metrics": {f"m{EVIL}": 1.0}}
+    return record(step=step, group=group, case_idx=case, score=score, **more)
 
 
 RECORDS = [
-    record(0, 0, "h1", 0.1, eval_phase="before_sampled"),
-    *(record(1, n // 2, n // 2, score) for n, score in enumerate([0.25, 0.75, 1.0, None])),
-    record(2, 0, 7, 0.5),
-    record(2, 0, 0, 0.0),
-    record(2, 1, "h1", 0.9, eval_phase="after_sampled"),
-    record(2, 1, "h2", 0.3, eval_phase="after_sampled"),
+    said(0, 0, "h1", 0.1, eval_phase="before_sampled"),
+    *(said(1, n // 2, n // 2, score) for n, score in enumerate([0.25, 0.75, 1.0, None])),
+    said(2, 0, 7, 0.5),
+    said(2, 0, 0, 0.0),
+    said(2, 1, "h1", 0.9, eval_phase="after_sampled"),
+    said(2, 1, "h2", 0.3, eval_phase="after_sampled"),
 ]
 
 
@@ -54,17 +51,17 @@ def run(here: Path) -> Path:
     return here / "runs" / "mine"
 
 
-def shown(*arguments: str, code: int = 0) -> str:
+def shown(arguments: str) -> str:
     """What the command writes, in this process."""
-    exit_code, out, err = run_in_process("show", *arguments)
-    assert exit_code == code, err
-    return out or err
+    code, out, err = run_in_process(f"show mine {arguments}")
+    assert code == 0, err
+    return out
 
 
 def test_a_run_is_its_scores_its_curve_and_what_its_episodes_came_to(run: Path) -> None:
     with (run / "rollouts" / "rank0.jsonl").open("a") as file:
         file.write("{not json}\n")
-    text = shown("mine")
+    text = shown("")
     assert text.startswith("mine  finished  2 steps in 1m 01s\n")
     assert re.search(r"sampled +0\.100 \[.*\] +0\.600 \[.*\] +\+0\.800 \[", text)
     assert "reward    ▁█  0.25 to 0.50" in text
@@ -84,16 +81,15 @@ def test_a_run_that_failed_says_why_and_how_it_is_continued(run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "scores"),
     [
-        (["--worst"], ["0.300", "0.900"]),  # of the newest scoring of held-out cases
-        (["--failed"], ["-"]),
-        (["--case", "0"], ["0.250", "0.750", "0.000"]),
+        ("--worst", ["0.300", "0.900"]),  # of the newest scoring of held-out cases
+        ("--failed", ["-"]),
+        ("--case 0", ["0.250", "0.750", "0.000"]),
     ],
-    ids=" ".join,
 )
-def test_options_choose_among_the_episodes(run: Path, arguments: list[str], scores: list[str]) -> None:
-    plain = shown("mine", *arguments)
+def test_options_choose_among_the_episodes(run: Path, arguments: str, scores: list[str]) -> None:
+    plain = shown(arguments)
     assert re.findall(r"^  score (\S+)", plain, re.MULTILINE) == scores
     assert plain.replace("\n", "").isprintable()  # whatever was said, the terminal gets no command
     assert r"\x1b[2J\x1b]0;pwned\x07\x9b31m\r over\u202e txt \x00\x08\u2066" in plain
-    as_json = json.loads(shown("mine", *arguments, "--json"))
+    as_json = json.loads(shown(f"{arguments} --json"))
     assert [one["score"] for one in as_json] == [None if score == "-" else float(score) for score in scores]

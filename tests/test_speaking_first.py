@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from typing import Any
 
@@ -15,14 +14,10 @@ from aitrain.environment.dataset import build_cases
 from aitrain.environment.session import EnvResponse
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
-from tests.rehearsal import Rehearsed, rehearse
+from tests.rehearsal import Rehearsed, call, rehearse
 from tests.rollout.asking import user
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Speaks:

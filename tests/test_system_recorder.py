@@ -11,9 +11,9 @@ import pytest
 from aitrain.launch import hardware
 from aitrain.launch.hardware import SystemRecorder
 from aitrain.runs.run_folder import read_lines
-from tests.conftest import write
+from tests.conftest import write_nvidia_smi
 
-SMI = """#!/bin/sh
+SMI = """
 echo "$@" > "$(dirname "$0")/asked"
 echo "0, NVIDIA H200, 143771, 102000, 40960, 93"
 echo "1, Other, [N/A], [N/A], [N/A], [N/A]"
@@ -23,11 +23,10 @@ echo "1, Other, [N/A], [N/A], [N/A], [N/A]"
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An nvidia-smi that tells of two GPUs; returns the file with what it was asked."""
-    write(tmp_path, {"bin/nvidia-smi": SMI})
-    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    write_nvidia_smi(tmp_path, SMI)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return tmp_path / "bin" / "asked"
+    return tmp_path / "asked"
 
 
 def test_a_sample_has_the_cores_the_memory_and_each_gpu(

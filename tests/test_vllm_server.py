@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.vllm.extensions import KeyGuard
-from aitrain.vllm.server_arguments import common_arguments
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, running, why_it_ended
 from tests.execution.waiting import eventually
 
@@ -68,23 +66,6 @@ def plan(here: Path) -> Callable[..., ServerConfig]:
         )  # type: ignore[arg-type]
 
     return make
-
-
-# -- the usual way
-
-
-def test_the_arguments_say_what_the_plan_says_and_the_users_own_settings_win(
-    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    gpus = plan("", gpus=("2", "3"))
-    arguments = common_arguments("model", gpus.gpus, tensor_parallel=2, lora_rank=9, memory=0.5)
-    on_gpus = set(replace(gpus, arguments=arguments).words(1))
-
-    assert {"--model=model", "--host=127.0.0.1", "--tensor-parallel-size=2"} <= on_gpus
-    assert {"--enable-lora", "--max-lora-rank=16", "--gpu-memory-utilization=0.5"} <= on_gpus
-    assert gpus.environment()["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert plan("").environment()["VLLM_CPU_KVCACHE_SPACE"] == "7"
 
 
 # -- it does not start
@@ -139,7 +120,6 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> list[VLLMServer]:
 
 def kill(server: VLLMServer) -> None:
     """The server itself, the supervisor's child."""
-    assert server._tree is not None
     psutil.Process(server._tree._supervisor.pid).children()[0].kill()
 
 

@@ -17,7 +17,7 @@ from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import check_by_reading, find_env, load_env
 from aitrain.environment.requirements import with_requirements
 from aitrain.workbench.player import Play, Player, Script
-from tests.conftest import write
+from tests.conftest import install_package, write
 from tests.rehearsal import Rehearsed, rehearse
 
 
@@ -86,8 +86,8 @@ def install(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     site = here.parent / "site"
 
     def put(distribution: str, version: str, files: Mapping[str, str]) -> None:
-        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
-        write(site, {**files, f"{distribution.replace('-', '_')}-{version}.dist-info/METADATA": metadata})
+        write(site, files)
+        install_package(site, distribution, version)
         monkeypatch.syspath_prepend(str(site))
 
     yield put

@@ -19,7 +19,7 @@ from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner
 from tests.adapters.conftest import play_row, rows_of
 from tests.adapters.http_servers import NemoHandler, Server
-from tests.rehearsal import Rehearsed
+from tests.rehearsal import Rehearsed, call
 from tests.runner_calls import open_sessions
 
 PRESS = {
@@ -36,7 +36,7 @@ TASK = {
     },
     "wanted": 2,
 }
-TWICE = '<tool_call>{"name": "press", "arguments": {"times": 2}}</tool_call>'
+TWICE = call("press", times=2)
 
 
 @pytest.fixture
@@ -68,8 +68,7 @@ def test_a_row_holds_the_task_and_its_prompt_as_chat_messages(tmp_path: Path, se
 def test_tools_are_called_in_the_session_and_verify_scores_what_was_said_and_called(
     server: Server, tmp_path: Path
 ) -> None:
-    wrong = '<tool_call>{"name": "press", "arguments": {"hard": true}}</tool_call>'
-    played = play(server, tmp_path, wrong, TWICE, "Done.")
+    played = play(server, tmp_path, call("press", hard=True), TWICE, "Done.")
     assert [tool["function"]["name"] for tool in played.opening.tools] == ["press"]
     assert "unknown argument" in played.moves[0].messages[0]["content"]
     assert json.loads(played.moves[1].messages[0]["content"]) == {"presses": 2, "done": False}
@@ -77,12 +76,12 @@ def test_tools_are_called_in_the_session_and_verify_scores_what_was_said_and_cal
     assert played.scored.score == 1.0
     assert played.scored.metrics == {"presses": 2.0, "politeness": 0.5, "mask_sample": 0.0}
     (session,) = server.sessions.values()
-    first, _, call, output, answer = session["response"]["output"]
-    assert (call["type"], output["type"]) == ("function_call", "function_call_output")
-    assert call["call_id"] == output["call_id"] != first["call_id"]
+    first, _, made, output, answer = session["response"]["output"]
+    assert (made["type"], output["type"]) == ("function_call", "function_call_output")
+    assert made["call_id"] == output["call_id"] != first["call_id"]
     assert answer["content"][0]["text"] == "Done."
     assert play(server, tmp_path, TWICE, "Done.", masked=True).scored.score is None
-    verify = play(server, tmp_path, TWICE.replace("press", "verify"))
+    verify = play(server, tmp_path, call("verify"))
     assert verify.moves[0].messages[0]["content"] == "error: there is no tool verify"
 
 
@@ -100,6 +99,6 @@ def test_a_server_that_dies_is_a_failure_of_the_server_for_each_episode(kind: An
     if kind is OpenEnv:
         made.text = OpenEnvText({"properties": {}})
     row = {"index": 1, "reset": {}, "task": {"responses_create_params": {}}}
-    with closing(EnvRunner(made, TrainConfig(rl_env_retries=1))) as runner:
+    with closing(EnvRunner(made, TrainConfig(rl_env_retries=0))) as runner:
         sessions = open_sessions(runner, [Case(number, [], row, number) for number in range(3)], [0, 0, 0])
     assert [one.failure.kind for one in sessions if one.failure] == ["server"] * 3

@@ -14,7 +14,7 @@ from aitrain.environment.contract import Case
 from aitrain.environment.runner import start_runner
 from aitrain.environment.session import AssistantTurn
 from tests.adapters.conftest import play_row, rows_of
-from tests.rehearsal import Rehearsed
+from tests.rehearsal import Rehearsed, call
 from tests.runner_calls import end, open_sessions, respond
 
 pytest.importorskip("websockets")
@@ -58,9 +58,8 @@ def test_the_answer_is_the_action_and_done_ends_the_episode_with_the_sum_of_rewa
 
 
 def test_the_tools_of_an_mcp_environment_are_offered_as_tools() -> None:
-    call = '<tool_call>{"name": "guess", "arguments": {"number": %d}}</tool_call>'
     with OpenEnvServer(action=CALL_TOOL).running() as server:
-        played = play(server, call % 2, call % 7, number=7)
+        played = play(server, call("guess", number=2), call("guess", number=7), number=7)
         assert play(server, "I do not know.").is_over
     assert [tool["function"]["name"] for tool in played.opening.tools] == ["guess"]
     assert [move.messages[0]["content"] for move in played.moves] == ["higher", "right"]
@@ -90,7 +89,6 @@ def test_episodes_at_once_have_a_session_each_and_fail_as_server_when_it_is_lost
         end(runner, sessions)
     assert [answer.messages[0]["content"] for answer in answers] == ["right"] * 10
     failure = sessions[10].failure
-    assert failure is not None
     assert (failure.kind, "closed the session" in failure.message) == ("server", True)
 
 

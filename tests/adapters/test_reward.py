@@ -94,7 +94,6 @@ def test_a_function_of_trl_gets_messages_for_a_chat_prompt_and_one_reward_for_ea
     assert play(env, case, ["<think>yes?</think>\nyes"])[1].score == 1.0
     wrong = environment("my_rewards.py:too_few")
     failure = play(wrong, cases_of(wrong)[0], ["yes"])[1].failure
-    assert failure is not None
     assert "too_few returned 2 rewards for 1 completions" in failure.message
 
 

@@ -11,6 +11,7 @@ import pytest
 from aitrain.environment.rollout_session import session_for
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
+from tests.rehearsal import call
 from tests.rollout import asking
 from tests.rollout.scripted import Scripted
 
@@ -80,7 +81,7 @@ def test_public_methods_are_the_tools_of_one_episode_and_get_reward_is_the_score
     case = cases_of(env)[1]
     (tool,) = session_for(env).open(case.arguments(seed=0)).tools
     assert tool["function"]["name"] == "increment"
-    add = [f'<tool_call>{{"name": "increment", "arguments": {{"by": {number}}}}}</tool_call>' for number in (1, 2, -1)]
+    add = [call("increment", by=number) for number in (1, 2, -1)]
     said, result = play(env, case, [*add, "done"])
     assert said == ["Use the tool.Count to 4.", "1", "3", '{"error": "only upwards"}']
     assert (result.score, result.metrics) == (0.75, {"Counter": 0.75})
@@ -93,8 +94,7 @@ def test_reward_functions_get_the_instance_and_async_methods_are_awaited() -> No
         "trl:my_envs.py:Dice",
         data="rows.jsonl", rewards="my_envs.py:rolled,polite", weights=[1, 0.5], score_range="0,9",
     )  # fmt: skip
-    roll = '<tool_call>{"name": "roll", "arguments": {}}</tool_call>'
-    _, result = play(env, cases_of(env)[0], [roll, roll, "please"])
+    _, result = play(env, cases_of(env)[0], [call("roll"), call("roll"), "please"])
     assert result.score == 2.5
     assert result.metrics == {"rolled": 2.0, "polite": 1.0}
 

@@ -1,12 +1,9 @@
 """A loss, and a callback, as a user would name them."""
 
-from __future__ import annotations
-
-import torch
 from transformers import TrainerCallback
 
 
-def likelihood(logprobs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+def likelihood(logprobs, advantages):
     """REINFORCE."""
     return -logprobs * advantages
 
@@ -16,6 +13,6 @@ class Counting(TrainerCallback):  # type: ignore[misc]
 
     steps = 0
 
-    def on_step_end(self, *_: object, **__: object) -> None:
+    def on_step_end(self, *_, **__):
         """One more."""
         self.steps += 1

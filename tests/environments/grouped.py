@@ -1,11 +1,7 @@
 """Environments whose episodes are compared in groups, begin with what the environment says, or have no room."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 from aitrain import EnvRequirements, Score
 
@@ -15,22 +11,22 @@ class Ranked:
 
     requirements = EnvRequirements(max_new_tokens=4, max_turns=2)
 
-    def __init__(self, notes: str) -> None:
+    def __init__(self, notes):
         self.notes = Path(notes)
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self):
         return [{"word": f"word {number}", "length": 100_000 if number == 2 else 1} for number in range(6)]
 
-    def build_eval_dataset(self) -> list[dict[str, Any]]:
+    def build_eval_dataset(self):
         return [{"word": f"held {number}", "length": 100_000 if number == 2 else 1} for number in range(3)]
 
-    def episode(self, word: str, length: int) -> Generator[str, str, float]:
+    def episode(self, word, length):
         reply = yield f"Say {word}{'!' * length}"
         return len(reply) % 5 / 5
 
-    def score_group(self, texts: list[str], scores: list[float], word: str) -> list[Score]:
+    def score_group(self, texts, scores, word):
         order = sorted(scores)
         return [Score(order.index(own) / len(scores), {"size": len(texts)}) for own in scores]
 
-    def close(self) -> None:
+    def close(self):
         (self.notes / f"closed-by-{os.environ.get('RANK', '0')}-{os.getpid()}").touch()

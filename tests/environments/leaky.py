@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import sys
-from typing import Any
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "MY_OWN_SECRET")
 
@@ -12,14 +11,14 @@ SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "MY_OWN_SECRET")
 class Leaky:
     """Raises, prints, logs and returns them."""
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self):
         note = {"note": os.environ["LEAKED_TEXT"]}
         return [{"prompt": f"say {number} {os.environ['MY_OWN_SECRET']}:", **note} for number in range(24)]
 
-    def build_eval_dataset(self) -> list[dict[str, Any]]:
+    def build_eval_dataset(self):
         return [{"prompt": "say:", "case_idx": 24}]
 
-    def score_episode(self, completion: str, case_idx: int) -> Any:
+    def score_episode(self, completion, case_idx):
         said = " ".join(os.environ[name] for name in (*SECRETS, "LEAKED_TEXT"))
         print(f"printed {said}")
         print(f"to stderr {said!r}", file=sys.stderr)

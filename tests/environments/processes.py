@@ -4,22 +4,21 @@ import os
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 
 class Shared:
     """Random rows and a table of answers set while building: both must be the first process's everywhere."""
 
-    def __init__(self, notes: str) -> None:
+    def __init__(self, notes):
         self.notes = Path(notes)
 
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+    def build_dataset(self, tokenizer):
         (self.notes / f"built-by-{os.getpid()}").touch()
         luck = random.SystemRandom()
         self.answers = [luck.randrange(10**9) for _ in range(16)]
         return [{"prompt": f"say {answer}", "answer": answer} for answer in self.answers]
 
-    def score_episode(self, completion: str, case_idx: int, answer: int) -> dict[str, float]:
+    def score_episode(self, completion, case_idx, answer):
         some = {"some": float(len(completion))} if os.environ["RANK"] == "0" or len(completion) % 3 == 0 else {}
         return {"score": len(completion) % 7 / 7, "same": float(self.answers[case_idx] == answer), **some}
 
@@ -27,13 +26,13 @@ class Shared:
 class Slow:
     """Takes its time with every score, so that a signal finds the run busy."""
 
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+    def build_dataset(self, tokenizer):
         return [{"prompt": f"say {number}"} for number in range(64)]
 
-    def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+    def build_eval_dataset(self, tokenizer):
         return [{"prompt": "say it"}]
 
-    def score_episode(self, completion: str) -> float:
+    def score_episode(self, completion):
         time.sleep(0.02)
         return sum(letter < "n" for letter in completion) / max(1, len(completion))
 
@@ -41,7 +40,7 @@ class Slow:
 class Unkind(Slow):
     """Ends its own process in the middle, as the system does when memory is out."""
 
-    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+    def score_episode(self, completion, case_idx):
         if case_idx == 5:
             os.kill(os.getpid(), 9)
         return 0.5
@@ -50,12 +49,12 @@ class Unkind(Slow):
 class OddLoss(Slow):
     """The second process, and no other, comes to a loss that is not a number in the second step."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from aitrain.training.trainer import EpisodeTrainer
 
         first = EpisodeTrainer.training_step
 
-        def training_step(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        def training_step(self, *arguments, **keywords):
             loss = first(self, *arguments, **keywords)
             if os.environ.get("RANK") == "1" and self.state.global_step == 1:
                 self.non_finite.see_loss(loss * float("nan"))

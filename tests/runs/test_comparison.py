@@ -13,7 +13,8 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.runs.comparison import Comparison, compare_all
-from aitrain.runs.recorded_scoring import read_scorings
+from aitrain.runs.recorded_scoring import CaseKey, match_cases, read_scorings
+from aitrain.runs.records import RolloutRecord
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.overview import Overview
@@ -183,3 +184,16 @@ def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
         read_scorings([run])
     with pytest.raises(ConfigError, match="an eval of one model"):
         read_scorings([write_scoring(tmp_path / "eval", episodes({"x": [0.0]}))])
+
+
+# -- which cases are the same
+
+
+def test_rows_that_repeat_are_matched_once_each_those_with_the_same_seed_first() -> None:
+    def keys(*cases: tuple[str, int]) -> dict[str, CaseKey]:
+        return {str(n): CaseKey.of(RolloutRecord(prompt=prompt, seed=seed)) for n, (prompt, seed) in enumerate(cases)}
+
+    a = keys(("play", 1), ("y", 0), ("play", 2), ("only here", 0), ("play", 3))
+    b = keys(("y", 0), ("play", 3), ("play", 4), ("only there", 0))
+    assert match_cases(a, b) == [("0", "2"), ("1", "0"), ("4", "1")]
+    assert match_cases(b, a) == [("0", "1"), ("1", "4"), ("2", "0")]

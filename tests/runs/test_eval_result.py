@@ -33,8 +33,6 @@ RECORDS = [
 def test_scores_are_means_over_cases_and_what_has_no_score_is_counted_apart(tmp_path: Path) -> None:
     result = eval_result(tmp_path, read_model("tiny"), FACTS, RECORDS)
     sampled, greedy = result.scores["sampled"], result.scores["greedy"]
-    assert sampled is not None
-    assert greedy is not None
     assert (sampled["mean"], sampled["count"], greedy["mean"], greedy["count"]) == (0.25, 2, 1.0, 1)
     assert (result.failures, result.unscored, result.dropped) == ({"raised": 1}, 1, 2)
     assert result.solved == {"sampled": 0.5, "greedy": 1.0}

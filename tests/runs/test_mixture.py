@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from aitrain.runs.held_out import UNIT, Bounds, bounds_of
 from aitrain.runs.statistics import (
     ScoredEnv,
+    chances,
     combined,
     env_results,
     mean_score,
@@ -40,7 +45,6 @@ def test_the_distances_to_the_limits_are_added_as_squares_and_without_limits_the
     unbounded = interval(3.0, None, None, 1)
     parts = [(0.6, interval(0.5, 0.3, 0.6, 8)), (0.2, interval(-0.5, -0.9, 0.0, 2)), (0.4, None)]
     both = combined(parts)
-    assert both is not None
     assert (both["mean"], both["count"]) == (pytest.approx(0.25), 10)
     assert both["low"] == pytest.approx(0.25 - math.hypot(0.75 * 0.2, 0.25 * 0.4))
     assert both["high"] == pytest.approx(0.25 + math.hypot(0.75 * 0.1, 0.25 * 0.5))
@@ -55,10 +59,8 @@ def test_the_p_value_weighs_each_case_as_the_mean_does() -> None:
     before = dict.fromkeys(many.prompts, 0.0) | {"f": 1.0}
     after = dict.fromkeys(many.prompts, 1.0) | {"f": 0.0}
     change = of_changes(before, after, (many, few))
-    assert change is not None
     assert (change["mean"], change.get("p_value")) == (pytest.approx(0.1 - 0.9), 1.0)
     alone = of_changes(before, after, (many,))
-    assert alone is not None
     assert (alone.get("p_value") or 0.0) < 0.05
 
 
@@ -73,3 +75,34 @@ def test_cases_with_an_equal_prompt_count_as_one_with_their_mean() -> None:
     assert table["pass@2"]["after"]["count"] == 8
     alike = ScoredEnv(prompts=dict.fromkeys(right, "guess"))  # what they ask is in their rows
     assert of_means(dict.fromkeys(right, 0.5), (alike,))["count"] == 24
+
+
+# -- pass@K
+
+
+def pass_at(scores: list[float], tries: int, bounds: Bounds = UNIT) -> dict[str, float]:
+    return chances({"1": scores}, tries, (ScoredEnv(bounds=bounds, prompts={"1": "say"}),))
+
+
+def test_a_case_is_solved_at_the_highest_score() -> None:
+    assert pass_at([5.0, -5.0], 2, (-5, 5)) == {"1": 1.0}
+    assert pass_at([4.9, -5.0], 2, (-5, 5)) == {"1": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds"),
+    [(None, (0, 1)), ("any", None), ("0,1", (0, 1)), ("-1,2.5", (-1, 2.5)), (7, (0, 1))],
+)
+def test_the_bounds_of_scores_are_what_the_option_says(given: Any, bounds: Any) -> None:
+    assert bounds_of(given) == bounds
+
+
+@given(st.lists(st.sampled_from([1.0, 0.99, 0.0]), min_size=1, max_size=9), st.integers(1, 9))
+@settings(max_examples=100, deadline=None)
+def test_pass_at_is_the_share_of_all_choices_of_samples_that_solve_it(samples: list[float], tries: int) -> None:
+    found = pass_at(samples, tries)
+    if tries > len(samples):
+        assert found == {}
+        return
+    choices = list(combinations(samples, tries))
+    assert found["1"] == pytest.approx(sum(1.0 in chosen for chosen in choices) / len(choices))

@@ -49,10 +49,8 @@ def test_holm_multiplies_the_smallest_by_all_and_never_reverses_the_order() -> N
 def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power(step: float) -> None:
     power = Power(0.5, step)
     needed = power.cases_needed(0.1)
-    assert needed is not None
     assert power.power(0.1, needed) >= 0.8 > power.power(0.1, needed - 1)
     detectable = power.detectable(needed)
-    assert detectable is not None
     assert power.power(detectable, needed) == pytest.approx(0.8, abs=1e-3)
     assert power.cases_needed(1e-6) is None
     assert (power.power(9.0, 5), power.detectable(5), power.cases_needed(9.0)) == (0.0, None, 6)
@@ -71,7 +69,7 @@ def test_with_few_cases_the_power_is_that_of_enough_cases_that_change() -> None:
         draws = [rng.choices((1.0, 0.0), (better, 1 - better), k=cases) for _ in range(1000)]
         detected = fmean(sign_flip_p_value(values) <= 0.05 for values in draws)
         assert power.power(better, cases) == pytest.approx(detected, abs=0.06)
-        assert 0.8 <= power.power(power.detectable(cases) or 0.0, cases) < 0.801
+        assert 0.8 <= power.power(power.detectable(cases), cases) < 0.801
     assert Power.of([1.0] * 147 + [0.0] * 53, (0, 1)).cases_needed(0.735) == 9
 
 

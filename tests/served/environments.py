@@ -1,10 +1,7 @@
 """Environments of each kind; all of them draw random numbers from the episode's seed."""
 
-from __future__ import annotations
-
 import random
 import threading
-from typing import Any
 
 from aitrain import EnvRequirements, Score, ToolResult
 
@@ -12,31 +9,31 @@ from aitrain import EnvRequirements, Score, ToolResult
 class Single:
     """One answer; its rows hold what JSON does not have, and some rows repeat."""
 
-    def build_dataset(self) -> list[Any]:
+    def build_dataset(self):
         odd = {"tags": {"a"}, "pair": (1, 2.5), "bad": float("nan")}
         return [{"prompt": f"{number // 2}?", "case_idx": ("row", number // 2), **odd} for number in range(6)]
 
-    def build_eval_dataset(self) -> list[Any]:
+    def build_eval_dataset(self):
         return [{"prompt": "held?", "case_idx": ("held", 0), "tags": {"b"}, "pair": (), "bad": 0.0}]
 
-    def score_episode(self, text: str, case_idx: Any, tags: Any, pair: Any, bad: float, case: Any, prompt: str) -> Any:
+    def score_episode(self, text, case_idx, tags, pair, bad, case, prompt):
         assert isinstance(case_idx, tuple)
         assert isinstance(tags, set)
         assert isinstance(pair, tuple)
         assert case["prompt"] == prompt
         return {"score": len(text) % 3 / 3, "metrics": {"third": 1 / 3, "unequal": bad != bad}}
 
-    def reference(self, case_idx: Any) -> str:
+    def reference(self, case_idx):
         return f"reference of {case_idx[1]}"
 
 
 class WithTools:
     """Tools before the answer, and scores of whole groups."""
 
-    def build_dataset(self) -> list[Any]:
+    def build_dataset(self):
         return [{"prompt": [{"role": "user", "content": f"{number}?"}]} for number in range(4)]
 
-    def get_tools(self) -> list[Any]:
+    def get_tools(self):
         return [self.add, self.stop]
 
     def add(self, a: int, b: int = 1) -> int:
@@ -47,10 +44,10 @@ class WithTools:
         """Stop."""
         return ToolResult("stopped", done=True)
 
-    def score_episode(self, messages: list[Any]) -> float:
+    def score_episode(self, messages):
         return len(str(messages)) % 7 / 7
 
-    def score_group(self, scores: list[float | None], texts: list[str], case: Any) -> list[Any]:
+    def score_group(self, scores, texts, case):
         assert case["prompt"]
         return [None if score is None else Score(score / 2, {"texts": len(texts)}) for score in scores]
 
@@ -60,10 +57,10 @@ class Generator:
 
     requirements = EnvRequirements(max_turns=3, isolation="thread")
 
-    def build_dataset(self) -> list[Any]:
+    def build_dataset(self):
         return [{"prompt": f"{number}?"} for number in range(4)]
 
-    def episode(self, seed: int, case_idx: int) -> Any:
+    def episode(self, seed, case_idx):
         said = yield None
         said += yield f"hint {random.Random(seed).random()}"
         return len(said) % 5 / 5
@@ -72,10 +69,10 @@ class Generator:
 class Loop:
     """Its own loop, with a conversation that is not trained."""
 
-    def build_dataset(self) -> list[Any]:
+    def build_dataset(self):
         return [{"prompt": f"{number}?"} for number in range(3)]
 
-    async def rollout(self, case: Any, endpoint: Any) -> float:
+    async def rollout(self, case, endpoint):
         aside = await endpoint.chat([{"role": "user", "content": "aside"}], trained=False)
         asked = [{"role": "user", "content": case["prompt"] + aside["content"]}]
         answer = await endpoint.chat(asked)
@@ -86,13 +83,13 @@ class Loop:
 class Counts:
     """Its scores are the numbers of the calls."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.count = 0
 
-    def build_dataset(self) -> list[Any]:
+    def build_dataset(self):
         return [{"prompt": f"{number}?"} for number in range(8)]
 
-    def score_episode(self, text: str) -> float:
+    def score_episode(self, text):
         self.count = self.count + 1
         return self.count / 100
 
@@ -102,37 +99,37 @@ class Objects:
 
     concurrent = True
 
-    def __init__(self, rows: int = 8) -> None:
+    def __init__(self, rows=8):
         self.rows, self.closed = rows, threading.Semaphore(0)
 
-    def build_dataset(self) -> list[Any]:
+    def build_dataset(self):
         return [{"prompt": f"{number}?"} for number in range(self.rows)]
 
-    def start(self, case_idx: int) -> OneObject:
+    def start(self, case_idx):
         return OneObject(self)
 
 
 class OneObject:
-    def __init__(self, of: Objects) -> None:
+    def __init__(self, of):
         self.of = of
 
-    def step(self, reply: str) -> None:
+    def step(self, reply):
         return None
 
-    def score(self) -> float:
+    def score(self):
         return 1.0
 
-    def close(self) -> None:
+    def close(self):
         self.of.closed.release()
 
 
 class Fails:
     """Each row fails in its own way."""
 
-    def build_dataset(self) -> list[Any]:
+    def build_dataset(self):
         return [{"prompt": what} for what in ("raise", "hang", "range", "model", "fine")]
 
-    def score_episode(self, prompt: str, model: Any) -> Any:
+    def score_episode(self, prompt, model):
         if prompt == "raise":
             raise KeyError("no such city")
         if prompt == "hang":

@@ -82,7 +82,6 @@ def test_rows_come_in_pages_and_in_the_form_of_the_records(monkeypatch: pytest.M
         train, held_out = build_cases(client, None)
         assert reference_of(client, train[3]) == Script(("reference of 1",))
     assert [dict(case.row) for case in train] == [to_jsonable(case.row) for case in local]
-    assert held_out is not None
     assert held_out[0].row["case_idx"] == ["held", 0]
 
 

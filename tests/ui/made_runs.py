@@ -12,14 +12,15 @@ from optuna.trial import TrialState, create_trial
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json
 from aitrain.ui.sweep_page import open_study
+from tests.runs import scorings
 from tests.ui.conftest import record, write_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &amp; \u2028\u2029 \ud800 \x00"
 RENDERED = "<|im_start|>user\n<b>Book</b> me a room<|im_end|>\n<|im_start|>assistant\n"
 
 
-def interval(mean: float) -> dict[str, Any]:
-    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "count": 8}
+def interval(mean: float) -> Any:
+    return scorings.interval(mean, mean - 0.1, mean + 0.1, 8)
 
 
 def held_out(case: int, phase: str, score: float, **differences: Any) -> dict[str, Any]:

@@ -134,7 +134,6 @@ def test_cases_are_sorted_and_rollouts_are_filtered(open_run: Any, real_run: Pat
 def test_curves_are_drawn_and_read_out(open_run: Any, real_run: Path) -> None:
     tab = open_run(real_run)
     tab.page.click("#curves summary")
-
     over = tab.page.locator("[data-chart=reward] .u-over")
     over.scroll_into_view_if_needed()
     over.hover(position={"x": 5, "y": 20})

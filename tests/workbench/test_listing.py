@@ -9,19 +9,13 @@ import pytest
 
 from aitrain.cli.env import list_environments
 from aitrain.environment.adapters import ADAPTERS
-from tests.conftest import write
+from tests.conftest import install_package, write
 
 
-def install(folder: Path, name: str, version: str, entry_points: str = "") -> None:
-    """A package as pip leaves it, whose module must not be imported."""
-    write(
-        folder,
-        {
-            f"{name}/__init__.py": "raise RuntimeError('imported')",
-            f"{name}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-            f"{name}-{version}.dist-info/entry_points.txt": entry_points,
-        },
-    )
+def install(site: Path, name: str, version: str, entry_points: str = "") -> None:
+    """A package whose module must not be imported."""
+    write(site, {f"{name}/__init__.py": "raise RuntimeError('imported')"})
+    write(install_package(site, name, version), {"entry_points.txt": entry_points})
 
 
 def test_installed_environments_and_adapters_are_listed_with_what_is_wrong_with_their_package(

@@ -15,6 +15,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 from aitrain.workbench.show import show
+from tests.rehearsal import call
 
 VIEW = ModelView(ChatFormat(TinyTokenizer()), "tiny")
 
@@ -51,9 +52,6 @@ class Add:
     def score_episode(self, text: str, completion: list[Any]) -> float:
         assert completion[1]["role"] == "tool"
         return float(text == "5")
-
-
-CALL = '<tool_call>{"name": "add", "arguments": {"first": 2, "second": 3}}</tool_call>'
 
 
 def played(environment: Any, capsys: pytest.CaptureFixture[str], turns: int = 3, **options: Any) -> str:
@@ -94,8 +92,10 @@ def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown(caps
         (Talk(), ["no"], ["there is no further answer (out_of_replies, 1 turn)", "score 0.000"]),
         (Talk(), ['["several\\nlines", "0"]'], ["score 1.000"]),
         (Talk(), ["no"] * 4, ["the limit of turns ended the episode (max_turns, 3 turns)"]),
-        (Add(), [CALL, "5"], ['-> add {"first": 2, "second": 3}', "<|im_start|>tool\n5<|im_end|>", "score 1.000"]),
-
+        (
+            Add(), [call("add", first=2, second=3), "5"],
+            ['-> add {"first": 2, "second": 3}', "<|im_start|>tool\n5<|im_end|>", "score 1.000"],
+        ),
     ],
 )  # fmt: skip
 def test_turns_are_shown_as_the_model_gets_them_up_to_the_end_of_the_episode(
@@ -104,9 +104,6 @@ def test_turns_are_shown_as_the_model_gets_them_up_to_the_end_of_the_episode(
     text = played(environment, capsys, policy="script", script=replies(tmp_path, *said), seed=7)
     assert all(part in text for part in shown), text
     assert "\x1b" not in text  # text of an environment cannot move the cursor
-
-
-# -- what goes wrong
 
 
 # -- aitrain env show

@@ -12,6 +12,7 @@ from aitrain.cli import env
 from aitrain.cli.env import rescore
 from aitrain.jobs import env_terminal
 from tests.conftest import write
+from tests.ui.conftest import record
 
 ENVIRONMENT = """
 class Numbers:
@@ -26,24 +27,23 @@ class Numbers:
 """
 
 
-def record(number: int, text: str, score: float | None, **more: Any) -> dict[str, Any]:
+def said(number: int, text: str, score: float | None, **more: Any) -> dict[str, Any]:
     prompt = f"{number}? "
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
-    row = {"row_number": number, "case_idx": number, "row": {"answer": str(number)}, "seed": 1}
-    said = {"prompt": prompt, "messages": messages, "completion": text}
-    return {"step": 1, "group": number, "stop": "done", "score": score, **row, **said, **more}
+    more |= {"prompt": prompt, "messages": messages, "row_number": number, "row": {"answer": str(number)}}
+    return record(group=number, case_idx=number, score=score, **more)
 
 
 @pytest.fixture
 def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with six episodes; its environment is numbers.py, and commands run in this process."""
     records = [
-        record(0, "0", 1.0),
-        record(1, "1 ", 0.0),
-        record(2, "2", 1.0, step=2),
-        record(3, "3", None, step=2, stop="env_error", error={"kind": "raised", "place": "score_episode"}),
-        record(0, "0", 1.0, step=0, eval_phase="before_sampled"),
-        record(1, "9", 0.0, step=0, eval_phase="before_sampled"),
+        said(0, "0", 1.0),
+        said(1, "1 ", 0.0),
+        said(2, "2", 1.0, step=2),
+        said(3, "3", None, step=2, stop="env_error", error={"kind": "raised", "place": "score_episode"}),
+        said(0, "0", 1.0, step=0, eval_phase="before_sampled"),
+        said(1, "9", 0.0, step=0, eval_phase="before_sampled"),
     ]
     lines = "".join(json.dumps(each) + "\n" for each in records)
     config = f"model: tiny\nrl_env: {here / 'numbers_env.py'}\n"

@@ -10,13 +10,11 @@ import pytest
 from aitrain import ConfigError
 from aitrain.environment.contract import Case
 from tests.adapters.real.conftest import in_environment
-from tests.rehearsal import Rehearsed, rehearse
+from tests.rehearsal import Rehearsed, call, rehearse
 
 pytestmark = in_environment("newest")
 
 TASKS = Path(__file__).parent / "inspect_tasks.py"
-ADD = '<tool_call>{"name": "add", "arguments": {"x": 1, "y": 1}}</tool_call>'
-SUBMIT = '<tool_call>{"name": "submit", "arguments": {"answer": "2"}}</tool_call>'
 
 
 def played(name: str, *replies: str, **settings: Any) -> Rehearsed:
@@ -36,7 +34,7 @@ def test_a_chain_of_solvers_and_its_scorer() -> None:
 
 
 def test_an_agent_goes_on_until_it_submits() -> None:
-    agent = played("agent", ADD, "hm", SUBMIT)
+    agent = played("agent", call("add", x=1, y=1), "hm", call("submit", answer="2"))
     assert "add" in [tool["function"]["name"] for tool in agent.opening.tools]
     assert agent.moves[0].messages[0]["role"] == "tool"
     assert agent.is_over

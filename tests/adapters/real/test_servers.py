@@ -10,6 +10,7 @@ from aitrain.environment.adapters.ors import OpenRewardServer
 from aitrain.execution.failure import CallFailed
 from tests.adapters.conftest import play_row
 from tests.adapters.real.conftest import Train, in_environment, server
+from tests.rehearsal import call
 
 pytestmark = in_environment("older")
 
@@ -25,18 +26,14 @@ def test_openenv_with_64_sessions_at_once_on_two_ranks(tmp_path: Path, train: Tr
     assert any("Input should be a valid integer" in str(one["messages"]) for one in records)
 
 
-def call(name: str, arguments: str = "{}") -> str:
-    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
-
-
 def test_tools_of_ors_are_called_and_the_one_that_finishes_ends_the_episode(tmp_path: Path) -> None:
-    wrong = call("submit", '{"value": "x"}'), call("submit", "4")
+    wrong = call("submit", value="x"), '<tool_call>{"name": "submit", "arguments": 4}</tool_call>'
     with server("ors_sums.py", tmp_path) as url:
         environment = OpenRewardServer(url, score_range="0,1", unrewarded=None)
-        played = play_row(environment, call("hint"), *wrong, call("submit", '{"value": 5}'), "never said", number=4)
+        played = play_row(environment, call("hint"), *wrong, call("submit", value=5), "never said", number=4)
         assert play_row(environment, call("hint")).scored.score is None
         with pytest.raises(CallFailed, match="division by zero"):
-            play_row(environment, call("submit", '{"value": 100}'))
+            play_row(environment, call("submit", value=100))
     assert played.opening.messages == ({"role": "user", "content": "What is 4 + 1?"},)
     assert {tool["function"]["name"] for tool in played.opening.tools} == {"submit", "hint"}
     hint, refused, malformed, submitted = (move.messages[0]["content"] for move in played.moves)

@@ -13,8 +13,9 @@ import pytest
 from click import unstyle
 
 from aitrain.workbench.check.process import report_lines
+from tests.conftest import run_in_process
 
-FAULTY = Path(__file__).parents[2] / "environments" / "faulty"
+FAULTY = Path(__file__).parents[2] / "environments" / "faulty.py"
 COMMAND = [sys.executable, "-m", "aitrain", "env", "check"]
 HANGS = """
 import os, time
@@ -41,28 +42,28 @@ class Crashes:
 """
 
 
-def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+def check(arguments: str) -> subprocess.CompletedProcess[str]:
     """`aitrain env check` with these arguments."""
     environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run([*COMMAND, *arguments.split()], capture_output=True, text=True, check=False, env=environment)
 
 
 @pytest.mark.parametrize("environment", ["guess_number", "hotel_booking -E cases=20 -E held_out=5"])
 @pytest.mark.slow
 def test_the_bundled_environments_pass(environment: str) -> None:
-    done = check(*f"envs.{environment} --json".split())
+    done = check(f"envs.{environment} --json")
     assert done.returncode == 0, done.stderr
     found = [finding for one in json.loads(done.stdout)["checks"] for finding in one["findings"]]
     assert [finding for finding in found if finding["level"] != "info"] == []
 
 
 def test_a_wrong_command_is_refused_with_exit_code_2() -> None:
-    done = check("envs.arithmetic", "--only", "flor")
-    assert (done.returncode, "Did you mean floor?" in done.stderr) == (2, True), done.stderr
+    code, _, err = run_in_process("env check envs.arithmetic --only flor")
+    assert (code, "Did you mean floor?" in err) == (2, True), err
 
 
 def test_a_finding_says_what_why_and_how_to_mend_it_and_the_exit_code_is_3() -> None:
-    done = check(f"{FAULTY}/scores_of.py:ShortIsGood", "--only", "floor,dataset")
+    done = check(f"{FAULTY}:ShortIsGood --only floor,dataset")
     assert done.returncode == 3
     assert [line.split()[:2] for line in done.stdout.splitlines()[2:4]] == [["ok", "dataset"], ["fail", "floor"]]
     assert "The reply '' earns 100%" in done.stdout
@@ -73,12 +74,12 @@ def test_a_finding_says_what_why_and_how_to_mend_it_and_the_exit_code_is_3() -> 
 @pytest.mark.slow
 def test_a_process_that_dies_is_a_finding_and_the_checks_after_it_run_in_processes_only(here: Path) -> None:
     (here / "crashes.py").write_text(CRASHES)
-    done = check("crashes.py", "--json", "--only=model-use,exceptions")
+    done = check("crashes.py --json --only=model-use,exceptions")
     died, skipped = json.loads(done.stdout)["checks"]
     assert done.returncode == 3
     assert "was ended by SIGKILL while the check model-use runs" in died["findings"][0]["what"]
     assert skipped["skipped"] == "the process ended in the check model-use"
-    done = check("crashes.py", "--json", "--only=exceptions", "--rl-env-isolation=process")
+    done = check("crashes.py --json --only=exceptions --rl-env-isolation=process")
     assert "crashed" in json.loads(done.stdout)["checks"][0]["findings"][0]["what"]
 
 

@@ -1,4 +1,4 @@
-"""Planted faults in tests/environments/faulty: each is found by its own check, and healthy ones pass."""
+"""Planted faults in tests/environments/faulty.py: each is found by its own check, and healthy ones pass."""
 
 from __future__ import annotations
 
@@ -14,74 +14,74 @@ from aitrain.workbench.check.registry import CHECKS, run_checks
 from aitrain.workbench.check.subject import EnvFinding, Subject
 from aitrain.workbench.opening import open_environment
 
-FOLDER = Path(__file__).parents[2] / "environments" / "faulty"
+FAULTY = Path(__file__).parents[2] / "environments" / "faulty.py"
 IN_PROCESS = "repeatable-dataset"
 """A check that takes long."""
 
 FAULTS = {
-    "datasets_of.py:LastWordOfAssistant": "dataset",
-    "datasets_of.py:FewPrompts": "duplicates",
-    "datasets_of.py:TrainedOnHeldOut": "duplicates",
-    "datasets_of.py:AnswerInPrompt": "leaked-answer lazy-policy",
-    "datasets_of.py:OrderOfASet": "repeatable-dataset",
-    "datasets_of.py:KeyOfTheProcess": "repeatable-dataset",
-    "scores_of.py:Noise": "repeatable concurrency equivalent-forms side-effects",
-    "scores_of.py:Percent": "exceptions reference",
-    "scores_of.py:PercentOfColumn": "exceptions",
-    "scores_of.py:RaisesOnWords": "exceptions",
-    "scores_of.py:ShortIsGood": "floor lazy-policy",
-    "scores_of.py:AnyNumber": "wrong-answer other-answer lazy-policy",
-    "scores_of.py:Truthy": "other-answer floor wrong-answer shotgun denied-answer lazy-policy",
-    "scores_of.py:Contains": "shotgun denied-answer wrong-answer",
-    "scores_of.py:FirstNumberAfterMark": "denied-answer wrong-answer shotgun",
-    "scores_of.py:WorstFirst": "group-score",
-    "scores_of.py:PaidFormat": "floor",
-    "scores_of.py:MostlyYes": "lazy-policy",
-    "scores_of.py:WrongReference": "reference",
-    "scores_of.py:NoStrip": "equivalent-forms",
-    "scores_of.py:ComparesMessages": "reference",
-    "scores_of.py:Generates": "model-use",
-    "scores_of.py:GullibleJudge": "injection",
-    "scores_of.py:FlatteredJudge": "injection",
-    "scores_of.py:JudgeOfTextAlone": "injection",
-    "episodes_of.py:Unseeded": "repeatable side-effects",
-    "episodes_of.py:Endless": "episode-end",
-    "episodes_of.py:Crosstalk": "concurrency",
-    "episodes_of.py:OneFileForAll": "concurrency",
-    "episodes_of.py:ToolRaises": "exceptions",
-    "episodes_of.py:ToolRemembers": "repeatable exceptions",
-    "processes_of.py:ChangesDirectory": "side-effects",
-    "processes_of.py:SetsVariables": "side-effects",
-    "processes_of.py:SetsGlobalSeed": "side-effects",
-    "processes_of.py:LeavesThreads": "side-effects",
-    "processes_of.py:HangsOnNothing": "exceptions",
-    "processes_of.py:LeavesProcesses": "side-effects",
-    "processes_of.py:AsksSomebody": "side-effects",
-    "processes_of.py:AlarmCaught": "side-effects",
-    "processes_of.py:LockInTheRow": "pickling",
-    "processes_of.py:LockOfTheDataset": "pickling",
-    "processes_of.py:SlowScore": "latency",
+    "LastWordOfAssistant": "dataset",
+    "FewPrompts": "duplicates",
+    "TrainedOnHeldOut": "duplicates",
+    "AnswerInPrompt": "leaked-answer lazy-policy",
+    "OrderOfASet": "repeatable-dataset",
+    "KeyOfTheProcess": "repeatable-dataset",
+    "Noise": "repeatable concurrency equivalent-forms side-effects",
+    "Percent": "exceptions reference",
+    "PercentOfColumn": "exceptions",
+    "RaisesOnWords": "exceptions",
+    "ShortIsGood": "floor lazy-policy",
+    "AnyNumber": "wrong-answer other-answer lazy-policy",
+    "Truthy": "other-answer floor wrong-answer shotgun denied-answer lazy-policy",
+    "Contains": "shotgun denied-answer wrong-answer",
+    "FirstNumberAfterMark": "denied-answer wrong-answer shotgun",
+    "WorstFirst": "group-score",
+    "PaidFormat": "floor",
+    "MostlyYes": "lazy-policy",
+    "WrongReference": "reference",
+    "NoStrip": "equivalent-forms",
+    "ComparesMessages": "reference",
+    "Generates": "model-use",
+    "GullibleJudge": "injection",
+    "FlatteredJudge": "injection",
+    "JudgeOfTextAlone": "injection",
+    "Unseeded": "repeatable side-effects",
+    "Endless": "episode-end",
+    "Crosstalk": "concurrency",
+    "OneFileForAll": "concurrency",
+    "ToolRaises": "exceptions",
+    "ToolRemembers": "repeatable exceptions",
+    "ChangesDirectory": "side-effects",
+    "SetsVariables": "side-effects",
+    "SetsGlobalSeed": "side-effects",
+    "LeavesThreads": "side-effects",
+    "HangsOnNothing": "exceptions",
+    "LeavesProcesses": "side-effects",
+    "AsksSomebody": "side-effects",
+    "AlarmCaught": "side-effects",
+    "LockInTheRow": "pickling",
+    "LockOfTheDataset": "pickling",
+    "SlowScore": "latency",
 }
 """The check that finds a fault, and others that it also concerns."""
 
 HEALTHY = [
-    "sums.py:Sums",
-    "datasets_of.py:ChoicesInPrompt",
-    "datasets_of.py:NoneOfThese",
-    "episodes_of.py:TwoTurns",
-    "episodes_of.py:ToolAnswers",
-    "processes_of.py:NoneOfThese",
-    "scores_of.py:InTags",
-    "scores_of.py:Marked",
-    "scores_of.py:NothingIsRight",
-    "scores_of.py:NumberAtMark",
+    "Sums",
+    "ChoicesInPrompt",
+    "FewTwice",
+    "TwoTurns",
+    "ToolAnswers",
+    "CleansUp",
+    "InTags",
+    "Marked",
+    "NothingIsRight",
+    "NumberAtMark",
 ]
 """What is close to a fault, and none."""
 
 
-def found(name: str, in_processes: bool) -> Iterator[EnvFinding]:
-    """All findings about an environment of the folder, or in another file; no check failed itself."""
-    config = TrainConfig(rl_env=f"{FOLDER / name}", rl_env_timeout=1.0)
+def found(rl_env: str, in_processes: bool) -> Iterator[EnvFinding]:
+    """All findings about the environment of this place; no check failed itself."""
+    config = TrainConfig(rl_env=rl_env, rl_env_timeout=1.0)
     opened, config = open_environment(config)
     with closing(Subject(opened, config)) as subject:
         checks = [check for check in CHECKS if in_processes or check.name != IN_PROCESS]
@@ -110,14 +110,14 @@ def process_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, checks: str) -> None:
     own, *related = checks.split()
-    serious = [finding for finding in found(fault, own == IN_PROCESS) if finding.level != "info"]
+    serious = [finding for finding in found(f"{FAULTY}:{fault}", own == IN_PROCESS) if finding.level != "info"]
     assert {own} <= {finding.check for finding in serious} <= {own, *related}, serious
 
 
 @pytest.mark.parametrize("healthy", HEALTHY)
 @pytest.mark.slow
 def test_a_healthy_environment_passes(healthy: str) -> None:
-    assert [finding for finding in found(healthy, healthy == "sums.py:Sums") if finding.level != "info"] == []
+    assert [finding for finding in found(f"{FAULTY}:{healthy}", healthy == "Sums") if finding.level != "info"] == []
 
 
 def test_each_check_finds_a_fault() -> None:
