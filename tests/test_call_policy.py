@@ -509,7 +509,7 @@ def environment_of(folder: Path, lines: list[str]) -> Any:
     text = head + "".join(f"        {line}\n" for line in ["n, text = case_idx, completion", *lines])
     file = folder / "written.py"
     file.write_text(text)
-    names = {**globals(), "__name__": f"written_{folder.name}"}
+    names = {**globals(), "random": random, "__name__": f"written_{folder.name}"}
     exec(compile(text, str(file), "exec"), names)
     return names["Written"]
 
