@@ -30,8 +30,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 LONGEST_FILES = (
     "test_faults.py", "test_benchmarks.py", "test_docs.py", "test_processes.py", "test_resume.py", "test_browser.py",
-    "test_several_environments.py", "test_demo.py", "test_sweep.py", "test_redaction.py", "test_recipes.py", "test_evaluation.py",
-    "test_parity.py", "test_served.py", "test_sharding.py", "test_served_run.py", "test_dry_run.py",
+    "test_several_environments.py", "test_demo.py", "test_sweep.py", "test_redaction.py", "test_recipes.py",
+    "test_evaluation.py", "test_parity.py", "test_served.py", "test_sharding.py", "test_served_run.py",
+    "test_dry_run.py",
 )  # fmt: skip
 """Files that take longest, the longest first. They start first: one that starts last leaves the other cores idle."""
 

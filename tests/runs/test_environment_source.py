@@ -72,7 +72,7 @@ def test_secrets_in_the_source_are_masked(imported: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("DB_PASSWORD", "correct-horse")
     monkeypatch.setattr("aitrain.redaction._known.until", -1.0)
     lines = [
-        'connect(password="0123456789", host="example")',
+        'connect(password="0123456789", host="x")',
         'phrase = "correct-horse"',
         'if key == "a condition": pass',
     ]
