@@ -11,14 +11,13 @@ from unittest import mock
 import pytest
 import typer
 import yaml
-from aitrain.options.option import Option, options_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli import main
 from aitrain.options.reading import read_yaml, resolve, write_yaml
-from aitrain.options.section import options_of
+from aitrain.options.section import Option, options_of
 from tests.conftest import run_in_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here")]
