@@ -9,8 +9,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from filelock import FileLock
 
@@ -91,6 +93,18 @@ def has_ended(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def processes_in(folder: Path, name: str = "") -> list[int]:
+    """Ids of the processes whose working directory is the folder, and whose name or command has `name` in it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            words = f"{process.name()} {' '.join(process.cmdline())}"
+            is_there = Path(process.cwd()) == folder.resolve() and process.status() != psutil.STATUS_ZOMBIE
+            if is_there and name in words:
+                found.append(process.pid)
+    return found
 
 
 def free_port() -> int:

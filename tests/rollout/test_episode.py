@@ -124,6 +124,62 @@ def test_an_episode_that_begins_after_its_deadline_is_closed() -> None:
     assert environment.closed.acquire(timeout=60)
 
 
+PLACES: dict[str, tuple[float | None, str, str | None]] = {
+    "start": (None, "env_error", "start"),
+    "get_tools": (None, "env_error", "get_tools"),
+    "step": (None, "env_error", "step"),
+    "said": (None, "env_error", "step"),
+    "score": (None, "env_error", "score"),
+    "none": (None, "done", None),
+    "close": (0.5, "done", None),
+}
+"""Where an episode is ill, with its score, its stop and the place of its failure."""
+
+
+class Ill:
+    """Raises, or returns something wrong, in the place that the case chooses."""
+
+    def __init__(self, place: str = "") -> None:
+        self.place = place
+
+    def build_dataset(self) -> list[Any]:
+        return []
+
+    def start(self, case_idx: int) -> Any:
+        episode = Ill([*PLACES][case_idx])
+        episode.fail("start")
+        return episode
+
+    def fail(self, here: str) -> None:
+        if self.place == here:
+            raise RuntimeError(f"ill at {here}")
+
+    def get_tools(self) -> list[Any]:
+        self.fail("get_tools")
+        return []
+
+    def step(self, reply: str) -> Any:
+        self.fail("step")
+        return 5 if self.place == "said" else None
+
+    def score(self) -> float | None:
+        self.fail("score")
+        return None if self.place == "none" else 0.5
+
+    def close(self) -> None:
+        self.fail("close")
+
+
+def test_an_episode_that_fails_anywhere_is_missing_data() -> None:
+    episodes = play(Ill(), Scripted(lambda _: "x$"), of=cases(len(PLACES)))
+    failures = dict(zip(PLACES, (episode.result.failure for episode in episodes), strict=True))
+    found = [(one.result.score, one.stop, failure and failure.place)
+             for one, failure in zip(episodes, failures.values(), strict=True)]  # fmt: skip
+    assert found == [*PLACES.values()]
+    assert 'raise RuntimeError(f"ill at {here}")' in str(failures["step"])
+    assert "responded with 5 (int), which is neither text nor messages" in str(failures["said"])
+
+
 # -- rounds
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ import pytest
 
 from aitrain.batch import CaseSchedule
 from aitrain.errors import ServerFailed
-from aitrain.events import SERVER_VARIABLE
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.event_loop import ThreadLoop
 from aitrain.runs.rollout_record import read_rollouts
@@ -25,10 +23,11 @@ from aitrain.training.case_order import UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
 from tests.training.small_server import SmallServer
+from tests.training.test_processes import Command, command
 from tests.training.test_resume import as_if_killed_after
-from tests.training.test_served_run import Start, server, start
+from tests.training.test_served_run import server
 
-__all__ = ["server", "start"]  # fixtures
+__all__ = ["command", "server"]  # fixtures
 
 # -- when batches are played
 
@@ -143,24 +142,22 @@ def test_a_training_that_was_resumed_between_two_batches_takes_the_next_one_and_
 
 
 @pytest.mark.slow
-def test_a_run_that_samples_ahead_and_is_killed_trains_on_the_same_cases(start: Start, server: SmallServer) -> None:
+def test_a_run_that_samples_ahead_and_is_killed_trains_on_the_same_cases(command: Command, server: SmallServer) -> None:
     """On two ranks: the batch that was played ahead is sampled again, with the weights of the checkpoint."""
-    run = start(
-        rl_ahead=1, peft=True, processes=2, save_strategy="steps", save_steps=1, save_total_limit=None,
-        eval_strategy="steps", eval_steps=2, rl_max_episode_tokens=300, max_steps=4, lora_dropout=0.2,
+    done = command.run(
+        "Slow", "--use-vllm", "--vllm-mode=server", f"--vllm-server-url={server.url}", "--rl-ahead=1", "--max-steps=4",
+        "--num-processes=2", "--peft", "--lora-dropout=0.2", "--save-strategy=steps", "--save-steps=1",
+        "--save-total-limit=9", "--eval-strategy=steps", "--eval-steps=2", "--rl-max-episode-tokens=300",
     )  # fmt: skip
-    assert run.end() == []
-    versions, cases = trained(run.folder)
+    assert done.returncode == 0, done.stderr
+    whole = RunFolder(command.folder / "run")
+    versions, cases = trained(whole)
     assert versions == {(1, 0), (2, 0), (3, 1), (4, 2)}
 
-    whole = run.folder.path.with_name("whole")
-    killed = as_if_killed_after(run.folder.path, 2, "killed")
-    run.folder.path.rename(whole)
-    killed.rename(run.folder.path)
-    again = [*run.process.args, str(run.folder.checkpoints / "checkpoint-2")]  # type: ignore[misc]
-    environment = {**os.environ, SERVER_VARIABLE: server.url, "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run(again, cwd=whole.parent, env=environment, stdout=subprocess.DEVNULL, check=True)
-    assert trained(run.folder) == ({(1, 0), (2, 0), (3, 2), (4, 2)}, cases)
+    killed = as_if_killed_after(whole.path, 2, "killed")
+    resume = [*command.aitrain, "grpo", "--config", str(killed / "config.yaml"), "--resume"]
+    subprocess.run(resume, cwd=command.folder, stdout=subprocess.DEVNULL, check=True)
+    assert trained(RunFolder(killed)) == ({(1, 0), (2, 0), (3, 2), (4, 2)}, cases)
 
 
 def trained(folder: RunFolder) -> tuple[set[tuple[int, int]], list[tuple[int, int | None, object]]]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from aitrain.runs.run_folder import read_object
-from tests.conftest import free_port
+from tests.conftest import free_port, processes_in
+from tests.execution.waiting import eventually
 from tests.properties import run_in_process
 from tests.training.test_processes import Command, workers_in
 from tests.training.test_resume import assert_same
@@ -33,24 +32,7 @@ def torchrun(small_model: Path, folder: Path, preloaded_aitrain: Path) -> Callab
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    assert left_in(tmp_path) == []
-
-
-def left_in(folder: Path) -> list[int]:
-    """What still runs in a folder, after it has had time to end."""
-    deadline = time.monotonic() + 60
-    while found := [each.pid for each in psutil.process_iter() if is_in(each, folder)]:
-        if time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)
-    return []
-
-
-def is_in(process: psutil.Process, folder: Path) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder
-    except (psutil.Error, OSError):
-        return False
+    assert eventually(lambda: not processes_in(tmp_path), 60)
 
 
 @pytest.mark.slow
@@ -85,7 +67,7 @@ def test_nothing_survives_a_torchrun_that_is_ended(
     running.send_signal(number)  # which the preloaded server passes on
     running.communicate(timeout=240)
 
-    assert left_in(folder) == []
+    assert eventually(lambda: not processes_in(folder), 60)
     assert read_object(folder / "run" / "status.json")["status"] == "stopped"
 
 

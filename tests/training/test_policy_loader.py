@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
@@ -20,6 +18,7 @@ from aitrain.runs.model_reference import read_model
 from aitrain.training import model
 from aitrain.training.model import load_policy, load_tokenizer
 from tests.conftest import write
+from tests.training.conftest import save_adapter
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -27,17 +26,8 @@ IDS = torch.tensor([[5, 6, 7, 8]])
 @pytest.fixture
 def adapter(small_model: Path, tmp_path: Path) -> Path:
     """An adapter that changes what the model says, with a tokenizer of its own."""
-    torch.manual_seed(0)
-    adapted = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(small_model), LoraConfig(r=2, target_modules="all-linear")
-    )
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter)
-    adapted.save_pretrained(tmp_path / "adapter")
-    tokenizer = AutoTokenizer.from_pretrained(small_model)
-    tokenizer.chat_template = "of the adapter"
-    tokenizer.save_pretrained(tmp_path / "adapter")
+    adapted = save_adapter(small_model, tmp_path / "adapter")
+    write(tmp_path, {"adapter/chat_template.jinja": "of the adapter"})
     torch.save(adapted(IDS).logits, tmp_path / "logits.pt")
     return tmp_path / "adapter"
 

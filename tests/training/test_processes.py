@@ -16,6 +16,7 @@ import pytest
 
 from aitrain.runs.run_folder import LOCK, lock_file, read_lines, read_object
 from aitrain.ui.overview import Overview
+from tests.conftest import processes_in
 from tests.execution.waiting import eventually
 
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "processes.py"
@@ -68,15 +69,7 @@ def command(small_model: Path, tmp_path: Path, preloaded_aitrain: Path) -> Itera
 
 def workers_in(folder: Path) -> list[int]:
     """Ids of the training processes whose working directory is the folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            names = (process / "cmdline").read_bytes() + (process / "comm").read_bytes()
-            if b"aitrain.jobs.worker"[-15:] in names and (process / "cwd").resolve() == folder.resolve():
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
+    return processes_in(folder, "aitrain.jobs.worker"[-15:])
 
 
 def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Command) -> None:
@@ -168,17 +161,6 @@ def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) 
     assert running.returncode == 1, err
     assert "(--ddp-timeout)" in err
     assert Overview(command.folder / "run").status == "failed"
-
-
-@pytest.mark.slow
-def test_two_processes_that_are_killed_twice_end_like_two_that_were_not(preloaded_aitrain: Path) -> None:
-    """The small form of the benchmark, which kills a run fifty times."""
-    python = str(preloaded_aitrain / "preloaded-python")
-    torture = [python, "-P", "-m", "benchmarks", "torture", "--kills", "2", "--processes", "2"]
-    done = subprocess.run(torture, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "differences after 2 kills" in done.stdout
 
 
 @pytest.mark.slow

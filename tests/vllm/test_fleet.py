@@ -10,8 +10,8 @@ import pytest
 
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import read_lines
+from tests.conftest import processes_in
 from tests.vllm.test_colocated import check_agreement, run
-from tests.vllm.test_server import processes_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -84,7 +84,6 @@ class Kills:
 def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NOTE_OF_THIS_TEST", str(tmp_path))
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     (tmp_path / "kills.py").write_text(KILLS)
     folder = tmp_path / "runs" / "run"
@@ -103,4 +102,4 @@ def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_process
     assert (tmp_path / "moved").exists()
     assert set(json.loads((folder / "status.json").read_text())["vllm_servers"].values()) == {"live"}
     assert [line["vllm/servers"] for line in lines if line["step"] != 2] == [2, 2, 2]
-    assert processes_of(tmp_path) == []
+    assert processes_in(tmp_path) == []

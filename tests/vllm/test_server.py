@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,25 +13,11 @@ from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.addresses import key_header
 from aitrain.vllm.server_arguments import common_arguments
 from aitrain.vllm.server_process import ServerConfig, running
-from tests.execution.waiting import eventually
 from tests.vllm.test_colocated import DEMO, check_agreement, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 SERVER = "--vllm-mode=server"
-
-
-def processes_of(folder: Path) -> list[int]:
-    """All processes whose command line or environment names a file in the folder."""
-    found = []
-    for place in Path("/proc").iterdir():
-        try:
-            told = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
-        except OSError:
-            continue
-        if place.name.isdigit() and str(folder).encode() in told and int(place.name) != os.getpid():
-            found.append(int(place.name))
-    return found
 
 
 ASKS = '''
@@ -104,22 +85,3 @@ def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(
     assert {"/collective_rpc", "/update_weights", "/v1/load_lora_adapter", "/v1/completions"} <= set(known)
     assert group[:3] == alone
     assert len(set(alone)) > 1
-
-
-def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
-    """And what was trained is saved: the training process ends as if it had been asked to."""
-    command = [sys.executable, "-m", "aitrain", "grpo", "--use-vllm", SERVER, "--model=tiny", "--project-name=run",
-               "--rl-env=envs.guess_number", "--max-steps=500", "--rl-max-new-tokens=4", "--eval-cases=1"]  # fmt: skip
-    variables: dict[str, Any] = {**os.environ, "NOTE_OF_THIS_TEST": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    child = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    folder = tmp_path / "runs" / "run"
-    while not (folder / "metrics.jsonl").exists():
-        assert child.poll() is None
-        time.sleep(0.2)
-    assert len(processes_of(tmp_path)) >= 5
-    child.kill()
-    child.wait()
-
-    assert eventually(lambda: processes_of(tmp_path) == [], 240)
-    assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
-    assert (folder / "model" / "config.json").exists()
