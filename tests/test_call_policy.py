@@ -20,8 +20,7 @@ from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.runner import start_runner
 from aitrain.rollout.limits import Limits
 from tests import runner_calls
-from tests.rollout.asking import play
-from tests.rollout.scripted import Scripted, cases
+from tests.rollout.scripted import Scripted, cases, play_with_notes
 
 EPISODES = 12
 
@@ -307,7 +306,7 @@ def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: 
         return f"{number if kind is not Basket or 'done' in so_far else call}$"
 
     settings = {"rl_env_isolation": isolation, "rl_env_workers": EPISODES}
-    episodes, told = play(environment, Scripted(answer), Limits(2, 99), cases(EPISODES), **settings)
+    episodes, told = play_with_notes(environment, Scripted(answer), Limits(2, 99), cases(EPISODES), **settings)
 
     assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * EPISODES
     assert (environment.case, environment.log, environment.count) == (None, [], 0)

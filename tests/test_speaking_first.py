@@ -16,7 +16,7 @@ from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from tests.rehearsal import Rehearsed, rehearse
-from tests.rollout.asking import user
+from tests.rollout.scripted import user
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}
 

@@ -25,7 +25,7 @@ torch.set_num_threads(1)  # threads that wait for each other gain nothing on the
 
 @pytest.fixture(autouse=True)
 def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of the heap and of pictures take it back: test_resume.py and test_card.py."""
+    """Without what tests of a run do not look at."""
     quick(monkeypatch)
 
 

@@ -7,7 +7,6 @@ a group share its processes, as importing torch and TRL takes longer than the ru
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -25,7 +24,6 @@ from aitrain.engines import scopes
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import SharedForward
-from aitrain.engines.sharded_tensors import own_part
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion
 from aitrain.environment.runner import start_runner
 from aitrain.jobs.grpo import run
@@ -217,18 +215,10 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             torch.distributed.barrier()
             context = replace(context, checkpoint=checkpoint)
         run(context)
-        (folder.path / f"rank{rank}.json").write_text(json.dumps(held(trainers[-1])))
         if backend == "fsdp2" and not resumed_from:
             sync(trainers[-1], folder.path, rank)
         trainers.clear()
     shutdown_group()
-
-
-def held(trainer: EpisodeTrainer) -> dict[str, int]:
-    """Weights of the model, and how many of them this process holds."""
-    parameters = list(trainer.model.parameters())
-    own = (own_part(parameter) for parameter in parameters)
-    return {"all": sum(p.numel() for p in parameters), "own": sum(p.numel() for p in own)}
 
 
 def sync(trainer: EpisodeTrainer, folder: Path, rank: int) -> None:

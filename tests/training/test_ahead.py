@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from aitrain.batch import CaseSchedule
-from aitrain.errors import ServerFailed
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.event_loop import ThreadLoop
 from aitrain.runs.rollout_record import read_rollouts
@@ -70,8 +69,6 @@ class Source(AheadSource):
         version = rollouts.server.weight_version
         for _ in range(2):
             turn = self.turns.pop(0) if self.turns else None
-            if isinstance(turn, Exception):
-                raise turn
             if turn is not None:
                 rollouts.loop.run(asyncio.to_thread(turn.wait, 60))
         assert rollouts.server.weight_version == version
@@ -121,14 +118,6 @@ def test_a_checkpoint_has_the_order_of_the_cases_without_the_batch_that_is_playe
         source.settle()
         assert source.order_state() == {"replacing": step + 1}
         assert source.order.state() == {"replacing": step + 2}
-
-
-def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoint(source: Source) -> None:
-    source.turns = [None, None, ServerFailed("it is gone")]
-    train(source, range(1))
-    source.settle()
-    with pytest.raises(ServerFailed, match="it is gone"):
-        train(source, range(1, 2))
 
 
 def test_a_training_that_was_resumed_between_two_batches_takes_the_next_one_and_then_all_others(source: Source) -> None:

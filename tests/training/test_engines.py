@@ -21,10 +21,6 @@ from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import EndOfTurn
 
 
-def rows_of(prompts: list[list[int]], seeds: bool = False) -> list[BatchRow]:
-    return [BatchRow(ids, seed=SampleSeed(number) if seeds else None) for number, ids in enumerate(prompts)]
-
-
 class ScriptedLLM:
     """vLLM's engine: answers with the prompt and the end token, and keeps what it was called with."""
 
@@ -64,28 +60,25 @@ def make_engine(generation: Any) -> Make:
     return lambda **sampling: ColocatedEngine(generation, Sampling(**sampling), EndOfTurn([9]))
 
 
-def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_runs_options(
+def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_sampling_of_its_batch(
     generation: Any, make_engine: Make
 ) -> None:
     """Greedy rows keep the penalties; an environment's own batch has its own sampling."""
     given: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.2}
     engine, before = make_engine(**given), dict(vars(generation))
-    completions = engine.sample(rows_of([[1], [2, 3]], seeds=True), engine.sampling, 4)
-    engine.sample(rows_of([[1]]), engine.sampling.greedy, 4)
-    own_rows = [BatchRow([1], seed=SampleSeed(5)), BatchRow([2], seed=SampleSeed(8))]
-    answers = asyncio.run(engine.complete(own_rows, Sampling(top_p=0.9), 3))
+    rows = [BatchRow([1], seed=SampleSeed(3)), BatchRow([2, 3], seed=SampleSeed(4))]
+    completions = engine.sample(rows, engine.sampling, 4)
+    engine.sample(rows[:1], engine.sampling.greedy, 4)
+    answers = asyncio.run(engine.complete(rows, Sampling(top_p=0.9), 3))
 
-    assert completions == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
-    assert [answer.ids for answer in answers] == [[1, 9], [2, 9]]
-    (prompts, seeded), (_, greedy), (_, (own, other)) = generation.llm.calls
-    assert (prompts, [each.seed for each in seeded]) == ([[1], [2, 3]], [0, 1])
-    expected = {**given, "top_p": 1.0, "repetition_penalty": 1.0, "stop_token_ids": [9], "max_tokens": 4, "seed": 1}
-    assert vars(seeded[1]).items() >= expected.items()
-    assert (greedy.temperature, greedy.top_k, greedy.top_p, greedy.presence_penalty) == (0.0, 0, 1.0, 0.2)
-    assert [(each.temperature, each.top_p, each.top_k, each.seed) for each in (own, other)] == [
-        (1.0, 0.9, 0, 5), (1.0, 0.9, 0, 8)
-    ]  # fmt: skip
-    assert own.presence_penalty == 0.0
+    assert completions == answers == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
+    (prompts, sampled), (_, greedy), (_, own) = generation.llm.calls
+    assert prompts == [[1], [2, 3]]
+    assert [each.seed for each in (*sampled, *own)] == [3, 4, 3, 4]
+    expected = {**given, "top_p": 1.0, "repetition_penalty": 1.0, "stop_token_ids": [9], "max_tokens": 4}
+    assert vars(sampled[1]).items() >= expected.items()
+    assert (greedy.temperature, greedy.top_k, greedy.presence_penalty) == (0.0, 0, 0.2)
+    assert (own[0].temperature, own[0].top_p, own[0].top_k, own[0].presence_penalty) == (1.0, 0.9, 0, 0.0)
     assert vars(generation) == before
 
 

@@ -171,14 +171,14 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 """Where effects are seen, the other options that they take, and of each option a value that is not its default."""
 RUNS = {
-    "test_served_run.py": ["vllm_mode", "vllm_server_url"], "test_diagnostics.py": ["stop_when_flat"],
-    "test_eval_job.py": ["rl_max_prompt_length"], "test_several_environments.py": ["rl_env_weights"],
-    "test_evaluation.py": ["eval_samples", "patience", "save_best"], 
+    "test_served_run.py": ["vllm_mode", "vllm_server_url"], "test_tracking.py": ["log", "stop_when_flat"],
+    "test_several_environments.py": ["rl_env_weights"],
+    "test_evaluation.py": ["eval_samples", "patience", "rl_max_prompt_length", "save_best"], 
     "test_export.py": ["push_to_hub", "username", "repo_id", "hub_private"], "test_models.py": ["merge_adapter"],
     "test_failures.py": ["eval_steps"], "test_grpo.py": ["eval_cases", "eval_strategy"],
     "test_resume.py": ["resume_anyway", "resume_from_checkpoint"], "test_warm_up.py": ["rl_check", "warm_up"],
-    "test_rollout.py": ["chat_template"], "test_thinking.py": ["thinking"], "test_tracking.py": ["log"],
-    "../rollout/test_opening.py": ["rl_env_episodes"], "../test_scoring.py": ["rl_env_retries"],
+    "test_rollout.py": ["chat_template"], "test_thinking.py": ["thinking"],
+    "../rollout/test_episode.py": ["rl_env_episodes"], "../test_scoring.py": ["rl_env_retries"],
     "../test_call_policy.py": ["rl_env_isolation", "rl_env_timeout", "rl_env_workers"],
     "../test_loader.py": ["rl_env", "rl_env_class", "rl_env_config", "rl_env_module"],
     "../test_nodes.py": ["master_addr", "master_port", "nnodes", "node_rank"],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
 from aitrain.engines import proxy_batcher
@@ -24,7 +24,7 @@ from aitrain.execution import task
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
 from aitrain.rollout.engine import Completion
-from tests.training.proxy_calls import peaked_model, run_with
+from tests.training.proxy_calls import run_with
 
 PAD, END = 256, 258
 Job = Callable[[], Any]
@@ -63,8 +63,13 @@ class Watched:
 
 @pytest.fixture
 def model(small_model: Path) -> LlamaForCausalLM:
-    """The small model, with weights so large that what it says depends on every token and its place."""
-    return peaked_model(small_model)
+    """The small model, with weights so large that what it says is certain, and depends on every token and its place."""
+    model = AutoModelForCausalLM.from_pretrained(small_model)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "layers" in name and weight.dim() == 2:
+                weight.mul_(8)
+    return model  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -170,17 +175,6 @@ def test_forward_calls_are_made_one_at_a_time_and_without_gradients(watched: Wat
     for outcome in outcomes:
         assert not outcome.value.logits.requires_grad
         assert torch.equal(outcome.value.logits, watched.model(ids).logits)
-
-
-# -- the policy
-
-
-def test_the_policy_passes_for_the_model(watched: Watched) -> None:
-    policy, model = watched.policy, watched.model
-    assert isinstance(policy, type(model))
-    assert policy.config is model.config
-    assert next(policy.parameters()) is next(model.parameters())
-    assert not hasattr(policy, "no_such_thing")
 
 
 # -- seeds of episodes

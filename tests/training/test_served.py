@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -329,23 +328,6 @@ async def ask(engine: VLLMServerEngine, *prompts: list[int], max_tokens: int = 1
 def versions(servers: list[Slow]) -> list[str]:
     """The weights that each server has, of an adapter or of all weights."""
     return [",".join(server.adapters) or server.version.partition("step")[2] for server in servers]
-
-
-def test_an_interrupt_ends_the_wait_for_servers_that_are_gone(servers: list[Slow]) -> None:
-    engine = by(*servers)
-    for server in servers:
-        server.stop()
-
-    async def interrupted() -> None:
-        asyncio.get_running_loop().call_later(0.05, signal.raise_signal, signal.SIGINT)
-        await ask(engine, [1])
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(interrupted())
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights_reach_all(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from aitrain.runs.comparison import compare_all
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_record import read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
-from tests.conftest import Run
 from tests.environments.grouped import Ranked
 from tests.training.conftest import rollouts
 from tests.training.test_resume import EVERY_STEP, as_if_killed_after, assert_same
@@ -94,23 +92,6 @@ def test_an_environment_that_always_fails_ends_the_run_although_the_others_are_s
 ) -> None:
     with pytest.raises(EnvironmentFailed, match=why):
         train(None, rl_env=[f"{FILE}:Early", f"{__file__}:Fails"], eval_cases=eval_cases, max_steps=5)
-
-
-@pytest.mark.slow
-def test_two_ranks_play_several_environments_and_their_rollouts_are_scored_again(
-    aitrain_grpo: Run, here: Path, preloaded_aitrain: Path
-) -> None:
-    short = {"model": "tiny", "max_steps": 2, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "eval_strategy": "no"}
-    config = {**MIXED, **short}
-    (here / "run.yaml").write_text(json.dumps(config), encoding="utf-8")
-    ended = aitrain_grpo("--config", "run.yaml", "--project-name", "two", "--num-processes", "2", "--batch-size", "8")
-    assert ended.returncode == 0, ended.stderr
-    folder = RunFolder(here / "runs" / "two")
-    records = [record for file in folder.rollouts.glob("*.jsonl") for record in read_rollouts(file)]
-    assert Counter(record.environment for record in records if not record.eval_phase) == {
-        "Early": 16, "talk": 8, "Ranked": 8,
-    }  # fmt: skip
-    assert "sampled, talk" in ended.stdout
 
 
 # -- groups
