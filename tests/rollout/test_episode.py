@@ -67,6 +67,7 @@ def test_what_the_policy_samples_is_trained_and_what_the_environment_says_is_not
 def test_what_ends_an_episode(limits: Limits, stop: str, turns: int) -> None:
     (episode,) = play(Counts(), Scripted(lambda _: "abcdefg$"), limits)
     assert (episode.stop, len(episode.trajectory.turns)) == (stop, turns)
+    assert episode.is_truncated == (stop != "done")
 
 
 class Closing:
@@ -178,6 +179,7 @@ def test_an_episode_that_fails_anywhere_is_missing_data() -> None:
     found = [(one.result.score, one.stop, failure and failure.place)
              for one, failure in zip(episodes, failures.values(), strict=True)]  # fmt: skip
     assert found == [*PLACES.values()]
+    assert not any(episode.is_truncated for episode in episodes)
     assert 'raise RuntimeError(f"ill at {here}")' in str(failures["step"])
     assert "responded with 5 (int), which is neither text nor messages" in str(failures["said"])
 

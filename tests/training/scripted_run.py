@@ -1,8 +1,7 @@
-"""Train with completions that are written down, not sampled: `scripted_run.py MODEL OUT BACKEND JOB...`, one process of
-a group.
+"""Train: `scripted_run.py MODEL OUT BACKEND JOB...`, one process of a group.
 
-Eight completions a step whatever the number of processes, so that the only difference is who computes what. All runs of
-a group share its processes, as importing torch and TRL takes longer than the runs.
+Eight completions a step whatever the number of processes, each with its own seed, so that the only difference is who
+computes what. All runs of a group share its processes, as importing torch and TRL takes longer than the runs.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import math
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +19,12 @@ from typing import Any
 import torch
 
 from aitrain.engines import scopes
-from aitrain.engines.batching import BatchRow
-from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import SharedForward
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion
 from aitrain.environment.runner import start_runner
 from aitrain.jobs.grpo import run
 from aitrain.jobs.worker import exit_now
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.engine import Completion
 from aitrain.runs.checkpoint import PREFIX
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import passes
@@ -38,14 +33,10 @@ from aitrain.training.model import choose_precision
 from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import EpisodeTrainer
 
-ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
-
 
 class Scripted:
     """Rewards letters below n, as the answers have them in different shares. A step holds the last case of an epoch and
     the first of the next."""
-
-    concurrent = True  # the scripted policy counts the rows of each batch
 
     def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
         return [{"prompt": f"say {number}:"} for number in range(7)]
@@ -94,45 +85,17 @@ class Endless(Scripted):
         return sum(letter < "n" for letter in reply) / max(1, len(reply))
 
 
-class Evaluated:
-    """One turn, and two completions that the environment samples itself; every other prompt is the same."""
-
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {number}:"} for number in range(8)]
+class Evaluated(Scripted):
+    """With completions that the environment samples itself; every other held-out prompt is the same."""
 
     def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [
-            {"prompt": "say:" if number % 2 else f"tell {number}:", "case_idx": 100 + number} for number in range(9)
-        ]
+        return [{"prompt": "say:" if number % 2 else f"tell {number}:", "case_idx": number} for number in range(9)]
 
-    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> dict[str, float]:
+    def score_episode(self, model: Any, tokenizer: Any, completion: str) -> Any:  # type: ignore[override]
         ids = tokenizer([f"{completion} more:"] * 2, return_tensors="pt")
-        said = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=5, num_return_sequences=2)
+        said = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=5)
         own = float(said[:, ids["input_ids"].shape[1] :].sum())
-        return {"score": sum(letter < "n" for letter in completion) / max(1, len(completion)), "own": own}
-
-
-class EvaluatedTalk(Evaluated):
-    """Three turns of the policy."""
-
-    score_episode = None  # type: ignore[assignment]
-
-    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
-        said = yield None
-        for turn in range(1 + case_idx % 2):
-            said += yield f" more {turn}:"
-        return sum(letter < "n" for letter in said) / max(1, len(said))
-
-
-def scripted_sample(self: HFEngine, rows: list[BatchRow], *_: Any) -> list[Completion]:
-    """In the place of sampling: the answer depends on what was said before, and on how many others of the group have
-    said the same, so that it is the same for any number of processes."""
-    seen: Counter[int] = Counter()
-    answers = []
-    for ids in (row.prompt_ids for row in rows):
-        answers.append(ANSWERS[(seen[sum(ids)] + sum(ids)) % len(ANSWERS)] + "<|im_end|>")
-        seen[sum(ids)] += 1
-    return [Completion(ids) for ids in self.policy.tokenizer(answers)["input_ids"]]
+        return {"score": super().score_episode(completion), "own": own}
 
 
 # -- the runs
@@ -152,31 +115,25 @@ LOSS = {
 KINDS: dict[str, dict[str, Any]] = {
     "grpo": {}, "dr_grpo": {}, "dapo": {}, "grpo-talk": {"environment": ScriptedTalk},
     "grpo-unscored": {"environment": Unscored}, "dapo-unscored": {"environment": Unscored},
+    "grpo-evaluated": {"environment": Evaluated, "eval_cases": 9},
     "dr_grpo-rewards": {"environment": ScriptedTalk, **REWARDS}, "dr_grpo-custom": {"environment": Unscored, **LOSS},
 }  # fmt: skip
-"""Each loss, named first; with several turns, cases without a score, and parts of ours."""
-TRIMMED = ("grpo-talk", "dapo-unscored", "dr_grpo-rewards")
-HELD_OUT: dict[str, dict[str, Any]] = {"turn": {"environment": Evaluated}, "talk": {"environment": EvaluatedTalk}}
+"""Each loss, named first; with several turns, cases without a score, held-out cases, and parts of ours."""
 
 SAVED = {"gradient_accumulation": 1, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
 MANY_TURNS = SAVED | {"environment": UnscoredTalk, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2}
 JOBS: dict[str, dict[str, Any]] = {
     **{name: SHARED_OUT | {"rl_loss_type": name.partition("-")[0], **more} for name, more in KINDS.items()},
-    **{f"held-out-{name}": {**more, "sample": HFEngine.sample, "rl_prompts_per_step": 4, "batch_size": 4,
-                            "max_steps": 1, "eval_cases": 9, "save_strategy": "no"}
-       for name, more in HELD_OUT.items()},
     "talk": MANY_TURNS | {"rl_trim_padding": False},
     "trimmed": MANY_TURNS | {"tokens_per_pass": 40},
     # without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit
     "adapter": SAVED | {"environment": ScriptedTalk, "peft": True, "lora_r": 4, "rl_kl_coef": 0.1,
                         "max_grad_norm": 1e6, "merge_adapter": False, "share_prefixes": False},
-    "sampled": SAVED | {"sample": HFEngine.sample, "eval_cases": 2},
     "one-copy": MANY_TURNS | {"trl": {"fsdp_config": {"cpu_ram_efficient_loading": True,
                                                       "reshard_after_forward": True}}},
     "shards": SAVED | {"environment": ScriptedTalk, "gradient_accumulation": 2,
                        "trl": {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}},
 }  # fmt: skip
-JOBS |= {f"{name}-trimmed": JOBS[name] | {"rl_trim_padding": True} for name in TRIMMED}
 """Options of the runs, beside OPTIONS."""
 
 
@@ -200,7 +157,6 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         name, _, resumed_from = job.partition("<")
         options = {"batch_size": 8 // world, **OPTIONS, **JOBS[name.partition("-resumed")[0]]}
         environment = options.pop("environment", Scripted)()
-        HFEngine.sample = options.pop("sample", scripted_sample)  # type: ignore[method-assign]
         place = {"model": model, "output_dir": str(out), "project_name": name}
         config = TrainConfig(**place, resume_anyway=True, distributed_backend=backend, **options)
         folder = RunFolder(out / name)

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Generator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ import torch
 
 from aitrain import EnvironmentFailed, Result
 from aitrain.engines.hf import HFEngine
-from aitrain.rollout.episode import STOPS, Episode
-from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training import held_out_scoring
 from aitrain.training.evaluation import EvalPhase, EvalScores, evaluate
@@ -26,7 +23,7 @@ from tests.environments.ill import Gone
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference, rollouts
 from tests.training.scripted_policy import scripted
-from tests.training.scripted_run import Endless, Scripted, Unscored, scripted_sample
+from tests.training.scripted_run import Endless, Scripted, Unscored
 
 Train = Callable[..., Result]
 # -- one episode of each group
@@ -95,6 +92,7 @@ def test_what_was_learned_before_the_environment_stopped_working_is_saved(train:
     assert (result["status"], result["steps"]) == ("failed", 4)
     assert [line["failed/raised"] for line in read_lines(folder.metrics) if "loss" in line] == [0.0] * 2 + [1.0] * 2
     assert (folder.model / "model.safetensors").exists()
+    assert train(Gone(calls=0), max_steps=4, rl_max_failed=1.0, eval_cases=0, rl_check=False).steps == 4
 
 
 def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_training(
@@ -143,6 +141,9 @@ PLAIN_STEPS = {
 }  # fmt: skip
 
 
+LONGER = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
+
+
 class NoRoom(Scripted):
     """In every second case the environment says more than the context holds."""
 
@@ -156,7 +157,8 @@ class NoRoom(Scripted):
 @pytest.fixture
 def train_scripted(train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Runs whose completions are written down: the same for a case whatever the batch. Two steps without momentum."""
-    monkeypatch.setattr(HFEngine, "sample", scripted_sample)
+    said = scripted(lambda position, text: LONGER[(position % 4 + len(text)) % len(LONGER)] + "<|im_end|>")
+    monkeypatch.setattr(HFEngine, "sample", said)
     return lambda environment, **options: train(environment, **PLAIN_STEPS, **options)
 
 
@@ -208,16 +210,6 @@ def test_a_step_without_a_score_leaves_the_weights_as_they_are(train: Train) -> 
     assert difference(at[1], at[2]) > 0
     assert difference(at[2], at[4]) == 0
     assert run.history[-1]["grad_norm"] == 0
-
-
-@pytest.mark.parametrize("stop", STOPS)
-def test_a_truncated_episode_is_one_that_a_limit_of_ours_ended(stop: str) -> None:
-    """By what ended it, and not by its last token, which may be the environment's."""
-    failed = SimpleNamespace(failure=SimpleNamespace(kind="timed_out" if stop == "env_timeout" else "raised"))
-    scored: Any = failed if stop.startswith("env_") else SimpleNamespace(failure=None)
-    episode = Episode(SimpleNamespace(), Trajectory(stop=stop), result=scored)  # type: ignore[arg-type]
-
-    assert episode.is_truncated == (stop in ("max_tokens", "max_turns", "truncated"))
 
 
 # -- groups that teach nothing

@@ -90,8 +90,8 @@ def rows_of(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> tuple
     before, after = max(map(len, prompts)), max(1, *map(len, answers))
     pairs = list(zip(prompts, answers, strict=True))
     ids = [[0] * (before - len(one)) + one + two + [0] * (after - len(two)) for one, two in pairs]
-    mask = [[0] * (before - len(one)) + [1] * (len(one) + len(two)) + [0] * (after - len(two)) for one, two in pairs]
-    return torch.tensor(ids), torch.tensor(mask), after
+    rows = torch.tensor(ids)
+    return rows, (rows != 0).long(), after
 
 
 tokens = st.integers(3, 5)  # so few that many rows are equal, or begin like another one

@@ -6,15 +6,12 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
-import torch
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.rollout.thinking import offered_thinking
-from aitrain.runs.run_folder import read_lines
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.episode_record import episode_record
 from aitrain.training.training_batch import episode_metrics
-from tests.training.conftest import rollouts
 from tests.training.scripted_policy import played
 from tests.training.test_rollout import TEMPLATES, Train, batches, speaks  # noqa: F401
 
@@ -206,22 +203,3 @@ def test_thoughts_are_kept_between_turns(speaks: Speaks, name: str) -> None:  # 
     if name == "smol":  # its own template; Qwen3's cuts earlier thoughts, and TRL's version for training is used
         messages = [{**m, "content": said if m["role"] == "assistant" else m["content"]} for m in episode.conversation]
         assert written == tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n")
-
-
-# -- a training
-
-
-def test_a_thinking_model_is_trained(train: Train, batches: list[dict[str, torch.Tensor]]) -> None:  # noqa: F811
-    result = train(
-        Sums(),
-        thinking=8,
-        chat_template=str(TEMPLATES / "qwen3_6.jinja"),
-        rl_max_new_tokens=24,
-        max_steps=1,
-        eval_cases=0,
-    )
-    (step,) = (line for line in read_lines(result.folder / "metrics.jsonl") if "loss" in line)
-    tokens = sum(record["tokens"] for record in rollouts(result))
-    assert (batches[0]["completion_mask"] * batches[0]["tool_mask"]).sum() == tokens
-    assert step["thinking/tokens"] == 8
-    assert step["thinking/answer_tokens"] == tokens / len(rollouts(result)) - step["thinking/tokens"]
