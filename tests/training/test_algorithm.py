@@ -165,22 +165,6 @@ def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, 
 
 
 @pytest.mark.parametrize("trims", [False, True])
-@pytest.mark.parametrize("loss", ALGORITHMS)
-def test_with_all_rows_kept_the_gradient_is_trls_and_without_any_it_is_nothing(
-    loss: str, trims: bool, tmp_path: Path
-) -> None:
-    rows, layout = batch_of(8, are_ragged=True), Layout(processes=2, rows=4, limit=PassLimit(2), trims=trims)
-    args = arguments(tmp_path, layout, rl_loss_type=loss, **ON)
-    (ours,) = gradients_of_steps(args, Layout(), rows)
-    assert torch.equal(ours, gradient_of_plain_trl(args, rows))
-
-    rows[KEPT][:] = False
-    gradients, _, trainer = steps_of_process(args, layout, rows)
-    assert torch.equal(gradients[0], torch.zeros_like(gradients[0]))
-    assert not trainer.has_kept_rows
-
-
-@pytest.mark.parametrize("trims", [False, True])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_metrics_of_a_step_are_those_of_its_kept_tokens(level: str, trims: bool, tmp_path: Path) -> None:
     """With one ratio for a completion, the clip ratios are those of its kept completions."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -275,45 +274,13 @@ def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that
 # -- several servers
 
 
-class Slow(Fake):
-    """Holds completions back until it is told to answer; knows which prompts it has got."""
-
-    def __init__(self) -> None:
-        self.prompts: list[list[int]] = []
-        self.answers = asyncio.Event()
-        super().__init__()
-
-    @property
-    def url(self) -> str:
-        return f"http://server-{id(self)}"
-
-    def start(self) -> None:
-        """Without a socket."""
-        self.adapters, self.version, self.is_up = {}, "default", True
-        self.answers.set()
-
-    async def respond(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/completions" and self.is_up:
-            self.prompts.append(json.loads(request.content)["prompt"][0])
-            await self.answers.wait()
-        return await super().respond(request)
-
-    def stop(self) -> None:
-        """It dies: what it was asked is not answered."""
-        self.is_up = False
-        self.answers.set()
-
-
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> list[Slow]:
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fake]]:
     monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.01)
-    return [Slow() for _ in range(3)]
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not is_so():
-            await asyncio.sleep(0.001)
+    servers = [Fake() for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.stop()
 
 
 async def ask(engine: VLLMServerEngine, *prompts: list[int], max_tokens: int = 10) -> list[Completion]:
@@ -321,13 +288,13 @@ async def ask(engine: VLLMServerEngine, *prompts: list[int], max_tokens: int = 1
     return await asyncio.gather(*map(engine.generate, requests))
 
 
-def versions(servers: list[Slow]) -> list[str]:
+def versions(servers: list[Fake]) -> list[str]:
     """The weights that each server has, of an adapter or of all weights."""
     return [",".join(server.adapters) or server.version.partition("step")[2] for server in servers]
 
 
 def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights_reach_all(
-    servers: list[Slow], sync: Any
+    servers: list[Fake], sync: Any
 ) -> None:
     notes: list[str] = []
     states: list[dict[str, str]] = []
@@ -336,13 +303,11 @@ def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights
     run(engine.load_weights(0))
     one = servers[1]
 
+    one.troubles = [Fake.stop]
+
     async def play() -> list[Completion]:
-        one.answers.clear()
         async with engine.batch(12):
-            asked = asyncio.create_task(ask(engine, *([number] for number in range(12))))
-            await until(lambda: len(one.prompts) == 4)
-            one.stop()
-            return await asked
+            return await ask(engine, *([number] for number in range(12)))
 
     completions = run(play())
     assert [completion.ids for completion in completions] == [[number, END] for number in range(12)]
@@ -350,7 +315,7 @@ def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights
     assert f"The vLLM server at {one.url} is gone, 2 of 3 servers left: /v1/completions: " in notes[0]
     assert states == [{server.url: "gone" if server is one else "live" for server in servers}]
 
-    one.restart()
+    one.start()
     run(engine.load_weights(1))
     assert len(set(versions(servers))) == 1
     assert "-1-load-2" in versions(servers)[0]
@@ -361,16 +326,16 @@ def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights
 
 @pytest.mark.parametrize("restarts", [True, False], ids=["restarted", "cut off"])
 def test_a_server_that_is_back_gets_the_present_weights_before_the_next_batch(
-    servers: list[Slow], sync: Any, restarts: bool
+    servers: list[Fake], sync: Any, restarts: bool
 ) -> None:
     """It has none, or older ones of this run."""
     engine = by(*servers, sync=sync)
     run(engine.load_weights(0))
     one = servers[0]
-    one.stop()
+    one.is_up = False
     run(engine.load_weights(1))
     if restarts:
-        one.start()
+        one.restart()
     one.is_up = True
     one.asked.clear()
 

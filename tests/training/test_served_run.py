@@ -32,6 +32,7 @@ from aitrain.training.model import TINY_MODEL
 from tests.environments.vowels import Vowels
 from tests.training.conftest import rollouts
 from tests.training.small_server import SmallServer
+from tests.training.test_grpo import Asks
 from tests.training.test_served import by, run
 
 Train = Callable[..., Result]
@@ -113,24 +114,12 @@ def test_a_server_that_has_other_weights_is_noticed_before_a_step_is_made(
     assert not list(tmp_path.glob("runs/*/result.json"))
 
 
-class Asks:
-    """Plays its second turn itself, as AITraining's environments do."""
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {number}"} for number in range(4)]
-
-    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
-        ids = tokenizer(f"{completion}{case_idx}", return_tensors="pt")
-        output = model.generate(**ids, max_new_tokens=3 + case_idx, do_sample=True, top_k=7)
-        return float(output.shape[1] > ids["input_ids"].shape[1])
-
-
 def test_an_environment_that_asks_the_model_itself_asks_the_server(train: Train, server: SmallServer) -> None:
     (record, *_) = rollouts(train(Asks(), vllm_server_url=server.url, peft=True, **REACHED))
     assert (record["score"], record["error"]) == (1.0, None)
-    asked = [body for body in server.bodies("/v1/completions") if body["top_k"] == 7]
-    assert {body["max_tokens"] for body in asked} <= {3, 4, 5, 6}
-    assert all(body["model"].endswith("-step-0-load-1") and body["seed"] > 0 for body in asked)
+    asked = [body for body in server.bodies("/v1/completions") if body["max_tokens"] == 4]
+    assert asked
+    assert all(body["model"].endswith("-step-0-load-1") and body["temperature"] == 0.0 for body in asked)
 
 
 # -- weights that a server does not use
@@ -190,15 +179,14 @@ def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_
 
 
 def test_kl_by_position_shows_where_the_sampler_drifts() -> None:
-    """From token 4,096 on, which is at another place of each completion. Padding, a token of the environment and one
-    that the sampler gave no log-probability for do not count."""
-    sampled, mask = torch.full((2, 6000), -1.0), torch.ones(2, 6000)
+    """From token 4,096 on, after a prompt of 1,000. Padding, a token of the environment and one that the sampler gave
+    no log-probability for do not count."""
+    sampled, mask = torch.full((1, 6000), -1.0), torch.ones(1, 6000)
     trained = sampled.clone()
     trained[0, 4096 - 1000 :] += 0.3
-    trained[1, 4096 - 3000 :] += 0.3
-    mask[1, 2000:], mask[0, 7], sampled[0, 8] = 0, 0, torch.nan
-    trained[0, 7], trained[1, 2000:] = -torch.inf, 9.0
-    sums = kl_by_position(trained, sampled, mask, torch.tensor([1000, 3000]))
-    assert sums[:, 1].tolist() == [22, 1024, 2048 + 1096, 2904 + 904, 0, 0, 0, 0]
+    mask[0, 7], mask[0, 5000:], sampled[0, 8] = 0, 0, torch.nan
+    trained[0, 7], trained[0, 5000:] = -torch.inf, 9.0
+    sums = kl_by_position(trained, sampled, mask, torch.tensor([1000]))
+    assert sums[:, 1].tolist() == [22, 1024, 2048, 1904, 0, 0, 0, 0]
     kl = sums[:, 0] / sums[:, 1].clamp(min=1)
     assert kl.tolist() == pytest.approx([0, 0, 0, math.exp(0.3) - 1.3, 0, 0, 0, 0], rel=1e-4)
