@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ import torch
 from aitrain import EnvironmentFailed, Result
 from aitrain.engines.hf import HFEngine
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.training import held_out_scoring
-from aitrain.training.evaluation import EvalPhase, EvalScores, evaluate
 from aitrain.training.zero_variance import zero_variance_share
 from tests.environments.ill import Gone
 from tests.environments.vowels import Vowels
@@ -57,9 +56,9 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
 ) -> None:
     """The third episode of each group has none; the others' advantages are those of a group of three."""
     monkeypatch.setattr(HFEngine, "sample", scripted(lambda position, _: ANSWERS[position % 4] + "<|im_end|>"))
-    count = len(ILLNESSES)
+    cases = len(ILLNESSES)
     result = train(
-        Plain(), max_steps=1, eval_cases=0, batch_size=4 * count, rl_prompts_per_step=count, rl_check=False,
+        Plain(), max_steps=1, eval_cases=0, batch_size=4 * cases, rl_prompts_per_step=cases, rl_check=False,
         rl_env_retries=0,
     )  # fmt: skip
 
@@ -75,7 +74,7 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
         assert [record["advantage"] for record in records] == pytest.approx(advantages, abs=1e-5)
     (line,) = result.history
     for kind, found in Counter(kind for _, kind in ILLNESSES if kind).items():
-        assert line[f"failed/{kind}"] == pytest.approx(found / count / 4)
+        assert line[f"failed/{kind}"] == pytest.approx(found / cases / 4)
     assert line["unscored"] == 0.25
     assert line["reward"] == pytest.approx(sum(SCORES.values()) / 3)
 
@@ -104,32 +103,22 @@ def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_train
 
 
 class NoJudge(Gone):
-    """Works in training, and for the held-out case except in some evaluations."""
+    """Works in training, and for the held-out case except in some evaluations, each of which plays it twice."""
 
-    def __init__(self, evaluations: list[str], without: Collection[str]) -> None:
-        self.evaluations, self.without = evaluations, without
+    def __init__(self, *without: int) -> None:
+        self.without, self.played = without, count()
 
     def score_episode(self, completion: str, case_idx: int) -> float:
-        if case_idx < 0 and self.evaluations[-1] in self.without:
+        if case_idx < 0 and next(self.played) // 2 in self.without:
             raise RuntimeError("no judge")
         return len(completion) % 5 / 5
 
 
-def test_an_evaluation_without_scores_is_skipped_and_the_run_goes_on(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played: list[str] = []
-
-    def counted(rollouts: Any, plan: Any, phase: EvalPhase, write: Any) -> EvalScores:
-        played.append(phase.name)
-        return evaluate(rollouts, plan, phase, write)
-
-    monkeypatch.setattr(held_out_scoring, "evaluate", counted)
-    options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 4}
-    result = train(NoJudge(played, {"step1", "step3", "after"}), **options)
+def test_an_evaluation_without_scores_is_skipped_and_the_run_goes_on(train: Train) -> None:
+    """The first and the third one in training, and the one after it."""
+    result = train(NoJudge(1, 3, 4), eval_strategy="steps", eval_steps=1, max_steps=4, rl_check=False)
     assert [line["step"] for line in result.history if "eval_score" in line] == [2]
     assert (result.steps, result.status, result.score_after, result.verdict) == (4, "finished", None, None)
-    assert played == ["before", "step1", "step2", "step3", "after"]
 
 
 # -- rows that are left out of the loss

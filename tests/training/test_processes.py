@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,7 @@ class Command:
         self.model, self.folder, self.aitrain = model, folder, aitrain or (sys.executable, "-m", "aitrain")
 
     def start(self, environment: str, *flags: str, **variables: str) -> subprocess.Popen[str]:
-        has_other = any(flag.partition("=")[0] == "--rl-env" for flag in flags)  # a second one would be played as well
-        place = [] if has_other else ["--rl-env", f"{ENVIRONMENTS}:{environment}"]
-        named = ["--model", str(self.model), *place, *FLAGS, *flags]
+        named = ["--model", str(self.model), "--rl-env", f"{ENVIRONMENTS}:{environment}", *FLAGS, *flags]
         return subprocess.Popen(
             [*self.aitrain, "grpo", *named],
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -52,11 +49,8 @@ class Command:
 
     def wait_until(self, is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:
         """Wait until something is so, while the process runs; fails after 240 s."""
-        deadline = time.monotonic() + 240
-        while not is_so():
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        assert eventually(lambda: is_so() or process.poll() is not None, 240)
+        assert process.poll() is None, process.communicate()
 
     def wait_for_step(self, step: int, process: subprocess.Popen[str]) -> None:
         metrics = self.folder / "run" / "metrics.jsonl"

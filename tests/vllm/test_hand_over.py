@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -23,8 +22,6 @@ from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
 from tests.conftest import free_port, write
 from tests.training.conftest import save_adapter
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 PROMPTS = ["3+4=", "17+25=", "say", "12+", "aaaa", "90+9="]
 TOKENS = 24

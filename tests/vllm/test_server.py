@@ -1,8 +1,7 @@
-"""The real vLLM as a server that a run starts, feeds, watches and ends; skipped where it is not installed."""
+"""The real vLLM as a server that a run starts, feeds, watches and ends."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from aitrain.vllm.server_arguments import common_arguments
 from aitrain.vllm.server_process import ServerConfig, running
 from tests.conftest import processes_in
 from tests.vllm.test_colocated import DEMO, check_agreement, run
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 SERVER = "--vllm-mode=server"
 
