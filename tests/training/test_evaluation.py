@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from itertools import chain, repeat
 from pathlib import Path
 from statistics import fmean
@@ -119,7 +118,7 @@ def test_a_run_that_gets_no_better_ends_and_its_best_checkpoint_is_scored_once_m
 
 
 def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_an_eval_of_the_run(
-    train: Train,
+    train: Train, evaluate: Callable[..., EvalResult]
 ) -> None:
     class Held(Vowels):
         def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
@@ -139,9 +138,7 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
     assert values["score_before"] == pytest.approx(fmean(kept))
 
     taken = {name: value for name, value in run_options(read_model(str(result.folder))).items() if name in OF_THE_RUN}
-    config = EvalConfig(**{**taken, "model": str(result.folder), "output_dir": str(result.folder.parent)})
-    with closing(start_runner(Held(), config)) as runner:
-        evaluated = eval_job.run(RunContext(config, RunFolder.create(config), runner, lambda _: None))
+    evaluated = evaluate("again", Held(), **{**taken, "model": str(result.folder)})
     assert (evaluated.cases, evaluated.overlap) == (6, 0)
     assert evaluated.scores["sampled"] == values["scores"]["sampled"]["after"]
 
