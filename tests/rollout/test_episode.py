@@ -18,18 +18,15 @@ from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import Limits
 from aitrain.training.episode_record import episode_record
-from tests.rollout.scripted import END, Letters, Scripted, cases, play, text
+from tests.rollout.scripted import END, Asks, Letters, Scripted, cases, play, text
 
 Talk = Generator[str | None, str, float]
 
 
-class Counts:
+class Counts(Asks):
     """Asks for one more, three times."""
 
     concurrent = True
-
-    def build_dataset(self) -> list[Any]:
-        return []
 
     def episode(self, case_idx: int) -> Talk:
         said = yield None
@@ -86,16 +83,13 @@ class Closing:
         self.closed.release()
 
 
-class Closes:
+class Closes(Asks):
     """An environment whose episodes note that they were closed."""
 
     concurrent = True
 
     def __init__(self) -> None:
         self.closed = threading.Semaphore(0)
-
-    def build_dataset(self) -> list[Any]:
-        return []
 
     def start(self) -> Any:
         return Closing(self.closed)
@@ -139,14 +133,11 @@ PLACES: dict[str, tuple[float | None, str, str | None]] = {
 """Where an episode is ill, with its score, its stop and the place of its failure."""
 
 
-class Ill:
+class Ill(Asks):
     """Raises, or returns something wrong, in the place that the case chooses."""
 
     def __init__(self, place: str = "") -> None:
         self.place = place
-
-    def build_dataset(self) -> list[Any]:
-        return []
 
     def start(self, case_idx: int) -> Any:
         episode = Ill([*PLACES][case_idx])
@@ -314,10 +305,7 @@ class Spoken:
         return float(len(self.said) == 2)
 
 
-class Speaks:
-    def build_dataset(self) -> list[Any]:
-        return []
-
+class Speaks(Asks):
     def start(self, case_idx: int, seed: int) -> Any:
         return Spoken(case_idx)
 

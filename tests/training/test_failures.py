@@ -57,10 +57,10 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
     """The third episode of each group has none; the others' advantages are those of a group of three."""
     monkeypatch.setattr(HFEngine, "sample", scripted(lambda position, _: ANSWERS[position % 4] + "<|im_end|>"))
     cases = len(ILLNESSES)
-    result = train(
-        Plain(), max_steps=1, eval_cases=0, batch_size=4 * cases, rl_prompts_per_step=cases, rl_check=False,
-        rl_env_retries=0,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "eval_cases": 0, "batch_size": 4 * cases, "rl_prompts_per_step": cases, "rl_check": False, "rl_env_retries": 0,
+    }  # fmt: skip
+    result = train(Plain(), **options, max_steps=1)
 
     scores = torch.tensor(list(SCORES.values()))
     advantages = ((scores - scores.mean()) / (scores.std() + 1e-4)).tolist()
@@ -77,6 +77,8 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
         assert line[f"failed/{kind}"] == pytest.approx(found / cases / 4)
     assert line["unscored"] == 0.25
     assert line["reward"] == pytest.approx(sum(SCORES.values()) / 3)
+    with pytest.raises(EnvironmentFailed, match="More than 10% of the episodes failed in 3 batches in a row"):
+        train(Plain(), **options, max_steps=9, rl_max_failed=0.1)
 
 
 # -- nothing works any more
@@ -91,7 +93,6 @@ def test_what_was_learned_before_the_environment_stopped_working_is_saved(train:
     assert (result["status"], result["steps"]) == ("failed", 4)
     assert [line["failed/raised"] for line in read_lines(folder.metrics) if "loss" in line] == [0.0] * 2 + [1.0] * 2
     assert (folder.model / "model.safetensors").exists()
-    assert train(Gone(calls=0), max_steps=4, rl_max_failed=1.0, eval_cases=0, rl_check=False).steps == 4
 
 
 def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_training(

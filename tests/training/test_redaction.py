@@ -34,26 +34,18 @@ def leaks(folder: Path) -> list[str]:
     return [str(file) for file in files if any(text.encode() in file.read_bytes() for text in PLAIN)]
 
 
-@pytest.fixture
-def preloaded(preloaded_aitrain: Path) -> str:
-    """`aitrain` whose processes are forked."""
-    return str(preloaded_aitrain / "aitrain")
-
-
-def start(aitrain: str, folder: Path, model: Path, *flags: str) -> subprocess.Popen[bytes]:
-    """The command, which says what it says into a file of the folder."""
-    named = ["--model", str(model), "--rl-env", str(ENVIRONMENT), "--project-name=run", "--output-dir=."]
-    short = ["--rl-max-new-tokens=4", "--rl-kl-coef=0", "--max-steps=3", "--lr=1e-3"]
-    command, known = [aitrain, "grpo", *named, *short, *flags], {**os.environ, **PLANTED, **LEAKED}
-    with (folder / "said").open("wb") as said:
-        return subprocess.Popen(command, cwd=folder, env=known, stdout=said, stderr=said)
-
-
 @pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_a_run_that_fails_with_secrets_leaves_none_of_them(
-    isolation: str, small_model: Path, tmp_path: Path, preloaded: str
+    isolation: str, small_model: Path, tmp_path: Path, preloaded_aitrain: Path
 ) -> None:
-    running = start(preloaded, tmp_path, small_model, "-v", f"--rl-env-isolation={isolation}")
+    command = [
+        str(preloaded_aitrain / "aitrain"), "grpo", "--model", str(small_model), "--rl-env", str(ENVIRONMENT), "-v",
+        "--project-name=run", "--output-dir=.", "--rl-max-new-tokens=4", "--rl-kl-coef=0", "--max-steps=3", "--lr=1e-3",
+        f"--rl-env-isolation={isolation}",
+    ]  # fmt: skip
+    with (tmp_path / "said").open("wb") as file:
+        known = {**os.environ, **PLANTED, **LEAKED}
+        running = subprocess.Popen(command, cwd=tmp_path, env=known, stdout=file, stderr=file)
     seen: set[bytes] = set()
     while running.poll() is None:
         for pid in (running.pid, *workers_in(tmp_path)):

@@ -178,10 +178,9 @@ def test_a_server_is_asked_twice_and_accused_only_if_it_does_not_use_its_weights
 def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(
     more: dict[str, Any], is_quantized: bool, is_noted: bool
 ) -> None:
-    noted: list[str] = []
     config = TrainConfig(use_vllm=True, vllm_mode="server", peft=True, **more)
     base = ServerModel("base", 100, is_quantized=is_quantized)
-    assert (notify_difference(config, base, noted.append) == noted.append) == is_noted
+    assert (notify_difference(config, base, print) is not None) == is_noted
 
 
 def test_kl_by_position_shows_where_the_sampler_drifts() -> None:

@@ -25,15 +25,10 @@ from tests.training.conftest import difference
 Train = Callable[..., Result]
 
 
-def parts(result: Result) -> tuple[dict[str, Any], str]:
-    """The front matter, and what follows."""
-    _, front, body = (result.model / "README.md").read_text().split("---\n", 2)
-    return yaml.safe_load(front), body
-
-
 def test_the_card_says_what_was_trained_on_what_and_what_came_of_it(finished: FinishedRuns) -> None:
     result = finished("plain")
-    front, body = parts(result)
+    _, head, body = (result.model / "README.md").read_text().split("---\n", 2)
+    front = yaml.safe_load(head)
     assert front["library_name"] == "transformers"
     assert {"aitrain", "grpo"} <= set(front["tags"])
     assert "base_model" not in front  # a folder of this machine
