@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 from filelock import FileLock
 
@@ -98,12 +97,11 @@ def has_ended(pid: int) -> bool:
 def processes_in(folder: Path, name: str = "") -> list[int]:
     """Ids of the processes whose working directory is the folder, and whose name or command has `name` in it."""
     found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            words = f"{process.name()} {' '.join(process.cmdline())}"
-            is_there = Path(process.cwd()) == folder.resolve() and process.status() != psutil.STATUS_ZOMBIE
-            if is_there and name in words:
-                found.append(process.pid)
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = b"".join((process / file).read_bytes() for file in ("comm", "cmdline"))
+            if (process / "cwd").readlink() == folder.resolve() and name.encode() in words:
+                found.append(int(process.name))
     return found
 
 

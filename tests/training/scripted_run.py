@@ -38,6 +38,8 @@ class Scripted:
     """Rewards letters below n, as the answers have them in different shares. A step holds the last case of an epoch and
     the first of the next."""
 
+    concurrent = True  # rows of a batch are answered by their places
+
     def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
         return [{"prompt": f"say {number}:"} for number in range(7)]
 

@@ -72,7 +72,7 @@ def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_sampling_of_i
     answers = asyncio.run(engine.complete(rows, Sampling(top_p=0.9), 3))
 
     assert completions == answers == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
-    (prompts, sampled), (_, greedy), (_, own) = generation.llm.calls
+    (prompts, sampled), (_, (greedy,)), (_, own) = generation.llm.calls
     assert prompts == [[1], [2, 3]]
     assert [each.seed for each in (*sampled, *own)] == [3, 4, 3, 4]
     expected = {**given, "top_p": 1.0, "repetition_penalty": 1.0, "stop_token_ids": [9], "max_tokens": 4}

@@ -106,6 +106,8 @@ def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_train
 class NoJudge(Gone):
     """Works in training, and for the held-out case except in some evaluations, each of which plays it twice."""
 
+    concurrent = True
+
     def __init__(self, *without: int) -> None:
         self.without, self.played = without, count()
 

@@ -143,7 +143,7 @@ def test_an_answer_ends_with_its_stop_string_which_it_keeps(model: Any, tokenize
         assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
         assert end.is_reached(ids) or not text.endswith(tuple(STOPS))
         ended += text.endswith(tuple(STOPS))
-    assert ended > 8
+    assert ended > len(prompts) / 2
 
 
 # -- like with like
