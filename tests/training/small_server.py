@@ -44,7 +44,7 @@ class Endpoint(Handler):
         if answer is None:
             self.close_connection = True
         else:
-            self.answer(answer[1], answer[0])
+            self.answer(answer[1], answer[0], {"Content-Type": "application/json"})
 
     do_GET = do_POST
 

@@ -165,7 +165,7 @@ def test_a_server_is_asked_twice_and_accused_only_if_it_does_not_use_its_weights
     assert compared() == 2  # the first time, and once it has moved
 
     server.ignores = True
-    for _ in range(3):
+    for _ in range(9):
         move()
     with pytest.raises(RunFailed, match="try --vllm-sync disk"):  # a resumed run looks at once
         run(engine("resumed").load_weights(20))
