@@ -1,7 +1,7 @@
-"""Train: `scripted_run.py MODEL OUT BACKEND JOB...`, one process of a group.
+"""Train with completions that are written down: `scripted_run.py MODEL OUT BACKEND JOB...`, one process of a group.
 
-Eight completions a step whatever the number of processes, each with its own seed, so that the only difference is who
-computes what. All runs of a group share its processes, as importing torch and TRL takes longer than the runs.
+Eight completions a step whatever the number of processes, so that the only difference is who computes what. All runs of
+a group share its processes, as importing torch and TRL takes longer than the runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,15 @@ from typing import Any
 import torch
 
 from aitrain.engines import scopes
+from aitrain.engines.batching import BatchRow
+from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import SharedForward
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion
 from aitrain.environment.runner import start_runner
 from aitrain.jobs.grpo import run
 from aitrain.jobs.worker import exit_now
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.engine import Completion
 from aitrain.runs.checkpoint import PREFIX
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import passes
@@ -32,6 +36,8 @@ from aitrain.training.distributed import init_processes, shutdown_group
 from aitrain.training.model import choose_precision
 from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import EpisodeTrainer
+
+ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
 
 
 class Scripted:
@@ -100,6 +106,17 @@ class Evaluated(Scripted):
         return {"score": super().score_episode(completion), "own": own}
 
 
+def scripted_sample(self: HFEngine, rows: list[BatchRow], *_: Any) -> list[Completion]:
+    """In the place of sampling: the answer depends on what was said before, and on how many others of the group have
+    said the same, so that it is the same for any number of processes."""
+    seen: Counter[int] = Counter()
+    answers = []
+    for ids in (row.prompt_ids for row in rows):
+        answers.append(ANSWERS[(seen[sum(ids)] + sum(ids)) % len(ANSWERS)] + "<|im_end|>")
+        seen[sum(ids)] += 1
+    return [Completion(ids) for ids in self.policy.tokenizer(answers)["input_ids"]]
+
+
 # -- the runs
 
 OPTIONS: dict[str, Any] = {
@@ -117,15 +134,16 @@ LOSS = {
 KINDS: dict[str, dict[str, Any]] = {
     "grpo": {}, "dr_grpo": {}, "dapo": {}, "grpo-talk": {"environment": ScriptedTalk},
     "grpo-unscored": {"environment": Unscored}, "dapo-unscored": {"environment": Unscored},
-    "grpo-evaluated": {"environment": Evaluated, "eval_cases": 9},
     "dr_grpo-rewards": {"environment": ScriptedTalk, **REWARDS}, "dr_grpo-custom": {"environment": Unscored, **LOSS},
 }  # fmt: skip
-"""Each loss, named first; with several turns, cases without a score, held-out cases, and parts of ours."""
+"""Each loss, named first; with several turns, cases without a score, and parts of ours."""
 
 SAVED = {"gradient_accumulation": 1, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
 MANY_TURNS = SAVED | {"environment": UnscoredTalk, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2}
 JOBS: dict[str, dict[str, Any]] = {
     **{name: SHARED_OUT | {"rl_loss_type": name.partition("-")[0], **more} for name, more in KINDS.items()},
+    "held-out": {"environment": Evaluated, "sample": HFEngine.sample, "eval_cases": 9, "max_steps": 1,
+                 "save_strategy": "no"},
     "talk": MANY_TURNS | {"rl_trim_padding": False},
     "trimmed": MANY_TURNS | {"tokens_per_pass": 40},
     # without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit
@@ -159,6 +177,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         name, _, resumed_from = job.partition("<")
         options = {"batch_size": 8 // world, **OPTIONS, **JOBS[name.partition("-resumed")[0]]}
         environment = options.pop("environment", Scripted)()
+        HFEngine.sample = options.pop("sample", scripted_sample)  # type: ignore[method-assign]
         place = {"model": model, "output_dir": str(out), "project_name": name}
         config = TrainConfig(**place, resume_anyway=True, distributed_backend=backend, **options)
         folder = RunFolder(out / name)

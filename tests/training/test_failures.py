@@ -22,7 +22,7 @@ from tests.environments.ill import Gone
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference, rollouts
 from tests.training.scripted_policy import scripted
-from tests.training.scripted_run import Endless, Scripted, Unscored
+from tests.training.scripted_run import Endless, Scripted, Unscored, scripted_sample
 
 Train = Callable[..., Result]
 # -- one episode of each group
@@ -133,9 +133,6 @@ PLAIN_STEPS = {
 }  # fmt: skip
 
 
-LONGER = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
-
-
 class NoRoom(Scripted):
     """In every second case the environment says more than the context holds."""
 
@@ -149,8 +146,7 @@ class NoRoom(Scripted):
 @pytest.fixture
 def train_scripted(train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Runs whose completions are written down: the same for a case whatever the batch. Two steps without momentum."""
-    said = scripted(lambda position, text: LONGER[(position % 4 + len(text)) % len(LONGER)] + "<|im_end|>")
-    monkeypatch.setattr(HFEngine, "sample", said)
+    monkeypatch.setattr(HFEngine, "sample", scripted_sample)
     return lambda environment, **options: train(environment, **PLAIN_STEPS, **options)
 
 

@@ -73,7 +73,7 @@ def scripted(small_model: Path, tmp_path_factory: pytest.TempPathFactory, preloa
     """Runs of scripted_run.py, by one process and by two: one/NAME and two/NAME."""
     out = tmp_path_factory.mktemp("scripted")
     for processes, folder in ((1, "one"), (2, "two")):
-        run_group(preloaded_aitrain, processes, small_model, out / folder, "ddp", *KINDS)
+        run_group(preloaded_aitrain, processes, small_model, out / folder, "ddp", *KINDS, "held-out")
     return out
 
 
@@ -95,7 +95,7 @@ def test_two_processes_score_held_out_cases_like_one(when: str, scripted: Path) 
         found = [record for file in (run / "rollouts").iterdir() for record in read_lines(file)]
         return sorted((r for r in found if r.get("eval_phase") == when), key=lambda record: int(record["case_idx"]))
 
-    one, two = (records(scripted / number / "grpo-evaluated") for number in ("one", "two"))
+    one, two = (records(scripted / number / "held-out") for number in ("one", "two"))
     assert [record["case_idx"] for record in one] == list(range(9))
     for name in ("case_idx", "completion", "score", "metrics"):
         assert [record[name] for record in one] == [record[name] for record in two], name

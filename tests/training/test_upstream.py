@@ -215,7 +215,7 @@ INSIDE: list[tuple[Any, str]] = [
     (LlamaForCausalLM, "_is_stateful"),
     (torch.Tensor, "_version"),
     (trl_utils, "_ChunkedLogProbFunction"),
-    *((typer._click, name) for name in ("Context", "HelpFormatter", "Parameter")),
+    *((typer._click, name) for name in ("Command", "Context", "HelpFormatter", "Parameter")),
     (typer._click.exceptions, "NoArgsIsHelpError"),
     (TyperGroup, "get_params"),
     (atexit, "_run_exitfuncs"),
