@@ -142,8 +142,7 @@ SAVED = {"gradient_accumulation": 1, "save_strategy": "steps", "save_steps": 2, 
 MANY_TURNS = SAVED | {"environment": UnscoredTalk, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2}
 JOBS: dict[str, dict[str, Any]] = {
     **{name: SHARED_OUT | {"rl_loss_type": name.partition("-")[0], **more} for name, more in KINDS.items()},
-    "held-out": {"environment": Evaluated, "sample": HFEngine.sample, "eval_cases": 9, "max_steps": 1,
-                 "save_strategy": "no"},
+    "held-out": SHARED_OUT | {"environment": Evaluated, "sample": HFEngine.sample, "eval_cases": 9, "max_steps": 1},
     "talk": MANY_TURNS | {"rl_trim_padding": False},
     "trimmed": MANY_TURNS | {"tokens_per_pass": 40},
     # without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit
