@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -109,6 +110,17 @@ def has_ended(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def processes_in(folder: Path, name: str = "") -> list[int]:
+    """Ids of the processes whose working directory is the folder, and whose name or command has `name` in it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = b"".join((process / file).read_bytes() for file in ("comm", "cmdline"))
+            if (process / "cwd").readlink() == folder.resolve() and name.encode() in words:
+                found.append(int(process.name))
+    return found
 
 
 def free_port() -> int:

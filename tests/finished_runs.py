@@ -6,7 +6,6 @@ Their folders are read-only: a test that resumes or damages a run copies it firs
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import signal
@@ -34,10 +33,6 @@ LORA: dict[str, Any] = {
 TALK: dict[str, Any] = {
     **SHORT, **EVERY_STEP, "max_steps": 4, "rl_kl_coef": 0.1, "eval_strategy": "steps", "eval_steps": 2,
     "trl": {"num_iterations": 2},
-}  # fmt: skip
-TOOLS: dict[str, Any] = {**SHORT, "max_steps": 1, "rl_max_new_tokens": 100, "save_strategy": "no"}
-FAILING: dict[str, Any] = {
-    **SHORT, "max_steps": 1, "rl_prompts_per_step": 12, "batch_size": 8, "rl_max_failed": 1.0, "save_strategy": "no",
 }  # fmt: skip
 
 
@@ -91,52 +86,6 @@ class Vault(Talk):
         return float(getattr(self, "reply", None) == f"it is {self.number + 100}")
 
 
-def open_the_vault(_: int, given: str) -> str:
-    """First a wrong call, then a right one, then what it said."""
-    answers = given.split("<|im_start|>tool\n")[1:]
-    if not answers:
-        return '<tool_call>\n{"name": "open", "arguments": {}}\n</tool_call><|im_end|>'
-    if len(answers) == 1:
-        return '<tool_call>\n{"name": "open", "arguments": {"code": 100}}\n</tool_call><|im_end|>'
-    return f"it is {json.loads(answers[-1].partition('<|im_end|>')[0])['number']}<|im_end|>"
-
-
-class Sick(Talk):
-    """Raises, or returns something wrong, in the method that the case chooses."""
-
-    episode = None  # type: ignore[assignment]
-    places = ("start", "step", "score", "close", "get_tools", "said", "none")
-
-    def build_eval_dataset(self):
-        return [{**row, "case_idx": 3} for row in super().build_eval_dataset()]
-
-    def start(self, case_idx):
-        mine = Sick()
-        mine.place = self.places[case_idx % len(self.places)]
-        mine.fail("start")
-        return mine
-
-    def fail(self, here):
-        if self.place == here:
-            raise RuntimeError(f"ill at {here}")
-
-    def get_tools(self):
-        if hasattr(self, "place"):
-            self.fail("get_tools")
-        return []
-
-    def step(self, reply):
-        self.fail("step")
-        return 5 if self.place == "said" else None
-
-    def score(self):
-        self.fail("score")
-        return None if self.place == "none" else 0.5
-
-    def close(self):
-        self.fail("close")
-
-
 class Stops(Vowels):
     """Asks the run to stop in its n-th score, with one signal or two."""
 
@@ -170,8 +119,6 @@ class FinishedRuns:
             "plain": lambda: self._train("plain", Stops(), **PLAIN),
             "lora": lambda: self._train("lora", Vowels(), **LORA),
             "talk": lambda: self._train("talk", Talk(), **TALK),
-            "tools": lambda: self._train("tools", Vault(), **TOOLS),
-            "failing": lambda: self._train("failing", Sick(), **FAILING),
             "stopped": self._stop,
             "resumed": self._resume,
             "eval": self._evaluate,
@@ -185,20 +132,15 @@ class FinishedRuns:
 
     def make(self, name: str) -> Path:
         """The run's folder."""
-        done = self.folder / f"{name}.said"
+        done = self.folder / f"{name}.done"
         with FileLock(self.folder / f"{name}.lock"):
             if not done.exists():
                 shutil.rmtree(self.folder / name, ignore_errors=True)  # of a worker that failed
-                with redirect_stderr(io.StringIO()) as said, pytest.MonkeyPatch.context() as patch:
+                with redirect_stderr(io.StringIO()), pytest.MonkeyPatch.context() as patch:
                     quick(patch)
                     self._made[name]()
-                done.write_text(said.getvalue())
+                done.touch()
         return self.folder / name
-
-    def said(self, name: str) -> str:
-        """What the run said to stderr."""
-        self.make(name)
-        return (self.folder / f"{name}.said").read_text()
 
     def copy(self, name: str, folder: Path) -> Path:
         """A copy of its folder, which a test may change."""
@@ -208,13 +150,7 @@ class FinishedRuns:
         import aitrain
 
         place = {"model": str(self.model), "output_dir": str(self.folder), "project_name": name}
-        with pytest.MonkeyPatch.context() as patch:
-            if name == "tools":
-                from aitrain.engines.hf import HFEngine
-                from tests.training.scripted_policy import scripted
-
-                patch.setattr(HFEngine, "sample", scripted(open_the_vault))
-            return aitrain.train(aitrain.TrainConfig(**place, **options), environment=environment)
+        return aitrain.train(aitrain.TrainConfig(**place, **options), environment=environment)
 
     def _stop(self) -> None:
         """Six scores before training, eight in each step, six after it: the signal comes in the second step."""

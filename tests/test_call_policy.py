@@ -28,8 +28,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
 from tests import runner_calls
-from tests.rollout.asking import play
-from tests.rollout.scripted import END, Letters, Scripted, cases
+from tests.rollout.scripted import END, Letters, Scripted, cases, play_with_notes
 
 EPISODES = 12
 
@@ -367,7 +366,7 @@ def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: 
         return f"{number if kind is not Basket or 'done' in so_far else call}$"
 
     settings = {"rl_env_isolation": isolation, "rl_env_workers": EPISODES}
-    episodes, told = play(environment, Scripted(answer), Limits(2, 99), cases(EPISODES), **settings)
+    episodes, told = play_with_notes(environment, Scripted(answer), Limits(2, 99), cases(EPISODES), **settings)
 
     assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * EPISODES
     assert (environment.case, environment.log, environment.count) == (None, [], 0)
@@ -385,7 +384,7 @@ def test_what_cannot_be_put_back_as_it_was_before_the_first_episode_is_not_copie
             yield None
             return drawn
 
-    episodes, (note,) = play(Draws(), Scripted(lambda _: "x$"), Limits(2, 99), cases(EPISODES))
+    episodes, (note,) = play_with_notes(Draws(), Scripted(lambda _: "x$"), Limits(2, 99), cases(EPISODES))
     drawn = random.Random(0)
     assert [episode.result.score for episode in episodes] == [drawn.random() for _ in range(EPISODES)]
     assert "an object of type Random cannot be put back" in note

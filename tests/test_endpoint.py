@@ -13,8 +13,7 @@ import pytest
 from aitrain.environment.http_server import MAX_BODY
 from aitrain.execution.async_calls import running_loop, shared_loop
 from aitrain.rollout.limits import Limits
-from tests.rollout.asking import Asks, play, play_one, user
-from tests.rollout.scripted import Scripted, cases
+from tests.rollout.scripted import Asks, Scripted, cases, play_one, play_with_notes, user
 
 ECHO = Scripted(lambda so_far: f"{so_far.count('u:')}$")
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -150,7 +149,7 @@ def test_many_episodes_ask_at_the_same_time_from_other_processes() -> None:
         messages += [said(ask(messages)), user("two")]
         return float(said(ask(messages))["content"]) / 2
 
-    episodes, _ = play(ByHttp(body), ECHO, of=cases(12), rl_env_isolation="process")
+    episodes, _ = play_with_notes(ByHttp(body), ECHO, of=cases(12), rl_env_isolation="process")
     assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * 12
 
 
@@ -166,5 +165,5 @@ def test_a_client_that_blocks_the_event_loop_is_named_where_another_call_waits_f
 
     running_loop()
     shared_loop.cache_clear()  # as after a call that blocked it for good: its thread is still there
-    episodes, _ = play(Blocks(), ECHO, of=cases(2), rl_env_timeout=1.0)
+    episodes, _ = play_with_notes(Blocks(), ECHO, of=cases(2), rl_env_timeout=1.0)
     assert 'client.post("/chat/completions"' in "".join(episode.failure_message for episode in episodes)

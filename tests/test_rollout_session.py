@@ -14,8 +14,7 @@ import pytest
 from aitrain import EpisodeTruncated, Score
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.limits import Limits
-from tests.rollout.asking import Asks, play, play_one, user
-from tests.rollout.scripted import Scripted, cases, text
+from tests.rollout.scripted import Asks, Scripted, cases, play_one, play_with_notes, text, user
 
 ECHO = Scripted(lambda so_far: f"{so_far.count('u:')}$")
 """Answers with the number of questions so far."""
@@ -56,7 +55,7 @@ def words(count: int) -> list[Any]:
 @pytest.mark.parametrize("environment", [Twice(), TwiceInAThread()])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_the_answers_are_trained_and_what_the_rollout_says_is_not(environment: Any, isolation: Any) -> None:
-    episodes, _ = play(environment, ECHO, of=words(3), rl_env_isolation=isolation)
+    episodes, _ = play_with_notes(environment, ECHO, of=words(3), rl_env_isolation=isolation)
     for number, episode in enumerate(episodes):
         assert text(episode.trajectory.prompt_ids) == f"u:first w{number}$a:"
         assert text(episode.trajectory.ids) == "1$u:more$a:2$"

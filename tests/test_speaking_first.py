@@ -15,7 +15,7 @@ from aitrain.environment.session import EnvResponse
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from tests.rehearsal import Rehearsed, call, rehearse
-from tests.rollout.asking import user
+from tests.rollout.scripted import user
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}
 

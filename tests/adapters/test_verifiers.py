@@ -12,8 +12,7 @@ from aitrain.execution.async_calls import run_if_async
 from aitrain.rollout.limits import Limits
 from tests.adapters.conftest import cases_of, made
 from tests.adapters.verifiers_standin import FILES
-from tests.rollout.asking import play
-from tests.rollout.scripted import Scripted
+from tests.rollout.scripted import Scripted, play_with_notes
 
 RANGE = {"score_range": "0,1.5"}
 
@@ -42,7 +41,7 @@ def test_rows_hold_all_that_a_rollout_needs_and_held_out_ones_are_the_environmen
 
 def test_the_rubric_scores_and_each_function_is_a_metric() -> None:
     environment = made("verifiers:my-env", **RANGE)
-    episodes, _ = play(
+    episodes, _ = play_with_notes(
         environment, saying("2"), of=cases_of(environment)[:3], rl_env_isolation="process", rl_score_range="any"
     )
     assert [episode.result.score for episode in episodes] == [0.45, 1.45, 0.45]
@@ -55,14 +54,14 @@ def test_the_rubric_scores_and_each_function_is_a_metric() -> None:
 )
 def test_a_weighted_function_or_a_rollout_that_raises_is_missing_data(weight: float, said: str, words: str) -> None:
     environment = made("verifiers:my-env", broken_weight=weight, **RANGE)
-    (episode,), _ = play(environment, saying(said), of=cases_of(environment)[:1])
+    (episode,), _ = play_with_notes(environment, saying(said), of=cases_of(environment)[:1])
     assert (episode.result.score, episode.stop) == (None, "env_error")
     assert re.search(words, episode.failure_message), episode.failure_message
 
 
 def test_a_limit_ends_the_rollout_which_is_scored() -> None:
     environment = made("verifiers:my-env", max_turns=5, **RANGE)
-    (episode,), _ = play(
+    (episode,), _ = play_with_notes(
         environment, saying("9", "0"), Limits(2, 99), of=cases_of(environment)[:1], rl_score_range="0,2"
     )
     assert (episode.stop, episode.result.score) == ("max_turns", 1.45)

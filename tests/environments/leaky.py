@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import sys
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "MY_OWN_SECRET")
@@ -24,8 +23,6 @@ class Leaky:
         print(f"to stderr {said!r}", file=sys.stderr)
         logging.getLogger("leaky").warning("logged %s", said)
         os.system("printf 'from a program '; printenv HF_TOKEN LEAKED_TEXT")
-        if os.environ.get("HANGS"):
-            signal.pause()
         if case_idx % 3 == 1:
             raise ConnectionError(f"GET https://board/?key={said}")
         return {"score": len(completion) % 5 / 5, "metric": 1.0}

@@ -16,7 +16,7 @@ import pytest
 from aitrain.execution import async_calls
 from aitrain.execution.async_calls import run_if_async, shared_loop
 from aitrain.execution.deadline_pool import DeadlinePool
-from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.failure import Failure
 from aitrain.execution.task import Outcome, current_task, paused
 from tests.execution.waiting import Clock, at_deadline, eventually
 
@@ -81,22 +81,6 @@ def test_whatever_a_call_raises_is_its_failure(error: BaseException) -> None:
     assert failure(failed).message.startswith(f"raised: {type(error).__name__}")
     assert other.value == 1
     assert one(pool, lambda: 2).value == 2
-
-
-def test_a_failure_names_the_users_line_and_one_that_is_known_already_is_kept() -> None:
-    known = Failure("crashed", "crashed: by itself")
-
-    def fail() -> None:
-        raise ValueError("no such city")  # the line
-
-    def crash() -> None:
-        raise CallFailed(known)
-
-    told = failure(one(make_pool(), fail))
-
-    assert told.message.endswith('in fail: raise ValueError("no such city")  # the line')
-    assert "Traceback" in told.trace
-    assert one(make_pool(), crash).failure is known
 
 
 # -- deadlines

@@ -52,14 +52,8 @@ class Episode:
     def run(self, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
 
-    def size(self) -> int:
-        return self.environment.size
-
     def fail(self) -> None:
         raise ValueError("no such city")  # the line
-
-    def kill(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def hang(self, file: Path) -> None:
         file.touch() or time.sleep(1000)  # forever
@@ -76,10 +70,6 @@ class Episode:
 
     def echo(self, value: Any) -> Any:
         return value or (lambda: None)  # which cannot be pickled
-
-    def interrupt(self) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getppid(), signal.SIGINT)
 
     def start(self) -> int:
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
@@ -148,9 +138,10 @@ def test_an_object_is_made_in_its_process_and_keeps_its_state_and_changes_to_the
     much = os.urandom(5_000_000)
     assert asked(one, "echo", much) == much
     assert asked(one, "run", os.read, 0, 10) == b"", "it has no input"
-    asked(other, "interrupt")  # which is for the training process
-    assert asked(processes.lease(Episode), "size") == 3
-    drawn = [processes.lease(Episode).call("run", draw) for _ in range(3)]
+    for pid in (other.pid, processes.server_pid):  # an interrupt is for the training process
+        asked(other, "run", os.kill, pid, signal.SIGINT)
+    assert asked(processes.lease(Episode), "grow") == 4
+    drawn = [asked(processes.lease(Episode), "run", draw) for _ in range(3)]
     assert len({number for pair in drawn for number in pair}) == 6
 
 
@@ -180,7 +171,7 @@ def test_an_error_is_told_with_the_users_line_and_the_lease_goes_on(processes: P
     ("method", "message"),
     [
         (["run", os._exit, 0], "crashed: its process exited with code 0"),
-        (["kill"], "crashed: its process was ended by signal 9 (SIGKILL)"),
+        (["run", signal.raise_signal, signal.SIGKILL], "crashed: its process was ended by signal 9 (SIGKILL)"),
     ],
 )
 def test_a_crash_is_told_and_harms_nobody_else(processes: ProcessPool, method: list[Any], message: str) -> None:
@@ -262,7 +253,7 @@ def test_a_process_that_was_released_is_used_again_without_its_object(processes:
 def test_what_building_the_dataset_set_is_there_in_new_processes(processes: ProcessPool) -> None:
     processes.update({"size": pickle.dumps(7)})
     leases = [processes.lease(Episode) for _ in range(2)]
-    assert [asked(lease, "size") for lease in leases] == [7] * 2
+    assert [asked(lease, "grow") for lease in leases] == [8] * 2
 
     os.kill(processes.server_pid, signal.SIGKILL)
 

@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from aitrain.runs.run_folder import read_lines
 from tests.execution.waiting import eventually
 from tests.machines.namespaces import Network, cannot_make_machines, end_of
 from tests.ray.cluster import SECONDS, add_machine, variables
+from tests.training.conftest import difference
 
 pytest.importorskip("ray", reason="Ray is not installed (extra ray); make ray installs it")
 
@@ -33,11 +33,6 @@ TRAIN = [
     "--save-strategy", "steps", "--save-steps", "1", "--num-processes", "2", "--lr", "1e-3", "--eval-cases", "0",
     "--rl-kl-coef", "0", "--ddp-timeout", "60", "--no-rl-check",
 ]  # fmt: skip
-
-
-def difference(one: Path, other: Path) -> float:
-    weights, others = (load_file(run / "model" / "model.safetensors") for run in (one, other))
-    return max(float((weights[name] - others[name]).abs().max()) for name in weights)
 
 
 def steps_of(run: Path) -> list[int]:
@@ -80,7 +75,7 @@ def test_two_machines_train_as_two_local_processes_do_though_a_rank_and_a_machin
         assert words in text, text
     assert local.wait(timeout=SECONDS) == 0
     assert steps_of(there) == steps_of(here) == list(range(1, STEPS + 1))
-    assert difference(there, here) == 0.0
+    assert difference(there / "model", here / "model") == 0.0
     assert workers_of(there) == []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
-from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.chat_format import ChatFormat, TemplateSupport
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
@@ -76,3 +76,38 @@ def play(
 
     with closing(start_runner(environment, TrainConfig(**options))) as runner:
         return asyncio.run(rollout(runner))
+
+
+# -- environments with `rollout`, and with tools
+
+
+class Asks:
+    """Base of the environments: rows are not needed, as tests play cases of their own."""
+
+    def build_dataset(self) -> list[Any]:
+        return []
+
+
+class WithTools(TemplateSupport):
+    """A template that can write calls and their results."""
+
+    has_tool_calls = True
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def play_with_notes(
+    environment: object, engine: Engine, limits: Limits | None = None, of: Sequence[Case] = (), **options: Any
+) -> tuple[list[Episode], list[str]]:
+    """Episodes of these cases (one, if none are given), and the notes that the user was shown."""
+    notes: list[str] = []
+    chat = ChatFormat(Letters(), support=WithTools())
+    return play(environment, engine, limits, of, chat, notes.append, **options), notes
+
+
+def play_one(environment: object, engine: Engine, limits: Limits | None = None, **options: Any) -> Episode:
+    """The episode of one case."""
+    (episode,), _ = play_with_notes(environment, engine, limits, **options)
+    return episode

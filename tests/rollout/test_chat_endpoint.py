@@ -21,8 +21,7 @@ from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
 from aitrain.training.training_batch import episode_record
 from tests.rollout import scripted
-from tests.rollout.asking import Asks
-from tests.rollout.scripted import cases
+from tests.rollout.scripted import Asks, cases
 
 Answer = Callable[[dict[str, Any]], httpx.Response]
 URL = "http://127.0.0.1:1/v1"

@@ -11,22 +11,21 @@ import pytest
 
 from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.sampling import Sampling
+from aitrain.environment.contract import Case
 from aitrain.errors import RunFailed
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, RolloutClock
 from aitrain.rollout.limits import Limits
-from tests.rollout.scripted import END, Letters, Scripted, cases, play, text
+from aitrain.training.training_batch import episode_record
+from tests.rollout.scripted import END, Asks, Letters, Scripted, cases, play, text
 
 Talk = Generator[str | None, str, float]
 
 
-class Counts:
+class Counts(Asks):
     """Asks for one more, three times."""
 
     concurrent = True
-
-    def build_dataset(self) -> list[Any]:
-        return []
 
     def episode(self, case_idx: int) -> Talk:
         said = yield None
@@ -64,6 +63,7 @@ def test_what_the_policy_samples_is_trained_and_what_the_environment_says_is_not
 def test_what_ends_an_episode(limits: Limits, stop: str, turns: int) -> None:
     (episode,) = play(Counts(), Scripted(lambda _: "abcdefg$"), limits)
     assert (episode.stop, len(episode.trajectory.turns)) == (stop, turns)
+    assert episode.is_truncated == (stop != "done")
 
 
 class Closing:
@@ -82,16 +82,13 @@ class Closing:
         self.closed.release()
 
 
-class Closes:
+class Closes(Asks):
     """An environment whose episodes note that they were closed."""
 
     concurrent = True
 
     def __init__(self) -> None:
         self.closed = threading.Semaphore(0)
-
-    def build_dataset(self) -> list[Any]:
-        return []
 
     def start(self) -> Any:
         return Closing(self.closed)
@@ -121,6 +118,60 @@ def test_an_episode_that_begins_after_its_deadline_is_closed() -> None:
     assert not environment.closed.acquire(blocking=False)
     may_begin.set()
     assert environment.closed.acquire(timeout=60)
+
+
+PLACES: dict[str, tuple[float | None, str, str | None]] = {
+    "start": (None, "env_error", "start"),
+    "get_tools": (None, "env_error", "get_tools"),
+    "step": (None, "env_error", "step"),
+    "said": (None, "env_error", "step"),
+    "score": (None, "env_error", "score"),
+    "none": (None, "done", None),
+    "close": (0.5, "done", None),
+}
+"""Where an episode is ill, with its score, its stop and the place of its failure."""
+
+
+class Ill(Asks):
+    """Raises, or returns something wrong, in the place that the case chooses."""
+
+    def __init__(self, place: str = "") -> None:
+        self.place = place
+
+    def start(self, case_idx: int) -> Any:
+        episode = Ill([*PLACES][case_idx])
+        episode.fail("start")
+        return episode
+
+    def fail(self, here: str) -> None:
+        if self.place == here:
+            raise RuntimeError(f"ill at {here}")
+
+    def get_tools(self) -> list[Any]:
+        self.fail("get_tools")
+        return []
+
+    def step(self, reply: str) -> Any:
+        self.fail("step")
+        return 5 if self.place == "said" else None
+
+    def score(self) -> float | None:
+        self.fail("score")
+        return None if self.place == "none" else 0.5
+
+    def close(self) -> None:
+        self.fail("close")
+
+
+def test_an_episode_that_fails_anywhere_is_missing_data() -> None:
+    episodes = play(Ill(), Scripted(lambda _: "x$"), of=cases(len(PLACES)))
+    failures = dict(zip(PLACES, (episode.result.failure for episode in episodes), strict=True))
+    found = [(one.result.score, one.stop, failure and failure.place)
+             for one, failure in zip(episodes, failures.values(), strict=True)]  # fmt: skip
+    assert found == [*PLACES.values()]
+    assert not any(episode.is_truncated for episode in episodes)
+    assert 'raise RuntimeError(f"ill at {here}")' in str(failures["step"])
+    assert "responded with 5 (int), which is neither text nor messages" in str(failures["said"])
 
 
 # -- rounds
@@ -228,3 +279,72 @@ def test_a_template_with_a_date_is_appended_to_after_midnight_too() -> None:
     tokenizer.day = "Tuesday"
     assert chat.following_ids(said, ord("$"), is_chat=True) == before
     assert text(before) == "u:more$a:"
+
+
+# -- episodes that the environment begins
+
+
+SYSTEM = {"role": "system", "content": "s"}
+
+
+class Spoken:
+    """Says its number first, and that it was right."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.said = number, list[str]()
+
+    def opening(self) -> str:
+        return f"{self.number}!"
+
+    def step(self, reply: str) -> str | None:
+        self.said.append(reply)
+        return "more" if len(self.said) == 1 else None
+
+    def score(self) -> float:
+        return float(len(self.said) == 2)
+
+
+class Speaks(Asks):
+    def start(self, case_idx: int, seed: int) -> Any:
+        return Spoken(case_idx)
+
+
+def of(*prompts: Any) -> list[Case]:
+    return [Case(number, prompt, {"word": "x"}, number) for number, prompt in enumerate(prompts)]
+
+
+def test_the_opening_is_in_the_prompt_and_not_among_the_trained_tokens() -> None:
+    silent, joined, strings = [
+        play(Speaks(), Scripted(lambda _: "x$"), of=of(prompt))[0]
+        for prompt in ([], [SYSTEM, {"role": "user", "content": "q"}], "q ")
+    ]
+
+    assert text(silent.trajectory.prompt_ids) == "u:0!$a:"
+    assert text(joined.trajectory.prompt_ids) == "s:s$u:q\n\n0!$a:"
+    assert text(strings.trajectory.prompt_ids) == "q 0!"
+    for trajectory in (silent.trajectory, joined.trajectory):
+        assert text(trajectory.ids) == "x$u:more$a:x$"
+        assert text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own]) == "x$x$"
+    assert strings.result.score == 1.0
+    asked, said = episode_record(silent, 1, 0).transcript()
+    assert [message.text for message in (*asked, *said)] == ["0!", "x", "more", "x"]
+
+
+def test_episodes_at_once_limits_how_many_are_open() -> None:
+    """The others begin when these have been closed."""
+    open_now, most = set[int](), list[int]()
+
+    class Counted(Speaks):
+        concurrent = True
+
+        def start(self, case_idx: int, seed: int) -> Any:
+            open_now.add(case_idx)
+            most.append(len(open_now))
+
+            one = Spoken(case_idx)
+            one.close = lambda: open_now.discard(case_idx)  # type: ignore[attr-defined]
+            return one
+
+    episodes = play(Counted(), Scripted(lambda _: "x$"), of=cases(5), rl_env_episodes=2)
+    assert max(most) == 2
+    assert [(episode.case.case_idx, episode.result.score) for episode in episodes] == [(n, 1.0) for n in range(5)]

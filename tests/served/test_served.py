@@ -23,8 +23,7 @@ from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
 from aitrain.runs.run_folder import to_jsonable
 from aitrain.workbench.player import JUNK, Play, Player, Script, reference_of
-from tests.rollout.asking import play
-from tests.rollout.scripted import Scripted
+from tests.rollout.scripted import Scripted, play_with_notes
 from tests.runner_calls import end, open_sessions, respond
 from tests.served.environments import Counts, Fails, Generator, Loop, Objects, Single, WithTools
 from tests.served.running import Running, served
@@ -61,10 +60,10 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_episodes_on_a_server_are_those_of_the_environment_itself(kind: Any, isolation: str) -> None:
     local, here = kind(), [1, 0, 3, 1]
     of = list(build_cases(local, None)[0])
-    expected, _ = play(local, Scripted(answer), of=[of[min(n, len(of) - 1)] for n in here])
+    expected, _ = play_with_notes(local, Scripted(answer), of=[of[min(n, len(of) - 1)] for n in here])
     with served(kind(), rl_env_isolation=isolation) as client:
         rows = list(build_cases(client, None)[0])
-        played, notes = play(client, Scripted(answer), of=[rows[min(n, len(rows) - 1)] for n in here])
+        played, notes = play_with_notes(client, Scripted(answer), of=[rows[min(n, len(rows) - 1)] for n in here])
         assert (type(client).__name__, env_kind(client)) == (kind.__name__, env_kind(local))
         assert client.requirements.isolation is None  # the server's own
         for name in ("build_eval_dataset", "score_group", "get_tools", "reference"):
@@ -106,10 +105,10 @@ def test_a_failure_has_its_kind_and_the_line_of_the_servers_code_and_calls_that_
 ) -> None:
     with closing(Running(Fails())) as server, closing(connect(server.url)) as client:
         cases = list(build_cases(client, None)[0])
-        played, _ = play(client, Scripted(answer), of=cases, rl_env_timeout=1.0)
-        (wider,), _ = play(client, Scripted(answer), of=[cases[2]], rl_score_range="0,3")
+        played, _ = play_with_notes(client, Scripted(answer), of=cases, rl_env_timeout=1.0)
+        (wider,), _ = play_with_notes(client, Scripted(answer), of=[cases[2]], rl_score_range="0,3")
         monkeypatch.setattr(env_service, "ABANDONED_LIMIT", 1)
-        (refused,), _ = play(client, Scripted(answer), of=[cases[4]])
+        (refused,), _ = play_with_notes(client, Scripted(answer), of=[cases[4]])
     assert "restart with --rl-env-isolation process" in refused.failure_message
     assert wider.result.score == 2.0  # the range is that of the training
     results = [episode.result for episode in played]
@@ -137,7 +136,7 @@ def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(mon
             return found
 
         monkeypatch.setattr(served_environment.EnvConnection, "request", lose_the_first)
-        played, _ = play(client, Scripted(answer), of=cases[:2])
+        played, _ = play_with_notes(client, Scripted(answer), of=cases[:2])
     assert answers == ["/v1/score"] * 3
     assert {episode.result.score for episode in played} == {0.01, 0.02}
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import aitrain
 from aitrain import Result, TrainConfig
@@ -23,7 +25,7 @@ torch.set_num_threads(1)  # threads that wait for each other gain nothing on the
 
 @pytest.fixture(autouse=True)
 def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of the heap and of pictures take it back: test_resume.py and test_card.py."""
+    """Without what tests of a run do not look at."""
     quick(monkeypatch)
 
 
@@ -37,6 +39,16 @@ def train(small_model: Path, tmp_path: Path) -> Callable[..., Result]:
         return aitrain.train(TrainConfig(**config), environment=environment)
 
     return run
+
+
+def save_adapter(base: Path | str, folder: Path, **options: Any) -> PeftModel:
+    """An adapter of random weights, which change what the model says, saved with the tokenizer of its base."""
+    torch.manual_seed(1)
+    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM", **options)
+    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora).eval()
+    adapter.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return adapter
 
 
 def rollouts(result: Result, phase: str | None = None) -> list[dict[str, Any]]:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from aitrain.engines.proxy_batcher import ProxyBatcher
 from aitrain.execution.deadline_pool import DeadlinePool
@@ -31,13 +27,3 @@ def run_with(pool: DeadlinePool, batcher: ProxyBatcher, jobs: Sequence[Callable[
             return await asyncio.gather(*map(call, jobs))
 
     return asyncio.run(all_of())
-
-
-def peaked_model(folder: Path) -> LlamaForCausalLM:
-    """A model with weights so large that each next token is certain and depends on every token before it."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "layers" in name and weight.dim() == 2:
-                weight.mul_(8)
-    return model

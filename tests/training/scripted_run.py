@@ -1,5 +1,4 @@
-"""Train with completions that are written down, not sampled: `scripted_run.py MODEL OUT BACKEND JOB...`, one process of
-a group.
+"""Train with completions that are written down: `scripted_run.py MODEL OUT BACKEND JOB...`, one process of a group.
 
 Eight completions a step whatever the number of processes, so that the only difference is who computes what. All runs of
 a group share its processes, as importing torch and TRL takes longer than the runs.
@@ -7,7 +6,6 @@ a group share its processes, as importing torch and TRL takes longer than the ru
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -25,7 +23,6 @@ from aitrain.engines import scopes
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import SharedForward
-from aitrain.engines.sharded_tensors import own_part
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion
 from aitrain.environment.runner import start_runner
 from aitrain.jobs.grpo import run
@@ -47,7 +44,7 @@ class Scripted:
     """Rewards letters below n, as the answers have them in different shares. A step holds the last case of an epoch and
     the first of the next."""
 
-    concurrent = True  # the scripted policy counts the rows of each batch
+    concurrent = True  # rows of a batch are answered by their places
 
     def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
         return [{"prompt": f"say {number}:"} for number in range(7)]
@@ -96,34 +93,17 @@ class Endless(Scripted):
         return sum(letter < "n" for letter in reply) / max(1, len(reply))
 
 
-class Evaluated:
-    """One turn, and two completions that the environment samples itself; every other prompt is the same."""
-
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {number}:"} for number in range(8)]
+class Evaluated(Scripted):
+    """With completions that the environment samples itself; every other held-out prompt is the same."""
 
     def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [
-            {"prompt": "say:" if number % 2 else f"tell {number}:", "case_idx": 100 + number} for number in range(9)
-        ]
+        return [{"prompt": "say:" if number % 2 else f"tell {number}:", "case_idx": number} for number in range(9)]
 
-    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> dict[str, float]:
+    def score_episode(self, model: Any, tokenizer: Any, completion: str) -> Any:  # type: ignore[override]
         ids = tokenizer([f"{completion} more:"] * 2, return_tensors="pt")
-        said = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=5, num_return_sequences=2)
+        said = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=5)
         own = float(said[:, ids["input_ids"].shape[1] :].sum())
-        return {"score": sum(letter < "n" for letter in completion) / max(1, len(completion)), "own": own}
-
-
-class EvaluatedTalk(Evaluated):
-    """Three turns of the policy."""
-
-    score_episode = None  # type: ignore[assignment]
-
-    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
-        said = yield None
-        for turn in range(1 + case_idx % 2):
-            said += yield f" more {turn}:"
-        return sum(letter < "n" for letter in said) / max(1, len(said))
+        return {"score": super().score_episode(completion), "own": own}
 
 
 def scripted_sample(self: HFEngine, rows: list[BatchRow], *_: Any) -> list[Completion]:
@@ -157,28 +137,22 @@ KINDS: dict[str, dict[str, Any]] = {
     "dr_grpo-rewards": {"environment": ScriptedTalk, **REWARDS}, "dr_grpo-custom": {"environment": Unscored, **LOSS},
 }  # fmt: skip
 """Each loss, named first; with several turns, cases without a score, and parts of ours."""
-TRIMMED = ("grpo-talk", "dapo-unscored", "dr_grpo-rewards")
-HELD_OUT: dict[str, dict[str, Any]] = {"turn": {"environment": Evaluated}, "talk": {"environment": EvaluatedTalk}}
 
 SAVED = {"gradient_accumulation": 1, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
 MANY_TURNS = SAVED | {"environment": UnscoredTalk, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2}
 JOBS: dict[str, dict[str, Any]] = {
     **{name: SHARED_OUT | {"rl_loss_type": name.partition("-")[0], **more} for name, more in KINDS.items()},
-    **{f"held-out-{name}": {**more, "sample": HFEngine.sample, "rl_prompts_per_step": 4, "batch_size": 4,
-                            "max_steps": 1, "eval_cases": 9, "save_strategy": "no"}
-       for name, more in HELD_OUT.items()},
+    "held-out": SHARED_OUT | {"environment": Evaluated, "sample": HFEngine.sample, "eval_cases": 9, "max_steps": 1},
     "talk": MANY_TURNS | {"rl_trim_padding": False},
     "trimmed": MANY_TURNS | {"tokens_per_pass": 40},
     # without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit
     "adapter": SAVED | {"environment": ScriptedTalk, "peft": True, "lora_r": 4, "rl_kl_coef": 0.1,
                         "max_grad_norm": 1e6, "merge_adapter": False, "share_prefixes": False},
-    "sampled": SAVED | {"sample": HFEngine.sample, "eval_cases": 2},
     "one-copy": MANY_TURNS | {"trl": {"fsdp_config": {"cpu_ram_efficient_loading": True,
                                                       "reshard_after_forward": True}}},
     "shards": SAVED | {"environment": ScriptedTalk, "gradient_accumulation": 2,
                        "trl": {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}},
 }  # fmt: skip
-JOBS |= {f"{name}-trimmed": JOBS[name] | {"rl_trim_padding": True} for name in TRIMMED}
 """Options of the runs, beside OPTIONS."""
 
 
@@ -217,18 +191,10 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             torch.distributed.barrier()
             context = replace(context, checkpoint=checkpoint)
         run(context)
-        (folder.path / f"rank{rank}.json").write_text(json.dumps(held(trainers[-1])))
         if backend == "fsdp2" and not resumed_from:
             sync(trainers[-1], folder.path, rank)
         trainers.clear()
     shutdown_group()
-
-
-def held(trainer: EpisodeTrainer) -> dict[str, int]:
-    """Weights of the model, and how many of them this process holds."""
-    parameters = list(trainer.model.parameters())
-    own = (own_part(parameter) for parameter in parameters)
-    return {"all": sum(p.numel() for p in parameters), "own": sum(p.numel() for p in own)}
 
 
 def sync(trainer: EpisodeTrainer, folder: Path, rank: int) -> None:

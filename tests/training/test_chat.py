@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 from rich.console import Console
-from transformers import AutoModelForCausalLM
+from transformers import AutoTokenizer
 
 from aitrain.jobs.chat import ChatSession, answer_lines, open_session
 from aitrain.runs.requests import ChatSetup, chat_options
 from aitrain.training.model import TINY_MODEL
 from aitrain.ui.terminal import ChatView
 from tests.conftest import write
+from tests.training.conftest import save_adapter
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run whose adapter spoils the answers of the tiny model."""
     folder = tmp_path_factory.mktemp("chat")
     write(folder, {"runs/spoilt/config.yaml": "model: tiny\n"})
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    adapted = get_peft_model(
-        model, LoraConfig(r=4, lora_alpha=64, target_modules="all-linear", init_lora_weights=False)
-    )
-    adapted.save_pretrained(folder / "runs" / "spoilt" / "model")
+    save_adapter(TINY_MODEL, folder / "runs" / "spoilt" / "model", lora_alpha=64)
     return folder
 
 
@@ -85,3 +79,9 @@ def test_a_further_question_is_computed_from_where_the_last_answer_ended(session
     columns.clear()
     session.ask("2?")
     assert max(columns) < longest / 2
+
+
+@pytest.mark.parametrize("text", ["", "a b\n\tc", "Zürich, 東京 🙂", "<|im_start|>x<|im_end|>", "\x00\x7f"])
+def test_the_tokenizer_of_the_tiny_model_gives_every_text_back(text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text

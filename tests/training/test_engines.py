@@ -1,88 +1,24 @@
-"""Engines are made of models, tokenizers and sampling options, and need no trainer."""
+"""vLLM in the training process, whose engine is written down; tests/vllm has the real one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import AutoTokenizer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
-from aitrain import TrainConfig
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.colocated import ColocatedEngine
-from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
-from aitrain.environment.runner import start_runner
 from aitrain.environment.seeds import SampleSeed
-from aitrain.execution.failure import FailureCount
-from aitrain.rollout.engine import Completion, Decoding
-from aitrain.rollout.episode import Rollout
-from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import build
-from aitrain.training.policy_rollouts import PolicyRollouts
-from tests.finished_runs import Talk
-from tests.training.proxy_calls import peaked_model
-
-
-@pytest.fixture(scope="module")
-def model(small_model: Path) -> Any:
-    """Weights so large that the likeliest token is far ahead of the second, also beside padding."""
-    return peaked_model(small_model)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(small_model: Path) -> Any:
-    return AutoTokenizer.from_pretrained(small_model, padding_side="left")
-
-
-@contextmanager
-def rollouts_of(engine: HFEngine, environment: object) -> Iterator[PolicyRollouts]:
-    """Rollouts on an engine, as a job without training makes them."""
-    with closing(start_runner(environment, TrainConfig())) as runner:
-        chat = chat_format(engine.policy.tokenizer, TrainConfig())
-        rollout = Rollout(runner, engine, chat, Limits(3, 8, context=200), engine.end, clock=engine.clock)
-        with closing(
-            PolicyRollouts(rollout, Accelerator(cpu=True), 7, print, FailureCount(), nullcontext, lambda: 0)
-        ) as rollouts:
-            yield rollouts
-
-
-def hf_engine(model: Any, tokenizer: Any) -> HFEngine:
-    return HFEngine(HFModel(model, tokenizer), Sampling(), EndOfTurn([tokenizer.eos_token_id]), context=200)
-
-
-# -- transformers
-
-
-def test_greedy_turns_are_those_of_generate(model: Any, tokenizer: Any) -> None:
-    """Each turn of every episode, generated alone from all that came before."""
-    with rollouts_of(hf_engine(model, tokenizer), Talk()) as rollouts:
-        cases, _ = build(rollouts.rollout.runner, tokenizer)
-        episodes = rollouts.play(list(cases)[:6], [1] * 6, range(6), Decoding.GREEDY)
-
-    for trajectory in (episode.trajectory for episode in episodes):
-        for start in trajectory.turn_starts:
-            end = next((n for n in range(start, len(trajectory.ids)) if not trajectory.mask[n]), len(trajectory.ids))
-            prompt = torch.tensor([trajectory.prompt_ids + trajectory.ids[:start]])
-            expected = model.generate(input_ids=prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
-            assert trajectory.ids[start:end] == expected[0, prompt.shape[1] :].tolist()
-
-
-def rows_of(prompts: list[list[int]], seeds: bool = False) -> list[BatchRow]:
-    return [BatchRow(ids, seed=SampleSeed(number) if seeds else None) for number, ids in enumerate(prompts)]
-
-
-# -- TRL's vLLM
+from aitrain.rollout.engine import Completion
+from aitrain.rollout.limits import EndOfTurn
 
 
 class ScriptedLLM:
@@ -124,28 +60,25 @@ def make_engine(generation: Any) -> Make:
     return lambda **sampling: ColocatedEngine(generation, Sampling(**sampling), EndOfTurn([9]))
 
 
-def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_runs_options(
+def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_sampling_of_its_batch(
     generation: Any, make_engine: Make
 ) -> None:
     """Greedy rows keep the penalties; an environment's own batch has its own sampling."""
     given: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.2}
     engine, before = make_engine(**given), dict(vars(generation))
-    completions = engine.sample(rows_of([[1], [2, 3]], seeds=True), engine.sampling, 4)
-    engine.sample(rows_of([[1]]), engine.sampling.greedy, 4)
-    own_rows = [BatchRow([1], seed=SampleSeed(5)), BatchRow([2], seed=SampleSeed(8))]
-    answers = asyncio.run(engine.complete(own_rows, Sampling(top_p=0.9), 3))
+    rows = [BatchRow([1], seed=SampleSeed(3)), BatchRow([2, 3], seed=SampleSeed(4))]
+    completions = engine.sample(rows, engine.sampling, 4)
+    engine.sample(rows[:1], engine.sampling.greedy, 4)
+    answers = asyncio.run(engine.complete(rows, Sampling(top_p=0.9), 3))
 
-    assert completions == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
-    assert [answer.ids for answer in answers] == [[1, 9], [2, 9]]
-    (prompts, seeded), (_, greedy), (_, (own, other)) = generation.llm.calls
-    assert (prompts, [each.seed for each in seeded]) == ([[1], [2, 3]], [0, 1])
-    expected = {**given, "top_p": 1.0, "repetition_penalty": 1.0, "stop_token_ids": [9], "max_tokens": 4, "seed": 1}
-    assert vars(seeded[1]).items() >= expected.items()
-    assert (greedy.temperature, greedy.top_k, greedy.top_p, greedy.presence_penalty) == (0.0, 0, 1.0, 0.2)
-    assert [(each.temperature, each.top_p, each.top_k, each.seed) for each in (own, other)] == [
-        (1.0, 0.9, 0, 5), (1.0, 0.9, 0, 8)
-    ]  # fmt: skip
-    assert own.presence_penalty == 0.0
+    assert completions == answers == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
+    (prompts, sampled), (_, (greedy,)), (_, own) = generation.llm.calls
+    assert prompts == [[1], [2, 3]]
+    assert [each.seed for each in (*sampled, *own)] == [3, 4, 3, 4]
+    expected = {**given, "top_p": 1.0, "repetition_penalty": 1.0, "stop_token_ids": [9], "max_tokens": 4}
+    assert vars(sampled[1]).items() >= expected.items()
+    assert (greedy.temperature, greedy.top_k, greedy.presence_penalty) == (0.0, 0, 0.2)
+    assert (own[0].temperature, own[0].top_p, own[0].top_k, own[0].presence_penalty) == (1.0, 0.9, 0, 0.0)
     assert vars(generation) == before
 
 

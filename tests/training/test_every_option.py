@@ -29,7 +29,7 @@ from aitrain.options.section import options_of
 from aitrain.redaction import TELEMETRY_OFF
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training import engine_setup, model
+from aitrain.training import model
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.batch_source import batch_source
 from aitrain.training.callbacks import custom_callbacks
@@ -83,22 +83,6 @@ def context(config: TrainConfig) -> object:
     return model.context_length(config, SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text)))  # type: ignore[arg-type]
 
 
-def failures(config: TrainConfig) -> object:
-    """What counts the episodes that fail, in the rollouts of a trainer that is there only as far as they need it."""
-    accelerator = SimpleNamespace(unwrap_model=lambda model: model, num_processes=1)
-    made: Any = SimpleNamespace(
-        eos_token_ids=[0], sampling=Sampling(), use_vllm=False, accelerator=accelerator, model=torch.nn.Linear(1, 1),
-        is_sharded=False, args=SimpleNamespace(seed=0), run=SimpleNamespace(note=print),
-    )  # fmt: skip
-    runner = EnvRunner(None, config)
-    chat = SimpleNamespace(tokenizer=None)
-    inputs: Any = SimpleNamespace(runner=runner, tokenizer=None, chat=chat, limits=limits_of(runner, None), server=None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_setup, "_hf_model", lambda trainer, shares: None)
-        patch.setattr(engine_setup, "offer_model", lambda *_: None)
-        return engine_setup.make_rollouts(made, inputs).failures
-
-
 def limits(config: TrainConfig) -> object:
     """What ends an episode."""
     return limits_of(EnvRunner(None, config), None)
@@ -137,7 +121,6 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (weights, {}, {"model": "tiny", "attn_implementation": "eager", "trust_remote_code": True}),
     (weights, LORA, {"dtype": "bfloat16", "quantization": "int8"}),
     (context, {}, {"model_max_length": 512}),
-    (failures, {}, {"rl_max_failed": 0.25}),
     (limits, {}, {"rl_max_turns": 3, "rl_max_episode_tokens": 200}),
     (settings, {}, {
         "rl_score_range": "0,3", "seed": 7, "epochs": 3, "max_steps": 3, "logging_steps": 5,
@@ -171,14 +154,14 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 """Where effects are seen, the other options that they take, and of each option a value that is not its default."""
 RUNS = {
-    "test_served_run.py": ["vllm_mode", "vllm_server_url"], "test_diagnostics.py": ["stop_when_flat"],
-    "test_eval_job.py": ["rl_max_prompt_length"], "test_several_environments.py": ["rl_env_weights"],
-    "test_evaluation.py": ["eval_samples", "patience", "save_best"], 
+    "test_served_run.py": ["vllm_mode", "vllm_server_url"], "test_tracking.py": ["log", "stop_when_flat"],
+    "test_several_environments.py": ["rl_env_weights"],
+    "test_evaluation.py": ["eval_samples", "patience", "rl_max_prompt_length", "save_best"], 
     "test_export.py": ["push_to_hub", "username", "repo_id", "hub_private"], "test_models.py": ["merge_adapter"],
-    "test_failures.py": ["eval_steps"], "test_grpo.py": ["eval_cases", "eval_strategy"],
+    "test_failures.py": ["eval_steps", "rl_max_failed"], "test_grpo.py": ["eval_cases", "eval_strategy"],
     "test_resume.py": ["resume_anyway", "resume_from_checkpoint"], "test_warm_up.py": ["rl_check", "warm_up"],
-    "test_rollout.py": ["chat_template"], "test_thinking.py": ["thinking"], "test_tracking.py": ["log"],
-    "../rollout/test_opening.py": ["rl_env_episodes"], "../test_scoring.py": ["rl_env_retries"],
+    "test_rollout.py": ["chat_template"], "test_thinking.py": ["thinking"],
+    "../rollout/test_episode.py": ["rl_env_episodes"], "../test_scoring.py": ["rl_env_retries"],
     "../test_call_policy.py": ["rl_env_isolation", "rl_env_timeout", "rl_env_workers"],
     "../test_loader.py": ["rl_env", "rl_env_class", "rl_env_config", "rl_env_module"],
     "../test_nodes.py": ["master_addr", "master_port", "nnodes", "node_rank"],

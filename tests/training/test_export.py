@@ -14,7 +14,7 @@ import pytest
 import torch
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from peft.tuners.lora import LoraModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -24,6 +24,7 @@ from aitrain.runs.requests import ExportRequest
 from aitrain.training.saving import upload_model
 from tests.conftest import listing, write
 from tests.environments.vowels import Vowels
+from tests.training.conftest import save_adapter
 
 TEMPLATE = "{% for message in messages %}[{{ message['content'] }}]{% endfor %}"
 SAMPLING = {"eos_token_id": [258, 10], "temperature": 0.6}
@@ -36,18 +37,12 @@ def run(here: Path, small_model: Path) -> Path:
     base = here / "base"
     shutil.copytree(small_model, base)
     (base / "generation_config.json").write_text(json.dumps(SAMPLING))
-    torch.manual_seed(1)
-    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
-    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    tokenizer.chat_template = TEMPLATE
     folder = here / "runs" / "mine"
-    adapter.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    save_adapter(base, folder / "model")
     result = {"status": "finished", "steps": 4, "seconds": 1.0, "environment": "Vowels", "scores": {}}
     options = "model: base\npeft: true\nproject_name: mine\nrl_env: envs.arithmetic\n"
-    write(folder, {"config.yaml": options, "result.json": json.dumps(result), "status.json": "{}",
-                   "environment.json": "{}"})  # fmt: skip
+    write(folder, {"model/chat_template.jinja": TEMPLATE, "config.yaml": options, "result.json": json.dumps(result),
+                   "status.json": "{}", "environment.json": "{}"})  # fmt: skip
     return folder
 
 

@@ -1,10 +1,13 @@
-"""Environments that fail: the run goes on without those episodes, says what happened, and leaves nothing behind."""
+"""Environments that fail, and episodes that are left out: the run goes on without them, says what happened, and leaves
+nothing behind."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Generator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,12 @@ import torch
 from aitrain import EnvironmentFailed, Result
 from aitrain.engines.hf import HFEngine
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.training import held_out_scoring
-from aitrain.training.evaluation import EvalPhase, EvalScores, evaluate
+from aitrain.training.algorithm import zero_variance_share
 from tests.environments.ill import Gone
-from tests.training.conftest import rollouts
+from tests.environments.vowels import Vowels
+from tests.training.conftest import difference, rollouts
 from tests.training.scripted_policy import scripted
+from tests.training.scripted_run import Endless, Scripted, Unscored, scripted_sample
 
 Train = Callable[..., Result]
 # -- one episode of each group
@@ -52,11 +56,11 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
 ) -> None:
     """The third episode of each group has none; the others' advantages are those of a group of three."""
     monkeypatch.setattr(HFEngine, "sample", scripted(lambda position, _: ANSWERS[position % 4] + "<|im_end|>"))
-    count = len(ILLNESSES)
-    result = train(
-        Plain(), max_steps=1, eval_cases=0, batch_size=4 * count, rl_prompts_per_step=count, rl_check=False,
-        rl_env_retries=0,
-    )  # fmt: skip
+    cases = len(ILLNESSES)
+    options: dict[str, Any] = {
+        "eval_cases": 0, "batch_size": 4 * cases, "rl_prompts_per_step": cases, "rl_check": False, "rl_env_retries": 0,
+    }  # fmt: skip
+    result = train(Plain(), **options, max_steps=1)
 
     scores = torch.tensor(list(SCORES.values()))
     advantages = ((scores - scores.mean()) / (scores.std() + 1e-4)).tolist()
@@ -70,9 +74,11 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
         assert [record["advantage"] for record in records] == pytest.approx(advantages, abs=1e-5)
     (line,) = result.history
     for kind, found in Counter(kind for _, kind in ILLNESSES if kind).items():
-        assert line[f"failed/{kind}"] == pytest.approx(found / count / 4)
+        assert line[f"failed/{kind}"] == pytest.approx(found / cases / 4)
     assert line["unscored"] == 0.25
     assert line["reward"] == pytest.approx(sum(SCORES.values()) / 3)
+    with pytest.raises(EnvironmentFailed, match="More than 10% of the episodes failed in 3 batches in a row"):
+        train(Plain(), **options, max_steps=9, rl_max_failed=0.1)
 
 
 # -- nothing works any more
@@ -98,29 +104,122 @@ def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_train
 
 
 class NoJudge(Gone):
-    """Works in training, and for the held-out case except in some evaluations."""
+    """Works in training, and for the held-out case except in some of its scores."""
 
-    def __init__(self, evaluations: list[str], without: Collection[str]) -> None:
-        self.evaluations, self.without = evaluations, without
+    concurrent = True
+
+    def __init__(self, *without: int) -> None:
+        self.without, self.played = without, count()
 
     def score_episode(self, completion: str, case_idx: int) -> float:
-        if case_idx < 0 and self.evaluations[-1] in self.without:
+        if case_idx < 0 and next(self.played) in self.without:
             raise RuntimeError("no judge")
         return len(completion) % 5 / 5
 
 
-def test_an_evaluation_without_scores_is_skipped_and_the_run_goes_on(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played: list[str] = []
-
-    def counted(rollouts: Any, plan: Any, phase: EvalPhase, write: Any) -> EvalScores:
-        played.append(phase.name)
-        return evaluate(rollouts, plan, phase, write)
-
-    monkeypatch.setattr(held_out_scoring, "evaluate", counted)
-    options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 4}
-    result = train(NoJudge(played, {"step1", "step3", "after"}), **options)
+def test_an_evaluation_without_scores_is_skipped_and_the_run_goes_on(train: Train) -> None:
+    """The first and the third one in training, and the one after it; each of the others plays the case twice."""
+    result = train(NoJudge(2, 5, 6), eval_strategy="steps", eval_steps=1, max_steps=4, rl_check=False)
     assert [line["step"] for line in result.history if "eval_score" in line] == [2]
     assert (result.steps, result.status, result.score_after, result.verdict) == (4, "finished", None, None)
-    assert played == ["before", "step1", "step2", "step3", "after"]
+
+
+# -- rows that are left out of the loss
+
+
+PLAIN_STEPS = {
+    "rl_num_generations": 4, "batch_size": 4, "optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0, "rl_kl_coef": 0.1,
+    "eval_cases": 0, "rl_max_turns": 2, "rl_max_new_tokens": 8, "epochs": 2, "max_steps": None, "scheduler": "constant",
+}  # fmt: skip
+
+
+class NoRoom(Scripted):
+    """In every second case the environment says more than the context holds."""
+
+    score_episode = None  # type: ignore[assignment]
+
+    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
+        reply = yield "y" * 5000 if case_idx % 2 else None
+        return sum(letter < "n" for letter in reply) / max(1, len(reply))
+
+
+@pytest.fixture
+def train_scripted(train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Runs whose completions are written down: the same for a case whatever the batch. Two steps without momentum."""
+    monkeypatch.setattr(HFEngine, "sample", scripted_sample)
+    return lambda environment, **options: train(environment, **PLAIN_STEPS, **options)
+
+
+def of_cases(kind: type[Scripted], count: int) -> Scripted:
+    environment = kind()
+    rows = environment.build_dataset(None)[:count]
+    vars(environment)["build_dataset"] = lambda tokenizer: rows
+    return environment
+
+
+def test_a_batch_whose_half_is_left_out_trains_like_the_other_half_alone(
+    train_scripted: Train, small_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The KL term as well, from the second step on. Episodes that rl_max_turns ended do have an EOS at their end."""
+    alone = train_scripted(of_cases(Scripted, 1), rl_prompts_per_step=1, project_name="alone").model
+    both = {"rl_prompts_per_step": 2, "rl_loss_type": "grpo"}
+    unscored = train_scripted(of_cases(Unscored, 2), **both, project_name="unscored")
+    masked = train_scripted(of_cases(Endless, 2), **both, rl_mask_truncated_completions=True, project_name="masked")
+    dropped = train_scripted(of_cases(NoRoom, 2), **both, project_name="dropped")
+    counted = train_scripted(of_cases(Endless, 2), **both, project_name="counted")
+
+    assert difference(alone, small_model) > 1e-4
+    assert difference(alone, unscored.model) < 1e-6
+    assert difference(alone, masked.model) < 1e-6
+    assert difference(alone, dropped.model) < 1e-6
+    assert difference(alone, counted.model) > 1e-4
+    assert [line["unscored"] for line in unscored.history if "reward" in line] == [0.5] * 2
+    assert [line["stopped/no_room"] for line in dropped.history if "reward" in line] == [0.5] * 2
+    assert " ".join(capsys.readouterr().err.split()).count("Case 1 is dropped: its prompt has 5006 tokens") == 1
+    assert [line["stopped/max_turns"] for line in masked.history if "reward" in line] == [0.5] * 2
+
+
+class ScoredAtFirst(Vowels):
+    """Has no scores from the third step on."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float | None:  # type: ignore[override]
+        self.calls = getattr(self, "calls", 0) + 1
+        return None if self.calls > 16 else self.calls / 16
+
+
+def test_a_step_without_a_score_leaves_the_weights_as_they_are(train: Train) -> None:
+    """Whatever momentum, weight decay and KL would do to them."""
+    run = train(
+        ScoredAtFirst(), max_steps=4, eval_cases=0, rl_kl_coef=0.5, weight_decay=0.1, save_strategy="steps",
+        save_steps=1, save_total_limit=None,
+    )  # fmt: skip
+    at = {step: run.folder / "checkpoints" / f"checkpoint-{step}" for step in (1, 2, 4)}
+
+    assert difference(at[1], at[2]) > 0
+    assert difference(at[2], at[4]) == 0
+    assert run.history[-1]["grad_norm"] == 0
+
+
+# -- groups that teach nothing
+
+NONE = math.nan
+
+
+@pytest.mark.parametrize(
+    ("scores", "left_out", "share"),
+    [
+        ([0.1, 0.1, 0.1, 0.1], [], 1.0),
+        ([NONE, 0.7, 0.7, 0.7], [], 1.0),
+        ([0.0, 1.0, 0.5, 0.5], [0, 1], 1.0),
+        ([0.3, 0.3, 0.3, 0.3, 0.0, 0.3, 0.3, 0.3], [], 0.5),
+        ([1e-7, 3e-7, 1e-7, 1e-7], [], 0.0),
+    ],
+)  # fmt: skip
+def test_a_group_is_flat_where_no_episode_in_the_loss_has_an_advantage(
+    scores: list[float], left_out: list[int], share: float
+) -> None:
+    rows = torch.tensor(scores)
+    kept = ~rows.isnan()
+    kept[left_out] = False
+
+    assert zero_variance_share(rows, kept, 4) == share

@@ -1,68 +1,51 @@
-"""Models that are unlike the small one: positions from a table, dropout, quantized bases."""
+"""Models: positions from a table, dropout, quantized bases; those that are loaded to be played, with their adapter and
+their tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    OPTConfig,
-    OPTForCausalLM,
-    PreTrainedModel,
-)
+from huggingface_hub import constants
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from aitrain import Result, TrainConfig
-from aitrain.training.model import load_model
+from aitrain.errors import ConfigError
+from aitrain.runs.model_reference import read_model
+from aitrain.training import model
+from aitrain.training.model import load_model, load_policy, load_tokenizer
 from aitrain.training.trainer import EpisodeTrainer
+from tests.conftest import write
 from tests.environments.vowels import Vowels
+from tests.training.conftest import save_adapter
 
 Train = Callable[..., Result]
 CONTEXT = 64
 
 
-def gpt2(vocabulary: int, **options: Any) -> PreTrainedModel:
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=vocabulary, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2, **special(), **options)
-    )
+NOISE = {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5}
 
 
-def opt(vocabulary: int, **options: Any) -> PreTrainedModel:
-    config = OPTConfig(
-        vocab_size=vocabulary, hidden_size=32, word_embed_proj_dim=32, num_hidden_layers=2, ffn_dim=64,
-        num_attention_heads=2, max_position_embeddings=CONTEXT, **special(), **options,
-    )  # fmt: skip
-    return OPTForCausalLM(config)
-
-
-def special() -> dict[str, int]:
-    return {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-
-
-@pytest.fixture(scope="module")
-def saved(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A model's folder, with the small model's tokenizer."""
-    from transformers import AutoTokenizer
-
+@pytest.fixture
+def gpt2(small_model: Path, tmp_path: Path) -> Path:
+    """A folder with a model that has a table of positions, as far apart as in trained models, and dropout."""
     tokenizer = AutoTokenizer.from_pretrained(small_model)
-
-    def save(make: Callable[..., PreTrainedModel], **options: Any) -> Path:
-        folder = tmp_path_factory.mktemp("other")
-        torch.manual_seed(0)
-        model = make(len(tokenizer), **options)
-        for name, parameter in model.named_parameters():
-            if "wpe" in name or "embed_positions" in name:  # as large as in trained models, where they differ by nats
-                parameter.data.normal_()
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
-
-    return save
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1,
+        pad_token_id=0, **NOISE,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config)
+    model.transformer.wpe.weight.data.normal_()
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path / "gpt2")
+    return tmp_path / "gpt2"
 
 
 @pytest.fixture
@@ -79,26 +62,18 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> list[EpisodeTrainer]:
     return made
 
 
-NOISES: dict[Callable[..., PreTrainedModel], dict[str, float]] = {
-    gpt2: {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5},
-    opt: {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5},
-}
-
-
 # -- positions and dropout
 
 
-@pytest.mark.parametrize("make", [gpt2, pytest.param(opt, marks=pytest.mark.slow)])
 def test_a_rows_log_probabilities_are_those_that_it_has_without_padding(
-    make: Callable[..., PreTrainedModel], saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
+    gpt2: Path, train: Train, trainers: list[EpisodeTrainer]
 ) -> None:
     """Padded on both sides, and to more columns than the model has positions; without the dropout of the base, which
     stays in the saved configuration."""
-    base = saved(make, **NOISES[make])
-    result = train(Vowels(4), model=str(base), max_steps=1, eval_cases=0, rl_num_generations=2, rl_kl_coef=0.1)
+    result = train(Vowels(4), model=str(gpt2), max_steps=1, eval_cases=0, rl_num_generations=2, rl_kl_coef=0.1)
     assert abs(result.history[0]["kl"]) < 1e-6
     config = AutoModelForCausalLM.from_pretrained(result.model).config
-    assert {name: getattr(config, name) for name in NOISES[make]} == NOISES[make]
+    assert {name: getattr(config, name) for name in NOISE} == NOISE
     trainer = trainers[0]
     trainer.model.eval()
 
@@ -114,7 +89,6 @@ def test_a_rows_log_probabilities_are_those_that_it_has_without_padding(
         padded, mask = (torch.nn.functional.pad(x, pads) for x in (row, torch.ones_like(row)))
         wide = log_probs(padded, mask)[:, : 6 - right]
         assert (wide - log_probs(row, torch.ones_like(row))[:, right:]).abs().max() < 1e-5, pads
-    assert trainer.aligns_rows == (make is gpt2)
 
 
 # -- precision
@@ -136,3 +110,75 @@ def test_an_adapter_on_a_quantized_base_trains_in_float32(
     assert not (result.model / "merged").exists()
     adapter = [p for p in trainers[0].model.parameters() if p.requires_grad]
     assert {p.dtype for p in adapter} == {torch.float32}
+
+
+# -- models that are loaded to be played
+
+
+IDS = torch.tensor([[5, 6, 7, 8]])
+
+
+@pytest.fixture
+def adapter(small_model: Path, tmp_path: Path) -> Path:
+    """An adapter that changes what the model says, with a tokenizer of its own."""
+    adapted = save_adapter(small_model, tmp_path / "adapter")
+    write(tmp_path, {"adapter/chat_template.jinja": "of the adapter"})
+    torch.save(adapted(IDS).logits, tmp_path / "logits.pt")
+    return tmp_path / "adapter"
+
+
+def test_an_adapter_is_played_on_its_base_with_its_own_tokenizer(adapter: Path, small_model: Path) -> None:
+    policy, base = (load_policy(read_model(str(folder)), TrainConfig()) for folder in (adapter, small_model))
+    wanted = torch.load(adapter.parent / "logits.pt", weights_only=True)
+    assert torch.equal(policy.model(IDS).logits, wanted)
+    assert not torch.allclose(base.model(IDS).logits, wanted)
+    assert policy.tokenizer.chat_template == "of the adapter"
+    assert not policy.model.training
+
+
+@pytest.fixture
+def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """A Hub that takes connections and never answers; called at the end, it returns how many there were."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(model, "HUB_SECONDS", 0.1)
+        server.setblocking(False)
+
+        def connections() -> int:
+            with suppress(BlockingIOError):
+                server.accept()[0].close()
+                return 1 + connections()
+            return 0
+
+        yield connections
+
+
+def test_a_hub_that_never_answers_is_asked_once_and_own_runs_are_named_before(
+    silent_hub: Callable[[], int], here: Path
+) -> None:
+    (here / "runs" / "sums").mkdir(parents=True)
+    said: list[str] = []
+    with pytest.raises(ConfigError, match="the Hub cannot be reached"):
+        load_tokenizer(TrainConfig(model="nosuch"), say=said.append)
+    assert "(runs: sums)" in said[0]
+    assert silent_hub() == 1
+
+
+def test_a_model_in_the_cache_is_loaded_though_the_hub_never_answers(
+    silent_hub: Callable[[], int], small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "models--some--model"
+    shutil.copytree(small_model, cached / "snapshots" / "abc")
+    write(cached, {"refs/main": "abc"})
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    policy = load_policy(read_model("some/model"), TrainConfig())
+    assert policy.config.model == "some/model"
+    assert silent_hub() == 1
+    assert not constants.HF_HUB_OFFLINE
+
+
+def test_a_damaged_adapter_is_named(adapter: Path) -> None:
+    (adapter / "adapter_model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match=r"cannot load the adapter .*adapter:"):
+        load_policy(read_model(str(adapter)), TrainConfig())

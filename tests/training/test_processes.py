@@ -1,4 +1,4 @@
-"""Real processes: two ranks, signals, a parent that dies, a child that dies, resuming."""
+"""Real processes: two ranks, signals, a parent that dies, a child that dies, resuming, ranks of torchrun and mpirun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,10 @@ import pytest
 
 from aitrain.runs.run_folder import LOCK, lock_file, read_lines, read_object
 from aitrain.ui.overview import Overview
+from tests.conftest import free_port, processes_in
 from tests.execution.waiting import eventually
+from tests.properties import run_in_process
+from tests.training.test_resume import assert_same
 
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "processes.py"
 FLAGS = ["--rl-max-new-tokens=4", "--rl-kl-coef=0", "--lr=1e-3", "--project-name=run", "--output-dir=."]
@@ -29,9 +31,7 @@ class Command:
         self.model, self.folder, self.aitrain = model, folder, aitrain or (sys.executable, "-m", "aitrain")
 
     def start(self, environment: str, *flags: str, **variables: str) -> subprocess.Popen[str]:
-        has_other = any(flag.partition("=")[0] == "--rl-env" for flag in flags)  # a second one would be played as well
-        place = [] if has_other else ["--rl-env", f"{ENVIRONMENTS}:{environment}"]
-        named = ["--model", str(self.model), *place, *FLAGS, *flags]
+        named = ["--model", str(self.model), "--rl-env", f"{ENVIRONMENTS}:{environment}", *FLAGS, *flags]
         return subprocess.Popen(
             [*self.aitrain, "grpo", *named],
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -49,11 +49,8 @@ class Command:
 
     def wait_until(self, is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:
         """Wait until something is so, while the process runs; fails after 240 s."""
-        deadline = time.monotonic() + 240
-        while not is_so():
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        assert eventually(lambda: is_so() or process.poll() is not None, 240)
+        assert process.poll() is None, process.communicate()
 
     def wait_for_step(self, step: int, process: subprocess.Popen[str]) -> None:
         metrics = self.folder / "run" / "metrics.jsonl"
@@ -68,15 +65,7 @@ def command(small_model: Path, tmp_path: Path, preloaded_aitrain: Path) -> Itera
 
 def workers_in(folder: Path) -> list[int]:
     """Ids of the training processes whose working directory is the folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            names = (process / "cmdline").read_bytes() + (process / "comm").read_bytes()
-            if b"aitrain.jobs.worker"[-15:] in names and (process / "cwd").resolve() == folder.resolve():
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
+    return processes_in(folder, "aitrain.jobs.worker"[-15:])
 
 
 def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Command) -> None:
@@ -171,17 +160,6 @@ def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) 
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_killed_twice_end_like_two_that_were_not(preloaded_aitrain: Path) -> None:
-    """The small form of the benchmark, which kills a run fifty times."""
-    python = str(preloaded_aitrain / "preloaded-python")
-    torture = [python, "-P", "-m", "benchmarks", "torture", "--kills", "2", "--processes", "2"]
-    done = subprocess.run(torture, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "differences after 2 kills" in done.stdout
-
-
-@pytest.mark.slow
 def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:
     running = command.start("Slow", "--max-steps=500", "--rl-prompts-per-step=64", "--batch-size=256", "--json")
     command.wait_until(lambda: (command.folder / "run" / "rollouts").exists(), running)
@@ -205,3 +183,100 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_behind(command: Command) ->
     assert running.returncode == 130, err
     assert "Traceback" not in err
     assert os.listdir(command.folder) == []
+
+
+# -- processes that another program starts
+
+
+TRAIN = ["--eval-cases=0", "--save-strategy=steps", "--save-steps=1"]
+
+
+@pytest.fixture
+def torchrun(small_model: Path, folder: Path, preloaded_aitrain: Path) -> Callable[..., Command]:
+    """`aitrain` on two ranks of torchrun, which gets these flags."""
+    python = str(preloaded_aitrain / "preloaded-python")
+    place = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    launcher = [python, "-P", "-m", "torch.distributed.run", "--nproc-per-node=2", *place]
+    return lambda *flags: Command(small_model, folder, *launcher, *flags, "-m", "aitrain")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    assert eventually(lambda: not processes_in(tmp_path), 60)
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_though_one_was_killed(
+    small_model: Path, folder: Path, torchrun: Callable[..., Command], preloaded_aitrain: Path
+) -> None:
+    own = folder / "own"
+    own.mkdir()
+    more = [*TRAIN, "--max-steps=6", "--save-total-limit=9", "--peft", "--lora-r=4", "--lora-dropout=0.3"]
+    done = Command(small_model, own, str(preloaded_aitrain / "aitrain")).run("Slow", *more, "--num-processes=2")
+    assert done.returncode == 0, done.stderr
+
+    command = torchrun("--max-restarts=1")
+    running = command.start("Slow", *more)
+    command.wait_for_step(2, running)
+    os.kill(workers_in(folder)[-1], signal.SIGKILL)
+    out, err = running.communicate(timeout=300)
+
+    assert running.returncode == 0, err
+    assert sorted(path.name for path in folder.iterdir()) == ["own", "run"]
+    assert out.count("run folder: run") == 1
+    assert_same(own / "run", folder / "run")
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
+def test_nothing_survives_a_torchrun_that_is_ended(
+    number: signal.Signals, folder: Path, torchrun: Callable[..., Command]
+) -> None:
+    command = torchrun()
+    running = command.start("Slow", "--eval-cases=0", "--max-steps=500")
+    command.wait_for_step(1, running)
+    running.send_signal(number)  # which the preloaded server passes on
+    running.communicate(timeout=240)
+
+    assert eventually(lambda: not processes_in(folder), 60)
+    assert read_object(folder / "run" / "status.json")["status"] == "stopped"
+
+
+def test_the_cause_of_a_failure_is_in_torchruns_error_file(folder: Path, torchrun: Callable[..., Command]) -> None:
+    done = torchrun().run("Slow", "--rl-env-config", json.dumps({"wrong": 1}))
+
+    assert done.returncode == 1
+    assert "wrong" in done.stderr.partition("Root Cause")[2]
+    assert list(folder.iterdir()) == []
+
+
+def variables(rank: int) -> dict[str, str]:
+    """What Open MPI's mpirun sets."""
+    numbers = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}
+
+
+def test_another_command_under_a_launcher_is_refused_once_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (0, 1):
+        for name, value in variables(rank).items():
+            monkeypatch.setenv(name, value)
+        if rank == 0:
+            code, _, err = run_in_process("doctor")
+            assert (code, "Only aitrain grpo runs under torchrun" in err) == (2, True)
+        else:
+            with pytest.raises(SystemExit, match="2"):
+                run_in_process("doctor")
+
+
+@pytest.mark.slow
+def test_processes_with_mpirun_s_variables_meet_without_a_store_of_their_launcher(
+    small_model: Path, folder: Path
+) -> None:
+    command = Command(small_model, folder)
+    ranks = [command.start("Slow", *TRAIN, "--max-steps=1", **variables(rank)) for rank in (0, 1)]
+    ends = [rank.communicate(timeout=240) for rank in ranks]
+
+    assert [rank.returncode for rank in ranks] == [0, 0], ends
+    assert ends[1] == ("", "")
+    assert [path.name for path in folder.iterdir()] == ["run"]
+    assert len(list((folder / "run" / "rollouts").iterdir())) == 2

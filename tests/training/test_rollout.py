@@ -16,10 +16,11 @@ import trl
 from aitrain import ConfigError, Result, TrainConfig
 from aitrain.engines.hf import HFEngine
 from aitrain.rollout.engine import Completion
+from aitrain.training.chat_templates import chat_format
 from aitrain.training.model import load_tokenizer
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.training_batch import episode_record
-from tests.finished_runs import FinishedRuns, Sick, Talk, Vault
+from aitrain.training.training_batch import episode_metrics, episode_record
+from tests.finished_runs import FinishedRuns, Talk, Vault
 from tests.training.conftest import rollouts
 from tests.training.scripted_policy import played
 
@@ -124,6 +125,26 @@ def test_a_template_that_is_not_prefix_preserving_is_swapped_for_the_one_for_tra
     assert (result.folder / "model" / "chat_template.jinja").read_text() == template.read_text()
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("42<|im_end|>", "42"),
+        ("42<|im_end|><|endoftext|><|endoftext|>", "42"),
+        ("42<|endoftext|><|endoftext|>", "42<|endoftext|><|endoftext|>"),
+        ("4<|im_start|>2<|im_end|>", "4<|im_start|>2"),
+        ("<|im_start|><|im_end|>", "<|im_start|>"),
+        ("4<|im_end|><|im_end|>", "4<|im_end|>"),
+        ("<|im_end|>", ""),
+    ],
+)
+def test_only_what_ended_an_answer_is_stripped(written: str, read: str) -> None:
+    """Special tokens that the model writes inside an answer are part of it."""
+    tokenizer = load_tokenizer(TrainConfig(model="tiny"))
+    chat = chat_format(tokenizer, TrainConfig())
+    message, turn = chat.read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
+    assert message["content"] == turn.text == read
+
+
 # -- what is refused before a training
 
 
@@ -168,20 +189,6 @@ def test_the_seed_is_one_for_a_group_and_another_for_each_group_and_step(finishe
 # -- tools
 
 
-def test_tools_are_shown_called_and_answered(finished: FinishedRuns) -> None:
-    result = finished("tools")
-    for record in rollouts(result):
-        assert record["score"] == 1.0
-        assert [message["role"] for message in record["messages"][1:]] == [
-            "assistant", "tool", "assistant", "tool", "assistant"
-        ]  # fmt: skip
-        assert "code" in record["messages"][2]["content"]
-        assert json.loads(record["messages"][4]["content"]) == {"number": record["case_idx"] + 100, "calls": 1}
-        assert [tool["function"]["name"] for tool in record["tools"]] == ["open"]
-    assert result.history[0]["tools/calls"] == 2.0
-    assert result.history[0]["tools/wrong_calls"] == 1.0
-
-
 QWEN = '<tool_call>\n{"name": "open", "arguments": {"code": 100}}\n</tool_call>'
 LLAMA = '{"name": "open", "parameters": {"code": 100}}<|eot_id|>'
 QWEN_3_6 = (
@@ -201,25 +208,10 @@ def test_calls_are_read_as_the_models_own_template_writes_them(
         return "no more" if re.search(r"calls\W+1", given) else call
 
     episode, _ = played(Vault(), speaks(name), answer, "user", "tool")
-    first, told, last = episode_record(episode, 1, 0).messages[1:]
+    record = episode_record(episode, 1, 0)
+    assert [tool["function"]["name"] for tool in record.tools or []] == ["open"]
+    assert episode_metrics(episode)["tools/calls"] == 1
+    first, told, last = record.messages[1:]
     assert first["tool_calls"][0]["function"] == {"name": "open", "arguments": {"code": 100}}
     assert json.loads(told["content"]) == {"number": 100, "calls": 1}
     assert "no more" in (last["content"] or last["reasoning_content"])
-
-
-# -- failures
-
-
-def test_an_episode_that_fails_anywhere_is_missing_data(finished: FinishedRuns) -> None:
-    for record in rollouts(finished("failing")):
-        place = Sick.places[record["case_idx"] % len(Sick.places)]
-        is_scored = place == "close"
-        assert record["score"] == (0.5 if is_scored else None)
-        assert record["stop"] in (("done", "max_tokens") if is_scored or place == "none" else ("env_error",))
-        assert (record["error"] or {}).get("place") == (
-            None if is_scored or place == "none" else {"said": "step"}.get(place, place)
-        )
-    told = finished.said("failing")
-    assert "raised: RuntimeError: ill at" in told
-    assert 'raise RuntimeError(f"ill at {here}")' in told
-    assert "responded with 5 (int), which is neither text nor messages" in told

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,169 +30,17 @@ from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.client import VLLMClient
+from tests.training.small_server import END, Fake
 
-END = 258
 FIRST = WeightVersion(0, 1)
 run = EventLoop().run
 
 
-def adapted(seed: int = 0, **options: Any) -> PeftModel:
+def adapted(**options: Any) -> PeftModel:
     """The tiny model with an adapter that changes what it says."""
     base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", **options)).eval()
-    return changed(model, seed)
-
-
-def changed(model: PeftModel, seed: int, scale: float = 0.05) -> PeftModel:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
-    return model
-
-
-# -- a server that is written down
-
-
-class Fake:
-    """What vLLM's server does as far as anybody here asks; answers a prompt with its sum and the end."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Any]] = []
-        self.troubles: list[Callable[[Fake], tuple[int, Any] | None]] = []
-        """What the next completions meet with; None: the connection ends without an answer."""
-        self.missing: set[str] = set()
-        self.details: dict[str, Any] | None = None
-        """What it tells of itself in its development mode."""
-        self.surely = True
-        self._port = 0
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        """Anew: adapters and pushed weights are forgotten."""
-        self.adapters: dict[str, str] = {}
-        self.version = "default"
-        self.is_up = True
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                answer = fake.answer(self.path, json.loads(body or b"{}"))
-                if answer is None:
-                    self.close_connection = True
-                    return
-                text = json.dumps(answer[1]).encode()
-                self.send_response(answer[0])
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            do_GET = do_POST
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
-        self._http.daemon_threads = True
-        self._port = self._http.server_address[1]
-        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def stop(self) -> None:
-        self.is_up = False
-        self._http.shutdown()
-        self._http.server_close()
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def dies(self, seconds: float = 0.2) -> None:
-        """And comes back."""
-        self.stop()
-        threading.Timer(seconds, self.start).start()
-
-    @property
-    def transport(self) -> httpx.MockTransport:
-        """The server without a network."""
-        return httpx.MockTransport(self.respond)
-
-    async def respond(self, request: httpx.Request) -> httpx.Response:
-        await asyncio.sleep(0)
-        if not self.is_up:
-            raise httpx.ConnectError("refused")
-        answer = self.answer(request.url.path, json.loads(request.content or b"{}"))
-        if answer is None:
-            raise httpx.RemoteProtocolError("no response")
-        return httpx.Response(answer[0], json=answer[1])
-
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
-        path = path.partition("?")[0]
-        self.asked.append((path, body))
-        if path in self.missing:
-            return 404, {"detail": "Not Found"}
-        return getattr(self, "_" + path.removeprefix("/v1").strip("/").replace("/", "_"))(body)
-
-    def bodies(self, path: str) -> list[Any]:
-        return [body for asked, body in self.asked if asked == path]
-
-    def _health(self, _: Any) -> tuple[int, Any]:
-        return 200, {}
-
-    def _models(self, _: Any) -> tuple[int, Any]:
-        base = {"id": "base", "root": "some/model", "parent": None, "max_model_len": 100}
-        adapters = [{"id": name, "root": root, "parent": "base"} for name, root in self.adapters.items()]
-        return 200, {"data": [base, *adapters]}
-
-    def _server_info(self, _: Any) -> tuple[int, Any]:
-        return (404, {"detail": "Not Found"}) if self.details is None else (200, {"vllm_config": self.details})
-
-    def _weight_info(self, _: Any) -> tuple[int, Any]:
-        return 200, {"weight_version": self.version}
-
-    def _update_weight_version(self, body: Any) -> tuple[int, Any]:
-        self.version = body["new_version"]
-        return 200, {}
-
-    def _collective_rpc(self, body: Any) -> tuple[int, Any]:
-        assert body["method"] == "reload_weights"
-        assert (Path(body["kwargs"]["weights_path"]) / "model.safetensors").is_file()
-        return 200, {"results": [None]}
-
-    def _load_lora_adapter(self, body: Any) -> tuple[int, Any]:
-        if not (Path(body["lora_path"]) / "adapter_model.safetensors").is_file():
-            return 404, {"error": {"message": f"No adapter found for {body['lora_path']}"}}
-        if body["lora_name"] in self.adapters:
-            return 400, {"error": {"message": "has already been loaded"}}
-        self.adapters[body["lora_name"]] = body["lora_path"]
-        return 200, {}
-
-    def _unload_lora_adapter(self, body: Any) -> tuple[int, Any]:
-        del self.adapters[body["lora_name"]]
-        return 200, {}
-
-    def _completions(self, body: Any) -> tuple[int, Any] | None:
-        if self.troubles:
-            return self.troubles.pop(0)(self)
-        if body["model"] not in ("base", *self.adapters):
-            return 404, {"error": {"message": f"The model {body['model']} does not exist."}}
-        surely = [0.0 if self.surely else -0.3]
-        choices = [
-            {
-                "index": index,
-                "prompt_token_ids": prompt,
-                "token_ids": [sum(prompt), END],
-                "logprobs": {"token_logprobs": [*surely, -0.5]},
-            }
-            for index, prompt in enumerate(prompt for prompt in body["prompt"] for _ in range(body.get("n", 1)))
-        ]
-        return 200, {"choices": choices[::-1]}
+    lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", init_lora_weights=False, **options)
+    return get_peft_model(base, lora).eval()
 
 
 @pytest.fixture
@@ -206,11 +51,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     server.stop()
 
 
-def by(server: Fake, sync: Any = None, **settings: Any) -> VLLMServerEngine:
-    """An engine that calls a server without a network; `settings` are those of the engine and of its fleet."""
-    fleet = ServerFleet.of([VLLMClient(server.url, transport=server.transport)], sync)
-    for name in settings.keys() & {"restart_timeout", "give_up_reason"}:
-        setattr(fleet, name, settings.pop(name))
+def by(*servers: Fake, sync: Any = None, **settings: Any) -> VLLMServerEngine:
+    """An engine that calls servers without a network."""
+    fleet = ServerFleet.of([VLLMClient(server.url, transport=server.transport) for server in servers], sync)
     return VLLMServerEngine(fleet, "base", EndOfTurn([END]), **settings)
 
 
@@ -234,9 +77,14 @@ def is_current(engine: VLLMServerEngine) -> bool:
     return run(engine.fleet.sync.has_version(server.client, engine.fleet.version))
 
 
+@pytest.fixture(scope="module")
+def model() -> PeftModel:
+    return adapted()
+
+
 @pytest.fixture(params=[AdapterSync, DiskSync])
-def sync(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return request.param(adapted(), tmp_path / "sync")
+def sync(request: pytest.FixtureRequest, model: PeftModel, tmp_path: Path) -> Any:
+    return request.param(model, tmp_path / "sync")
 
 
 # -- requests
@@ -286,14 +134,10 @@ def test_a_request_says_every_sampling_option_and_no_more_tokens_at_least_than_a
 
 def test_each_answer_is_asked_for_with_its_own_seed(fake: Fake) -> None:
     engine = by(fake)
-    prompts = [[1, 2], [1, 2], [1, 2], [3], [4, 5], [4, 5]]
-    sampled = answers(engine, prompts, seeds=[7, 8, 9, 20, 21, 30])
-    assert ids_of(sampled) == [[sum(prompt), END] for prompt in prompts]
+    answers(engine, [[1, 2], [1, 2], [3]], seeds=[7, 8, 20])
+    assert run(engine.generate(GenerationRequest([6], 5, SampleSeed(40)))) == Completion([6, END], [0.0, -0.5])
     asked = [(body["prompt"], body["seed"]) for body in fake.bodies("/v1/completions")]
-    assert asked == [([prompt], seed) for prompt, seed in zip(prompts, [7, 8, 9, 20, 21, 30], strict=True)]
-    request = GenerationRequest([6], 5, SampleSeed(40))
-    assert run(engine.generate(request)) == Completion([6, END], [0.0, -0.5])
-    assert fake.bodies("/v1/completions")[-1]["seed"] == 40
+    assert asked == [([[1, 2]], 7), ([[1, 2]], 8), ([[3]], 20), ([[6]], 40)]
 
 
 # -- trouble
@@ -335,7 +179,7 @@ def test_an_answer_as_long_as_was_asked_for_is_an_answer(fake: Fake) -> None:
 def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weights_again_and_is_asked_again(
     fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = by(fake, sync)
+    engine = by(fake, sync=sync)
     fake.dies()  # while it takes the weights
     load(engine, 1)
     assert is_current(engine)
@@ -350,8 +194,10 @@ def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weight
         assert is_current(engine)
 
 
-def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(fake: Fake, tmp_path: Path) -> None:
-    engine = by(fake, DiskSync(adapted(), tmp_path / "sync"))
+def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(
+    fake: Fake, model: PeftModel, tmp_path: Path
+) -> None:
+    engine = by(fake, sync=DiskSync(model, tmp_path / "sync"))
     load(engine, 1)
 
     def answer_with_other_weights(fake: Fake) -> tuple[int, Any]:
@@ -367,8 +213,10 @@ def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(fake: 
 # -- weights
 
 
-def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_counts(fake: Fake, tmp_path: Path) -> None:
-    engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
+def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_counts(
+    fake: Fake, model: PeftModel, tmp_path: Path
+) -> None:
+    engine = by(fake, sync=AdapterSync(model, tmp_path / "sync"))
     for step in (0, 5):
         answers(engine, [[1]])
         load(engine, step)
@@ -391,7 +239,7 @@ def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_count
 
 
 def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -> None:
-    engine, other = by(fake, sync), by(fake, type(sync)(sync.model, tmp_path / "other"))
+    engine, other = by(fake, sync=sync), by(fake, sync=type(sync)(sync.model, tmp_path / "other"))
     for each in (engine, other):
         load(each, 1)
         answers(each, [[1]])
@@ -411,9 +259,9 @@ def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(op
 
 
 def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that_was_killed_are_removed_there(
-    tmp_path: Path,
+    model: PeftModel, tmp_path: Path
 ) -> None:
-    folder, lives = tmp_path / "run", AdapterSync(adapted(), tmp_path / "aitrain-weights-1")
+    folder, lives = tmp_path / "run", AdapterSync(model, tmp_path / "aitrain-weights-1")
     lives.write(FIRST)
     for name in ("aitrain-weights-2/step-3-load-1", "another's"):
         (tmp_path / name).mkdir(parents=True)
@@ -421,6 +269,86 @@ def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aitrain-weights-1", "another's"]
     assert roomy_folder(folder, 10**18, memory=tmp_path) == folder / "sync"
     assert roomy_folder(folder, 1000, memory=tmp_path / "nowhere") == folder / "sync"
+
+
+# -- several servers
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fake]]:
+    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.01)
+    servers = [Fake() for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+async def ask(engine: VLLMServerEngine, *prompts: list[int], max_tokens: int = 10) -> list[Completion]:
+    requests = [GenerationRequest(prompt, max_tokens, index=index) for index, prompt in enumerate(prompts)]
+    return await asyncio.gather(*map(engine.generate, requests))
+
+
+def versions(servers: list[Fake]) -> list[str]:
+    """The weights that each server has, of an adapter or of all weights."""
+    return [",".join(server.adapters) or server.version.partition("step")[2] for server in servers]
+
+
+def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights_reach_all(
+    servers: list[Fake], sync: Any
+) -> None:
+    notes: list[str] = []
+    states: list[dict[str, str]] = []
+    engine = by(*servers, sync=sync)
+    engine.fleet.notify, engine.fleet.on_change = notes.append, states.append
+    run(engine.load_weights(0))
+    one = servers[1]
+
+    one.troubles = [Fake.stop]
+
+    async def play() -> list[Completion]:
+        async with engine.batch(12):
+            return await ask(engine, *([number] for number in range(12)))
+
+    completions = run(play())
+    assert [completion.ids for completion in completions] == [[number, END] for number in range(12)]
+    assert engine.metrics["vllm/servers"] == 2
+    assert f"The vLLM server at {one.url} is gone, 2 of 3 servers left: /v1/completions: " in notes[0]
+    assert states == [{server.url: "gone" if server is one else "live" for server in servers}]
+
+    one.start()
+    run(engine.load_weights(1))
+    assert len(set(versions(servers))) == 1
+    assert "-1-load-2" in versions(servers)[0]
+    assert notes[1:] == [f"The vLLM server at {one.url} is back, and has the weights of the policy."]
+    assert engine.metrics["vllm/servers"] == 3
+    assert engine.restarts == 1
+
+
+@pytest.mark.parametrize("restarts", [True, False], ids=["restarted", "cut off"])
+def test_a_server_that_is_back_gets_the_present_weights_before_the_next_batch(
+    servers: list[Fake], sync: Any, restarts: bool
+) -> None:
+    """It has none, or older ones of this run."""
+    engine = by(*servers, sync=sync)
+    run(engine.load_weights(0))
+    one = servers[0]
+    one.is_up = False
+    run(engine.load_weights(1))
+    if restarts:
+        one.restart()
+    one.is_up = True
+    one.asked.clear()
+
+    async def play() -> None:
+        async with engine.batch(3):
+            await ask(engine, [1], [2], [3])
+
+    run(play())
+    assert [said[-9:] for said in versions(servers)] == ["-1-load-2"] * 3
+    assert engine.restarts == 1
+    paths = [path for path, _ in one.asked]
+    loaded = "/v1/load_lora_adapter" if isinstance(sync, AdapterSync) else "/update_weight_version"
+    assert paths.index(loaded) < paths.index("/v1/completions")
 
 
 # -- a server that somebody else started
@@ -471,9 +399,9 @@ def test_what_a_server_lacks_is_said_with_what_starts_it(
         check_server(fake.url, needs)
 
 
-def test_a_server_that_would_spoil_a_run_is_refused(fake: Fake, tmp_path: Path) -> None:
+def test_a_server_that_would_spoil_a_run_is_refused(fake: Fake, model: PeftModel, tmp_path: Path) -> None:
     """Another run has replaced its base, its log-probabilities are before temperature, or it does not answer."""
-    load(by(fake, DiskSync(adapted(), tmp_path / "sync")), 1)
+    load(by(fake, sync=DiskSync(model, tmp_path / "sync")), 1)
     assert check_server(fake.url, ALL) == ServerModel("base", 100)  # it gets all weights anyway
     with pytest.raises(ConfigError, match="another run"):
         check_server(fake.url, ADAPTER)

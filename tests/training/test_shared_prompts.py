@@ -32,7 +32,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.engine import Decoding, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.training.passes import cost_of_passes, plan_blocks, plan_passes
+from aitrain.training.passes import plan_blocks
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
 
 SMALL: dict[str, Any] = {
@@ -90,8 +90,8 @@ def rows_of(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> tuple
     before, after = max(map(len, prompts)), max(1, *map(len, answers))
     pairs = list(zip(prompts, answers, strict=True))
     ids = [[0] * (before - len(one)) + one + two + [0] * (after - len(two)) for one, two in pairs]
-    mask = [[0] * (before - len(one)) + [1] * (len(one) + len(two)) + [0] * (after - len(two)) for one, two in pairs]
-    return torch.tensor(ids), torch.tensor(mask), after
+    rows = torch.tensor(ids)
+    return rows, (rows != 0).long(), after
 
 
 tokens = st.integers(3, 5)  # so few that many rows are equal, or begin like another one
@@ -167,12 +167,6 @@ def test_each_row_is_in_one_pass_and_all_processes_have_equally_many(
     assert max(map(len, passes)) <= most
     for block in (block for share in shares for block in share):
         assert len(block) == 1 or len({prompts[row] for one in block for row in one}) == 1
-
-
-def test_short_prompts_stay_with_their_rows() -> None:
-    rows, lengths = list(range(32)), [5 + 60] * 32
-    apart = cost_of_passes(plan_passes(lengths, PassLimit(32)), lengths)
-    assert plan_blocks(rows, [row // 8 for row in rows], [5] * 32, [60] * 32, PassLimit(32), 1, apart) is None
 
 
 # -- generation

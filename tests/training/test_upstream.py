@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import functools
-import importlib.util
 import inspect
+import multiprocessing.util
 import random
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,30 +17,22 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+import typer._click.exceptions
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from datasets import Dataset
 from torch.distributed.tensor import distribute_tensor
-from torch.nn.modules.dropout import _DropoutNd
-from transformers import LlamaForCausalLM, MambaForCausalLM, Trainer, TrainerCallback
+from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
-from trl import GRPOConfig, GRPOTrainer, chat_template_utils
-from trl.generation import vllm_generation
+from trl import GRPOTrainer, chat_template_utils
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.kernels import chunked_logprob
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer import utils as trl_utils
-from typer._click import Command, Context
-from typer._click.core import Parameter
-from typer._click.exceptions import NoArgsIsHelpError
 from typer.core import TyperCommand, TyperGroup
 
-from aitrain.cli.main import app
 from aitrain.launch.resource_estimate import TILE
-from tests.training.upstream_uses import uses
+from tests.training.upstream_uses import members, uses
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +77,8 @@ PARAMETERS: list[tuple[Callable[..., Any], str]] = [
     (GRPOTrainer.save_model, "self output_dir _internal_call"),
     (VLLMGeneration.sync_weights, "self"),
     (fsdp2_prepare_model, "accelerator model"),
+    (TyperGroup.resolve_command, "self ctx args"),
+    (TyperCommand.format_options, "self ctx formatter"),
 ]
 
 
@@ -187,7 +181,6 @@ def test_log_probabilities_are_made_by_one_function_with_nine_arguments_and_five
         "temperature", "_CHUNKED_LOGPROB_CHUNK_SIZE", "final_logit_softcapping", "logit_scale", "outputs"
     ]  # fmt: skip
     assert TILE == (chunked_logprob.TOKEN_CHUNK_SIZE, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE)
-    assert isinstance(trl_utils._ChunkedLogProbFunction, type)
 
 
 def test_a_trainer_with_a_rollout_function_only_syncs_the_weights_of_its_vllm() -> None:
@@ -201,48 +194,47 @@ def test_a_trainer_with_a_rollout_function_only_syncs_the_weights_of_its_vllm() 
     assert users == ["__init__", "_generate_single_turn", "_tool_call_loop", "_generate"]
 
 
-# -- a plain trainer
+# -- names
 
 
-@pytest.fixture(scope="module")
-def trained(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
-    """A trainer of TRL's after two steps without aitrain."""
-    config = GRPOConfig(
-        output_dir=str(tmp_path_factory.mktemp("trained")), use_cpu=True, bf16=False, max_steps=2, min_p=0.1,
-        per_device_train_batch_size=8, num_generations=4, max_completion_length=4, report_to="none",
-        save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
-    )  # fmt: skip
-    rows = Dataset.from_list([{"prompt": f"say {number}"} for number in range(8)])
-    reward = lambda prompts, **_: [float(index % 4) for index in range(len(prompts))]  # noqa: E731
-    trainer = GRPOTrainer(model=str(small_model), reward_funcs=reward, args=config, train_dataset=rows)
-    trainer.train()
-    return trainer
-
-
-def test_the_trainers_members_are_there(trained: GRPOTrainer) -> None:
-    assert not {name for name in DOCUMENTED if not hasattr(trained, name)}
+def test_the_members_of_the_trainer_and_of_callbacks_are_there() -> None:
+    inside = (
+        "temperature top_p top_k min_p repetition_penalty max_completion_length beta loss_type num_generations"
+        " num_iterations mask_truncated_completions scale_rewards importance_sampling_level shuffle_dataset"
+        " use_adaptive_entropy aux_loss_enabled ref_model current_gradient_accumulation_steps eos_token_ids _dist"
+        " _metrics _globalstep_last_logged _tr_loss _total_loss_scalar _step _get_learning_rate"
+    )
+    assert {*DOCUMENTED, *inside.split()} - members("trl", "GRPOTrainer") == set()
     assert not {name for name in CALLBACK_EVENTS if not hasattr(TrainerCallback, name)}
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "beta",
-             "loss_type", "num_generations", "num_iterations", "mask_truncated_completions",
-             "scale_rewards", "importance_sampling_level")  # fmt: skip
-    assert {name: getattr(trained, name) for name in names} == {name: getattr(trained.args, name) for name in names}
-    assert (trained.shuffle_dataset, trained.use_adaptive_entropy, trained.aux_loss_enabled) == (True, False, False)
-    assert trained.ref_model is None
-    assert trained.current_gradient_accumulation_steps == 1
-    assert trained.eos_token_ids == [trained.processing_class.eos_token_id]
-    with trained._dist.summon_full_params(trained.model_wrapped, recurse=False):
-        pass
-    # what is not logged yet lies where a checkpoint takes it from
-    assert all(isinstance(values, list) for values in trained._metrics["train"].values())
-    assert (trained._globalstep_last_logged, trained._tr_loss.shape) == (0, torch.Size([]))
-    assert isinstance(trained._total_loss_scalar, float)
-    assert trained._step == 2
-    assert trained._get_learning_rate() == trained.lr_scheduler.get_last_lr()[0]
-    assert len(trained.lr_scheduler.base_lrs) == len(trained.optimizer.param_groups)
+
+
+INSIDE: list[tuple[Any, str]] = [
+    (GradientState(), "_set_sync_gradients"),
+    (torch.ops.mkldnn, "_is_mkldnn_bf16_supported"),
+    (torch.nn.modules.dropout, "_DropoutNd"),
+    (LlamaForCausalLM, "_is_stateful"),
+    (torch.Tensor, "_version"),
+    (trl_utils, "_ChunkedLogProbFunction"),
+    *((typer._click, name) for name in ("Command", "Context", "HelpFormatter", "Parameter")),
+    (typer._click.exceptions, "NoArgsIsHelpError"),
+    (TyperGroup, "get_params"),
+    (atexit, "_run_exitfuncs"),
+    (multiprocessing.util, "_exit_function"),
+    (sys, "_getframe"),
+    (sys, "_current_frames"),
+    (functools, "_lru_cache_wrapper"),
+    (random, "_inst"),
+    (threading.Semaphore(), "_value"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), INSIDE, ids=str)
+def test_an_inside_name_of_a_library_or_of_python_is_there(owner: Any, name: str) -> None:
+    assert hasattr(owner, name)
 
 
 def test_trl_generates_with_the_settings_of_the_hf_engine() -> None:
-    """What `HFEngine` is given of a trainer; test_engines.py compares what both generate."""
+    """What `HFEngine` is given of a trainer; test_parity.py compares what both generate."""
     settings = inspect.getsource(GRPOTrainer.__init__).partition("generation_kwargs = {")[2].partition("}")[0]
     assert set(re.findall(r'"(\w+)":', settings)) == {
         "max_new_tokens", "do_sample", "pad_token_id", "bos_token_id", "eos_token_id", "temperature", "top_p", "top_k",
@@ -250,70 +242,8 @@ def test_trl_generates_with_the_settings_of_the_hf_engine() -> None:
     }  # fmt: skip
 
 
-def test_what_is_replaced_or_asked_is_there() -> None:
-    accelerator = Accelerator(cpu=True)
-    accelerator.gradient_state._set_sync_gradients(False)
-    assert accelerator.sync_gradients is False
-    accelerator.gradient_state._set_sync_gradients(True)
-    assert hasattr(vllm_generation, "LLM") == (importlib.util.find_spec("vllm") is not None)
-    assert isinstance(torch.ops.mkldnn._is_mkldnn_bf16_supported(), bool)
-    assert issubclass(torch.nn.Dropout, _DropoutNd)
-    assert (LlamaForCausalLM._is_stateful, MambaForCausalLM._is_stateful) == (False, True)
-    tensor = torch.zeros(2)
-    before = tensor._version
-    tensor += 1
-    assert tensor._version > before
-
-
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_vllm_loads_weights_like_a_checkpoint_into_a_running_engine() -> None:
-    """llm_engine.step and model_runner.reload_weights, get_model; tests/vllm/test_colocated.py runs them."""
-    package = Path(str(importlib.util.find_spec("vllm").origin)).parent  # type: ignore[union-attr]
-    runner = (package / "v1" / "worker" / "gpu_model_runner.py").read_text(encoding="utf-8")
-    assert re.search(r"def reload_weights\(\s*self,\s*weights_iterator", runner)
-    assert "def get_model(self)" in runner
-    assert "def step(self)" in (package / "v1" / "engine" / "llm_engine.py").read_text(encoding="utf-8")
-
-
 def test_every_use_of_inside_api_is_named_in_this_file() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert uses().keys() >= {"_run_exitfuncs", "_ChunkedLogProbFunction", "_get_grad_norm", "_buffered_inputs"}
     missing = {name: places for name, places in uses().items() if not re.search(rf"\b{name}\b", text)}
     assert not missing, "write a contract test for each of them"
-
-
-def test_typers_groups_look_commands_up_in_a_method_and_its_commands_write_their_options_in_one() -> None:
-    assert list(inspect.signature(TyperGroup.resolve_command).parameters) == ["self", "ctx", "args"]
-    assert issubclass(NoArgsIsHelpError, typer.TyperException)
-    assert issubclass(typer.Context, Context)
-    assert issubclass(TyperGroup, Command)
-    assert list(inspect.signature(TyperCommand.format_options).parameters) == ["self", "ctx", "formatter"]
-    group = typer.main.get_command(app)  # its HelpFormatter gets text by `write`
-    parameters: list[Parameter] = group.get_params(Context(group))
-    assert "help" in [one.name for one in parameters]
-
-
-@pytest.mark.parametrize(
-    ("code", "ended"),
-    [
-        (
-            "import atexit, os; atexit.register(print, 'once', flush=True); atexit._run_exitfuncs(); os._exit(3)",
-            ("once\n", 3),
-        ),
-        (
-            "import atexit, multiprocessing.util as util; atexit.unregister(util._exit_function); print('gone')",
-            ("gone\n", 0),
-        ),
-    ],
-)
-def test_what_runs_at_exit_can_be_run_before_and_left_out(code: str, ended: tuple[str, int]) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ended
-
-
-def test_python_shows_frames_cached_functions_the_shared_generator_and_a_semaphores_count() -> None:
-    assert sys._getframe(0).f_code.co_name == "test_" + inspect.stack()[0].function.removeprefix("test_")
-    assert threading.get_ident() in sys._current_frames()
-    assert isinstance(functools.cache(len), functools._lru_cache_wrapper)
-    assert random._inst.random.__self__ is random.random.__self__  # type: ignore[attr-defined]
-    assert threading.Semaphore(2)._value == 2

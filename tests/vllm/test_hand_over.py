@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -15,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.runs.result import EvalResult
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
 from tests.conftest import free_port, write
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+from tests.training.conftest import save_adapter
 
 PROMPTS = ["3+4=", "17+25=", "say", "12+", "aaaa", "90+9="]
 TOKENS = 24
@@ -34,10 +31,7 @@ TOKENS = 24
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with a run whose adapter has random weights, and its export."""
     place = tmp_path_factory.mktemp("hand_over")
-    torch.manual_seed(1)
-    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
-    get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), lora).save_pretrained(place / "runs/mine/model")
-    AutoTokenizer.from_pretrained(TINY_MODEL).save_pretrained(place / "runs/mine/model")
+    save_adapter(TINY_MODEL, place / "runs/mine/model")
     config = "model: tiny\npeft: true\nmodel_max_length: 256\nrl_env: envs.arithmetic\nrl_max_new_tokens: 8\n"
     write(place / "runs/mine", {"config.yaml": config, "status.json": "{}"})
     subprocess.run([sys.executable, "-m", "aitrain", "export", "mine"], cwd=place, check=True)

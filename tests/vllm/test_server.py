@@ -1,41 +1,22 @@
-"""The real vLLM as a server that a run starts, feeds, watches and ends; skipped where it is not installed."""
+"""The real vLLM as a server that a run starts, feeds, watches and ends."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from aitrain.runs.result import Result
+from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.server_arguments import common_arguments, key_header
 from aitrain.vllm.server_process import ServerConfig, running
-from tests.execution.waiting import eventually
+from tests.conftest import processes_in
 from tests.vllm.test_colocated import DEMO, check_agreement, run
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-
 SERVER = "--vllm-mode=server"
-
-
-def processes_of(folder: Path) -> list[int]:
-    """All processes whose command line or environment names a file in the folder."""
-    found = []
-    for place in Path("/proc").iterdir():
-        try:
-            told = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
-        except OSError:
-            continue
-        if place.name.isdigit() and str(folder).encode() in told and int(place.name) != os.getpid():
-            found.append(int(place.name))
-    return found
 
 
 ASKS = '''
@@ -91,34 +72,106 @@ def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(
         calls += [("get", path) for path in ("/docs", "//health", "/v1/models?x=/health")]
         answered = [path for method, path in calls if http.request(method, path).status_code != 401]
 
-        def said(prompts: list[str], **sampling: int) -> list[str]:
-            body = {"model": http_model, "prompt": prompts, "max_tokens": 20, "temperature": 1.0, **sampling}
-            choices = http.post("/v1/completions", json=body, headers=key_header(plan.key)).json()["choices"]
-            return [choice["text"] for choice in sorted(choices, key=lambda choice: choice["index"])]
+        def said(seed: int) -> str:
+            body = {"model": name, "prompt": "3+4=", "max_tokens": 20, "temperature": 1.0, "seed": seed}
+            answer = http.post("/v1/completions", json=body, headers=key_header(plan.key)).json()
+            return str(answer["choices"][0]["text"])
 
-        models = http.get("/v1/models", headers=key_header(plan.key)).json()["data"]
-        http_model = models[0]["id"]
-        group, alone = said(["3+4=", "say"], n=3, seed=5), [said(["3+4="], seed=seed)[0] for seed in (5, 6, 7)]
+        name = http.get("/v1/models", headers=key_header(plan.key)).json()["data"][0]["id"]
+        first, again, other = said(5), said(5), said(6)
     assert answered == ["/health"]
     assert {"/collective_rpc", "/update_weights", "/v1/load_lora_adapter", "/v1/completions"} <= set(known)
-    assert group[:3] == alone
-    assert len(set(alone)) > 1
+    assert first == again != other
 
 
-def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
-    """And what was trained is saved: the training process ends as if it had been asked to."""
-    command = [sys.executable, "-m", "aitrain", "grpo", "--use-vllm", SERVER, "--model=tiny", "--project-name=run",
-               "--rl-env=envs.guess_number", "--max-steps=500", "--rl-max-new-tokens=4", "--eval-cases=1"]  # fmt: skip
-    variables: dict[str, Any] = {**os.environ, "NOTE_OF_THIS_TEST": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    child = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+# -- several servers
+
+
+KILLS = '''
+import json, os, signal, threading, time
+from pathlib import Path
+
+STATES = Path("runs/run/vllm-server.json")
+
+
+def servers():
+    return json.loads(STATES.read_text())["servers"]
+
+
+def first():
+    return next(iter(servers().values()))["state"]
+
+
+def commands():
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            yield int(folder.name), (folder / "cmdline").read_bytes()
+        except OSError:
+            pass
+
+
+class Kills:
+    """Kills a server in the middle of the second batch of the first process. Half of the episodes continue at once,
+    with the other server; the others wait until it is back."""
+
+    concurrent = True
+
+    def __init__(self):
+        self.lock, self.turns = threading.Lock(), 0
+
+    def build_dataset(self, tokenizer):
+        return [{"prompt": f"say {number}:"} for number in range(16)]
+
+    def kill(self):
+        key = os.environ["VLLM_API_KEY"]
+        one = next(iter(servers()))
+        files = [path for path in STATES.parent.rglob("*") if path.is_file()]
+        seen = [pid for pid, command in commands() if key.encode() in command]
+        seen += [str(path) for path in files if key.encode() in path.read_bytes()]
+        Path("seen.json").write_text(json.dumps(seen))
+        port = f"--port={one.rpartition(':')[2]}".encode()
+        for pid, command in commands():
+            if port in command and b"process_tree.py" not in command:
+                os.kill(pid, signal.SIGKILL)
+        while first() != "starting":
+            time.sleep(0.1)
+
+    def episode(self, case_idx):
+        reply = yield
+        with self.lock:  # the others wait while one kills
+            self.turns += 1
+            if os.environ.get("RANK", "0") == "0" and self.turns == 24:
+                self.kill()
+            waits = self.turns > 24 and self.turns % 2
+        while waits and first() != "running":
+            time.sleep(0.2)
+        reply += yield "more:"
+        if first() == "starting":
+            Path("moved").touch()
+        return reply.count("e") / (1 + len(reply))
+'''
+
+
+@pytest.mark.slow
+def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    (tmp_path / "kills.py").write_text(KILLS)
     folder = tmp_path / "runs" / "run"
-    while not (folder / "metrics.jsonl").exists():
-        assert child.poll() is None
-        time.sleep(0.2)
-    assert len(processes_of(tmp_path)) >= 5
-    child.kill()
-    child.wait()
 
-    assert eventually(lambda: processes_of(tmp_path) == [], 240)
-    assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
-    assert (folder / "model" / "config.json").exists()
+    lines = run(tmp_path, "--vllm-mode=server", "--vllm-servers=2", "--vllm-listen-address=127.0.0.2", "--peft",
+                "--num-processes=2", "--rl-env=kills.py", "--max-steps=4", "--eval-cases=0", "--rl-max-new-tokens=4",
+                "--rl-prompts-per-step=4", "--batch-size=16", "--rl-env-timeout=500", "--no-rl-check")  # fmt: skip
+
+    assert json.loads((tmp_path / "seen.json").read_text()) == []  # the key, in commands and files
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    check_agreement(lines)
+    assert Result.read(folder).vllm_restarts == 1
+    records = [record for path in (folder / "rollouts").glob("rank*.jsonl") for record in read_lines(path)]
+    assert len(records) == 4 * 32
+    assert not any(record["error"] for record in records)
+    assert (tmp_path / "moved").exists()
+    assert set(json.loads((folder / "status.json").read_text())["vllm_servers"].values()) == {"live"}
+    assert [line["vllm/servers"] for line in lines if line["step"] != 2] == [2, 2, 2]
+    assert processes_in(tmp_path) == []
