@@ -33,8 +33,9 @@ from aitrain.launch.preflight import RunPlan, check, done_text
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream, disable_telemetry
 from aitrain.runs.heartbeat import Heartbeat, Progress
+from aitrain.runs.model_reference import chat_options
 from aitrain.runs.new_folder import remarks
-from aitrain.runs.requests import ChatSetup, chat_options
+from aitrain.runs.requests import ChatSetup
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks

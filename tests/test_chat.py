@@ -17,7 +17,8 @@ from aitrain.options.reading import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import Limits
-from aitrain.runs.requests import ChatSetup, chat_options
+from aitrain.runs.model_reference import chat_options
+from aitrain.runs.requests import ChatSetup
 from aitrain.ui.terminal import ChatView
 from tests.conftest import write
 from tests.rollout.scripted import END, Letters, Scripted

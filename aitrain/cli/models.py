@@ -52,7 +52,8 @@ def chat(
     were, unless they are given here.
     """
     from aitrain.launch.command_processes import limit_threads, run_on_terminal
-    from aitrain.runs.requests import ChatSetup, chat_options
+    from aitrain.runs.model_reference import chat_options
+    from aitrain.runs.requests import ChatSetup
 
     given = given_flags(flags)
     request = ChatSetup(model, chat_options(model, only, given), only, system, greedy, seed, as_json)

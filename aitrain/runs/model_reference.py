@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import yaml
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.environment import named_place
 from aitrain.options.reading import LOADER, read_yaml, refuse_bombs
+from aitrain.options.train import TrainConfig
 from aitrain.packages import NAMED_MODELS, SMOLLM2, TINY, named_folder
 from aitrain.runs.checkpoint import SHARDS, checkpoints_of, is_named_checkpoint, step_of
 from aitrain.runs.json_values import JsonObject, as_object, read_whole
@@ -257,6 +258,23 @@ def _found_environment(folder: RunFolder, value: str, made: JsonObject) -> str:
     recorded = str(made.get("file") or "")
     is_there = Path(recorded).name == Path(file).name and Path(recorded).is_file()
     return f"{recorded if is_there else _found_path(folder, file)}{colon}{name}"
+
+
+def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> dict[str, object]:
+    """The options of the run that trained a model, with those that are `given`.
+
+    Raises:
+        ConfigError: the model cannot be talked to, or there is no base to talk to.
+    """
+    reference = read_model(model)
+    if only not in (None, "base", "tuned"):
+        raise ConfigError(f"only: must be base or tuned, not {only}")
+    if reference.kind == "url":
+        raise ConfigError(f"model: {model} is an address; a chat loads the model itself: give its folder or name")
+    if only == "base" and before_training(reference) is None:
+        raise ConfigError(f"only: it is not known what {model} was trained from")
+    trained = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
+    return {**trained, "model": reference.base, **given}
 
 
 # -- config.yaml

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aitrain.errors import ConfigError
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.runs.model_reference import before_training, read_model, run_options
 
 
 @dataclass(frozen=True)
@@ -32,23 +29,6 @@ class ChatSetup:
     def config(self) -> TrainConfig:
         """The options, checked."""
         return resolve(TrainConfig, None, self.options)
-
-
-def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> dict[str, object]:
-    """The options of the run that trained a model, with those that are `given`.
-
-    Raises:
-        ConfigError: the model cannot be talked to, or there is no base to talk to.
-    """
-    reference = read_model(model)
-    if only not in (None, "base", "tuned"):
-        raise ConfigError(f"only: must be base or tuned, not {only}")
-    if reference.kind == "url":
-        raise ConfigError(f"model: {model} is an address; a chat loads the model itself: give its folder or name")
-    if only == "base" and before_training(reference) is None:
-        raise ConfigError(f"only: it is not known what {model} was trained from")
-    trained = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
-    return {**trained, "model": reference.base, **given}
 
 
 EXPORTS = "exports"

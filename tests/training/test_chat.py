@@ -11,7 +11,8 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from aitrain.jobs.chat import ChatSession, answer_lines, open_session
-from aitrain.runs.requests import ChatSetup, chat_options
+from aitrain.runs.model_reference import chat_options
+from aitrain.runs.requests import ChatSetup
 from aitrain.training.model import TINY_MODEL
 from aitrain.ui.terminal import ChatView
 from tests.conftest import write
