@@ -153,11 +153,11 @@ class SetsWhatItImports(Rows):
     """A module that is not among the global variables of this one."""
 
     def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
-        from tests.rollout import asking
+        from tests.rollout import scripted
 
-        vars(asking)["case"] = case_idx
+        vars(scripted)["case"] = case_idx
         wait()
-        return float(vars(asking)["case"] == case_idx)
+        return float(vars(scripted)["case"] == case_idx)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_run_is_its_scores_its_curve_and_what_its_episodes_came_to(run: Path) 
 def test_a_run_that_failed_says_why_and_how_it_is_continued(run: Path) -> None:
     write(run, {"status.json": json.dumps({"status": "failed", "reason": f"no {EVIL}"}), "metrics.jsonl": ""})
     write(run, {"config.yaml": "rl_env: envs.arithmetic\n", "checkpoints/checkpoint-2/manifest.json": "{}"})
-    text = shown("mine")
+    text = shown("")
     assert "\nfailed: no \\x1b[2J" in text
     assert text.endswith("\n  aitrain grpo --config runs/mine/config.yaml --resume\n")
 

@@ -12,8 +12,7 @@ from aitrain.environment.rollout_session import session_for
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
 from tests.rehearsal import call
-from tests.rollout import asking
-from tests.rollout.scripted import Scripted
+from tests.rollout.scripted import Scripted, play_with_notes
 
 CLASSES = '''
 class Counter:
@@ -112,5 +111,5 @@ def test_without_data_reset_says_what_is_asked_and_reward_functions_are_added_to
 
 def test_what_an_episode_draws_from_numbers_of_its_own_is_no_change_that_others_see() -> None:
     env = counter()
-    _, told = asking.play(env, Scripted(lambda _: "done$"), of=list(cases_of(env)))
+    _, told = play_with_notes(env, Scripted(lambda _: "done$"), of=list(cases_of(env)))
     assert told == []

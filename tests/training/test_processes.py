@@ -15,9 +15,8 @@ import pytest
 
 from aitrain.runs.run_folder import LOCK, lock_file, read_lines, read_object
 from aitrain.ui.overview import Overview
-from tests.conftest import free_port, processes_in
+from tests.conftest import free_port, processes_in, run_in_process
 from tests.execution.waiting import eventually
-from tests.properties import run_in_process
 from tests.training.test_resume import assert_same
 
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "processes.py"
