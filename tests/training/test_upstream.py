@@ -228,7 +228,7 @@ INSIDE: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("owner", "name"), INSIDE, ids=str)
+@pytest.mark.parametrize(("owner", "name"), INSIDE)
 def test_an_inside_name_of_a_library_or_of_python_is_there(owner: Any, name: str) -> None:
     assert hasattr(owner, name)
 
