@@ -110,7 +110,7 @@ class CallPolicy:
             threading.settrace(tracer)
         set_trace(tracer)
         try:
-            with watching_files(self._watch, call.episode or call):
+            with watching_files(self._watch, call.episode or call, is_alone):
                 return job()
         finally:
             set_trace(None)

@@ -12,6 +12,7 @@ import copy
 import copyreg
 import datetime
 import decimal
+import dis
 import fractions
 import functools
 import gc
@@ -150,11 +151,12 @@ class Walk:
         self.has_caches = False
         """Whether there are caches or weak references, from which other objects may come later."""
         self._namespaces = list[dict[str, Any]]()  # global variables of the user's modules, which are walked by name
-        self._names = set[str]()
+        self._names, self._imports = set[str](), set[str]()
         self._is_through_code = through_code
         left = {id(item) for item in (vars(builtins), vars(sys), sys.stdout, sys.stderr, sys.stdin, *without)}
         for code, namespace in (called or {}).items():
             self._names |= _names_in(code)
+            self._imports |= _imports_in(code)
             self._add_namespace(namespace)
         todo, count = list(roots), 0
         self._roots = {id(root) for root in todo}
@@ -183,7 +185,7 @@ class Walk:
     def _named_globals(self) -> list[object]:
         """Global variables that are named, also of modules that a function imports, and were not walked yet."""
         modules = _users_modules(len(sys.modules))
-        for name in self._names & modules.keys():
+        for name in self._imports & modules.keys():
             self._add_namespace(vars(modules[name]))
         values = [space[name] for space in self._namespaces for name in self._names if name in space]
         return [value for value in values if type(value) not in _LEAVES and value not in self]
@@ -198,6 +200,7 @@ class Walk:
         if kind is FunctionType:
             if is_users_file(item.__code__.co_filename):
                 self._names |= _names_in(item.__code__)
+                self._imports |= _imports_in(item.__code__)
                 self._add_namespace(item.__globals__)
             named = (item.__kwdefaults__ or {}).values()
             return [*(item.__closure__ or ()), *(item.__defaults__ or ()), *named, vars(item)]
@@ -234,6 +237,14 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*inner)
 
 
+@functools.lru_cache(maxsize=4096)
+def _imports_in(code: CodeType) -> frozenset[str]:
+    """Names of what a function imports, with those of the functions inside of it."""
+    inner = [_imports_in(each) for each in code.co_consts if isinstance(each, CodeType)]
+    steps = dis.get_instructions(code)
+    return frozenset(one.argval for one in steps if one.opname in ("IMPORT_NAME", "IMPORT_FROM")).union(*inner)
+
+
 def _cached_values(cache: Any) -> list[Any]:
     """The keys and values of an `lru_cache`, and its attributes, without the containers that it keeps them in."""
     parts = gc.get_referents(cache)
@@ -263,7 +274,7 @@ class StateSnapshot:
         for item in tracked:
             if not isinstance(item, type) and _c_type(type(item)) not in _CONTAINERS:  # type: ignore[arg-type]
                 self._values.append((item, _value(item)))
-        self._facts, self.generators = _process_state(), _generator_states()
+        self.note_process()
 
     def _references(self) -> list[object]:
         return gc.get_referents(*self.walk.tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
@@ -315,9 +326,13 @@ class StateSnapshot:
         name = str(getattr(owner, "__name__", type(owner).__name__))
         return f"{name}.{keys[0]}" if keys and owner is not item else f"an object of type {type(item).__name__}"
 
+    def note_process(self) -> None:
+        """Note the state that all code of the process shares."""
+        self._facts, self._generators = _process_state(), _generator_states()
+
     def is_process_changed(self) -> bool:
         """Whether the state differs now that all code of the process shares; numbers may be drawn."""
-        draws = map(_has_only_drawn, self.generators, _generator_states())
+        draws = map(_has_only_drawn, self._generators, _generator_states())
         return _process_state() != self._facts or not all(draws)
 
     def stored_on(self, frame: FrameType, line: int) -> list[object]:
@@ -450,8 +465,9 @@ def _generator_states() -> list[_Twister]:
         return []
     states = [random.getstate()[1]]
     if get_state := getattr(sys.modules.get("numpy.random"), "get_state", None):  # it may be half imported
-        _, key, position, *_ = get_state()
-        states.append((*key.tolist(), position))
+        state = get_state(legacy=False)["state"]
+        if "pos" in state:  # of a Mersenne Twister, which numpy begins with
+            states.append((*state["key"].tolist(), state["pos"]))
     return states
 
 
@@ -507,6 +523,8 @@ def _object_of(node: ast.expr, frame: FrameType) -> Any:
 
 _watched: ContextVar[tuple[StateWatch, object] | None] = ContextVar("watched", default=None)
 """The watch of the present call, and its episode."""
+_watched_alone: tuple[StateWatch, object] | None = None
+"""Those of a call that runs alone, whose threads write files as well."""
 
 
 @functools.cache
@@ -516,14 +534,15 @@ def _add_hook() -> None:
 
 
 def _note_file(event: str, given: tuple[Any, ...]) -> None:
-    if event != "open" or (watched := _watched.get()) is None:
+    if event != "open" or (watched := _watched.get() or _watched_alone) is None:
         return
     path, _, flags = given
     is_named = isinstance(path, (str, bytes)) and not os.fsdecode(path).startswith("/dev/")
     if is_named and flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND:
         watch, episode = watched
         name = os.path.abspath(os.fsdecode(path))
-        if watch.files.setdefault(name, episode) is not episode:
+        is_lock = name.endswith(".lock")  # by which calls wait for each other
+        if not is_lock and watch.files.setdefault(name, episode) is not episode:
             watch.add(f"the file {Path(name).name}", [], is_of_process=True)
 
 
@@ -629,13 +648,18 @@ _TRACE_LOCK = threading.Lock()
 
 
 @contextmanager
-def watching_files(watch: StateWatch, episode: object) -> Iterator[None]:
+def watching_files(watch: StateWatch, episode: object, is_alone: bool) -> Iterator[None]:
     """Context of a call in which the files that it writes are those of an episode."""
+    global _watched_alone
     token = _watched.set((watch, episode))
+    if is_alone:
+        _watched_alone = watch, episode
     try:
         yield
     finally:
         _watched.reset(token)
+        if is_alone:
+            _watched_alone = None
 
 
 def set_trace(tracer: CallTracer | None) -> None:
@@ -695,7 +719,7 @@ class CallTracer:
                 line, is_new = frame.f_lineno, frame.f_lineno in unseen
                 unseen.discard(line)
                 if is_new and watch.before is not None:
-                    watch.before.generators = _generator_states()  # other calls may have drawn
+                    watch.before.note_process()  # other calls may have drawn, and libraries set variables
             return trace
 
         return trace

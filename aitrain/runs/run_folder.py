@@ -315,7 +315,9 @@ def to_jsonable(value: object) -> object:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return to_json_object(value)
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (set, frozenset)):  # in an order that is the same in each process
+        return sorted(map(to_jsonable, value), key=str)
+    if isinstance(value, (list, tuple)):
         return [to_jsonable(item) for item in value]
     item = getattr(value, "item", None)  # numpy and torch scalars have it
     return to_jsonable(item()) if callable(item) and getattr(value, "ndim", 1) == 0 else redact(str(value))
