@@ -6,7 +6,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -47,7 +47,7 @@ from aitrain.runs.checkpoint import (
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
-from aitrain.runs.run_folder import RunFolder, read_object, write_bytes
+from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
 from aitrain.vllm.server_arguments import check_listen_address, check_server_arguments, needed_rank
 
 
@@ -85,22 +85,26 @@ class RunPlan:
     @contextmanager
     def open_folder(self) -> Iterator[RunFolder]:
         """The folder to resume in, or a new one, which is locked until the block ends; with its config.yaml. Commands
-        that had it before cannot write into it any more. If the block refuses to resume, the run is as it was."""
+        that had it before cannot write into it any more. If the block refuses to resume, or a finished run is not
+        trained on, the run is as it was."""
         with new_run_folder(self.config) if self.folder is None else nullcontext(self.folder) as folder:
-            files = (folder.config, folder.status, folder.report)
-            before = {file: file.read_bytes() for file in files if file.exists()}
+            before = {file: file.read_bytes() for file in (folder.config, folder.report) if file.exists()}
+            status = read_object(folder.status)
             steps = folder.metrics.exists() and folder.metrics.stat().st_mtime_ns
             folder.write_config(self.config)
             last = read_manifest(self.checkpoint).epoch if self.folder and self.checkpoint else 0
             claimed = folder.claimed(last + 1, **sign_of_life())
             try:
                 yield claimed
-            except AitrainError as error:
-                is_refused = error.exit_code == ConfigError.exit_code
-                if is_refused and steps == (folder.metrics.exists() and folder.metrics.stat().st_mtime_ns):
-                    claimed.check_owner()
-                    for file, content in before.items():
-                        write_bytes(file, content)
+            except BaseException as error:
+                is_refused = getattr(error, "exit_code", None) == ConfigError.exit_code
+                has_no_step = steps == (folder.metrics.exists() and folder.metrics.stat().st_mtime_ns)
+                if (is_refused or status.get("status") == "finished") and has_no_step and self.folder is not None:
+                    with suppress(OSError, AitrainError):  # the error is what the user is told
+                        claimed.check_owner()
+                        for file, content in before.items():
+                            write_bytes(file, content)
+                        write_json(folder.status, {**status, "epoch": claimed.epoch})  # earlier commands stay shut out
                 raise
 
 
@@ -334,7 +338,7 @@ def check_functions(config: TrainConfig) -> None:
 def _note_on_switches(config: TrainConfig) -> Iterator[str]:
     """Notes about given options of what is not switched on."""
     for switch, section in (("use_vllm", VLLMOptions), ("peft", LoRAOptions)):
-        given = [name for name in section.model_fields if name != switch and name in config.changed()]
+        given = [name for name in section.model_fields if name != switch and name in config.model_fields_set]
         if given and switch not in config.model_fields_set:
             yield f"{', '.join(given)}: no effect without {switch}."
 

@@ -432,7 +432,7 @@ def check_resources(
         )
     if lacks_room_for_vllm(shape, config, device):
         warnings.append(
-            f"vLLM will not start: its {config.vllm_memory:.0%} of the GPU do not hold the weights and one longest"
+            f"vLLM may not start: its {config.vllm_memory:.0%} of the GPU do not hold the weights and one longest"
             " episode. Raise --vllm-gpu-memory-utilization, or divide the model with --vllm-tensor-parallel-size."
         )
     if saves:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from aitrain.options.reading import resolve
-from aitrain.options.train import TrainConfig
+if TYPE_CHECKING:
+    from aitrain.options.train import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class ChatSetup:
     @property
     def config(self) -> TrainConfig:
         """The options, checked."""
+        from aitrain.options.reading import resolve  # here, as an export needs no options
+        from aitrain.options.train import TrainConfig
+
         return resolve(TrainConfig, None, self.options)
 
 
