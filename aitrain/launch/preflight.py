@@ -88,7 +88,8 @@ class RunPlan:
         that had it before cannot write into it any more. If the block refuses to resume, or a finished run is not
         trained on, the run is as it was."""
         with new_run_folder(self.config) if self.folder is None else nullcontext(self.folder) as folder:
-            before = {file: file.read_bytes() for file in (folder.config, folder.report) if file.exists()}
+            files = (folder.config, folder.report)
+            before = {file: file.read_bytes() if file.exists() else None for file in files}
             status = read_object(folder.status)
             steps = folder.metrics.exists() and folder.metrics.stat().st_mtime_ns
             folder.write_config(self.config)
@@ -100,12 +101,25 @@ class RunPlan:
                 is_refused = getattr(error, "exit_code", None) == ConfigError.exit_code
                 has_no_step = steps == (folder.metrics.exists() and folder.metrics.stat().st_mtime_ns)
                 if (is_refused or status.get("status") == "finished") and has_no_step and self.folder is not None:
-                    with suppress(OSError, AitrainError):  # the error is what the user is told
-                        claimed.check_owner()
-                        for file, content in before.items():
-                            write_bytes(file, content)
-                        write_json(folder.status, {**status, "epoch": claimed.epoch})  # earlier commands stay shut out
+                    with suppress(OSError, AitrainError):  # the user is told of the first error
+                        put_back(claimed, before, status)
                 raise
+
+
+def put_back(folder: RunFolder, files: Mapping[Path, bytes | None], status: Mapping[str, object]) -> None:
+    """Give a run the files and the status that it had; None: there was no such file. Commands that had the run before
+    still cannot write into it.
+
+    Raises:
+        CannotWriteError: another command has the run.
+    """
+    folder.check_owner()
+    for file, content in files.items():
+        if content is None:
+            file.unlink(missing_ok=True)
+        else:
+            write_bytes(file, content)
+    write_json(folder.status, {**status, "epoch": folder.epoch})
 
 
 def done_text(folder: RunFolder) -> str:

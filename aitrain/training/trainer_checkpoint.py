@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -178,7 +179,7 @@ def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
 
 SCORED_BY = ("eval_cases", "eval_samples", "save_best")
 """Options that must be equal for two evaluations to be comparable, and that a resumed run may change."""
-SCORES_FOLLOW_FROM = {"environment", "dataset", "model", *OF_THE_RUN}
+SCORES_FOLLOW_FROM = {"environment", "dataset", "model", "trl", *OF_THE_RUN}
 """What changes the scores of a model if a run is resumed with it all the same."""
 
 
@@ -204,7 +205,7 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     has_best = [before.best and before.best.step in map(step_of, checkpoints_of(context.folder))]
     broadcast_object_list(has_best)  # rank 0 sees all checkpoints
     best = before.best if has_best[0] else None
-    is_comparable = SCORES_FOLLOW_FROM.isdisjoint(change.partition(":")[0] for change in changes)
+    is_comparable = SCORES_FOLLOW_FROM.isdisjoint(re.split("[:.]", change)[0] for change in changes)
     has_others = any(before.config.get(name, now.config[name]) != now.config[name] for name in SCORED_BY)
     if best and (has_others or not is_comparable):
         best = None
