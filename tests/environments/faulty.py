@@ -1,5 +1,6 @@
 """Environments with a fault each, as people write them, and healthy ones that are close to one."""
 
+import contextlib
 import os
 import random
 import re
@@ -281,10 +282,8 @@ class AlarmCaught(Sums):
     """As math-verify: a time limit by a signal, and whatever goes wrong is a wrong answer."""
 
     def does(self, text, answer):
-        try:
+        with contextlib.suppress(ValueError):  # without the limit, then
             signal.signal(signal.SIGALRM, signal.default_int_handler)
-        except ValueError:
-            time.sleep(0)  # and goes on without a limit
 
 
 class LockInTheRow(Sums):
