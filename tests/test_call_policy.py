@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
@@ -209,7 +211,16 @@ class DeclaresThatItMay(Rows):
         return case_idx / EPISODES
 
 
-@pytest.mark.parametrize("kind", [NoState, HoldsClients, DeclaresThatItMay])
+class TakesALock(NoState):
+    """That of a file, which each call opens to write."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float:
+        with FileLock(f"{tempfile.gettempdir()}/aitrain-{os.getpid()}.lock"):
+            pass
+        return super().score_episode(completion, case_idx)
+
+
+@pytest.mark.parametrize("kind", [NoState, HoldsClients, DeclaresThatItMay, TakesALock])
 def test_environments_that_change_nothing_or_say_that_they_may_run_at_the_same_time(kind: Any, meter: Meter) -> None:
     environment = kind()
 
@@ -255,14 +266,12 @@ class SeedsInARareBranch(Rows):
 class WritesInARareBranch(Rows):
     """A file of a fixed name, as the code of an answer that is run."""
 
-    file = Path(tempfile.gettempdir()) / f"aitrain-answer-{os.getpid()}"
-
     def score_episode(self, case_idx: int) -> float:
         if not self.log:
             return 1.0
-        self.file.write_text(str(case_idx))
+        FILE.write_text(str(case_idx))
         wait()
-        return float(self.file.read_text() == str(case_idx))
+        return float(FILE.read_text() == str(case_idx))
 
 
 @pytest.mark.parametrize("kind", [ChangesInARareBranch, ChangesOnAKnownLine, SeedsInARareBranch, WritesInARareBranch])
@@ -274,6 +283,17 @@ def test_scores_of_a_batch_that_changed_something_unwatched_are_missing(kind: An
     assert scores == [*[1.0] * EPISODES, *[None] * EPISODES, *[1.0] * EPISODES]
     assert len(told) == 1
     assert "missing data" in told[0]
+
+
+def test_a_variable_that_is_set_between_two_batches_is_no_change_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reads(Rows):
+        def score_episode(self, case_idx: int) -> float:
+            if "AITRAIN_TEST" in os.environ:
+                wait()
+            return 1.0
+
+    set_variable = partial(monkeypatch.setenv, "AITRAIN_TEST", "1")
+    assert scored(Reads(), batches=2, after_the_first=set_variable) == ([1.0] * EPISODES * 2, [])
 
 
 def test_a_call_that_hangs_while_it_is_watched_does_not_stop_the_others() -> None:
@@ -488,6 +508,7 @@ def _filling(box: dict[str, int]) -> Any:
     return fill
 
 
+FILE = Path(tempfile.gettempdir()) / f"aitrain-answer-{os.getpid()}"
 STATEFUL = {
     "fill": ("env.array.fill(n)", "env.array[0, 0]"),
     "data of a tensor, which counts no version": ("env.tensor.data.fill_(n)", "float(env.tensor[0])"),
@@ -496,6 +517,10 @@ STATEFUL = {
     "another class": ("Registry.put(n)", "Registry.current"),
     "a module": ("here.current = n", "here.current"),
     "os.environ": ('os.environ["AITRAIN_TEST"] = str(n)', 'int(os.environ["AITRAIN_TEST"])'),
+    "a file that a thread of the call writes": (
+        "thread = threading.Thread(target=FILE.write_text, args=[str(n)]); thread.start(); thread.join()",
+        "int(FILE.read_text())",
+    ),
     "random.seed": ("random.seed(n)", "random.random()"),
     "a helper that sees the environment": ("env.case = n", "env.viewer.score()"),
 }  # fmt: skip
