@@ -93,7 +93,8 @@ def test_ctrl_c_stops_the_running_trial_which_is_resumed(run: Run, capsys: pytes
     write_file(search={"lr": [GOOD, BAD], "lora_r": [4]}, sampler="grid")
 
     def press() -> None:
-        assert eventually(Path("runs/lrs/trial-1/starts").exists)
+        begun = Path("runs/lrs/trial-1/starts")
+        assert eventually(lambda: begun.exists() and begun.read_text())  # the file is there before its line is
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=press)
