@@ -111,6 +111,7 @@ def secret_values() -> dict[str, str]:
     return {name: value for name, value in long.items() if not (value.startswith("/") and Path(value).exists())}
 
 
+@lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether a name is that of a secret, such as `HF_TOKEN`, `apiKey`, `db-password`, `credentials`."""
     words = _snake_case(name)
@@ -131,6 +132,11 @@ def is_random(name: str, value: str) -> bool:
     return MADE_AT_RANDOM.fullmatch(value) is not None and is_secret_name(name)
 
 
+def _has_secret_name(name: str, _: str) -> bool:
+    """The same in the value of an option."""
+    return is_secret_name(name)
+
+
 def _is_long(name: str, value: str) -> bool:
     """The same in source code."""
     return len(value) >= MIN_SECRET_LENGTH and is_secret_name(name)
@@ -144,15 +150,8 @@ def redact(text: str, is_secret: IsSecret = is_random) -> str:
     if time.monotonic() > _known.until:
         _known.forms = tuple(encoded_forms(secret_values().values()))
         _known.until = time.monotonic() + REFRESH_SECONDS
-    if is_secret is is_random and len(text) <= LONGEST_REPEATED:
-        return _redacted_repeated(text, _known.forms)
-    return _redacted(text, _known.forms, is_secret)
-
-
-@lru_cache(maxsize=4096)
-def _redacted_repeated(text: str, forms: tuple[str, ...]) -> str:
-    """Names of fields and prompts are written again and again, as are the same answers."""
-    return _redacted(text, forms, is_random)
+    hide = _redacted_repeated if len(text) <= LONGEST_REPEATED else _redacted
+    return hide(text, _known.forms, is_secret)
 
 
 def _redacted(text: str, forms: tuple[str, ...], is_secret: IsSecret) -> str:
@@ -183,6 +182,10 @@ def _redacted(text: str, forms: tuple[str, ...], is_secret: IsSecret) -> str:
     return SECRET_VALUE.sub(MASK, BARE.sub(bare, PARAMETER.sub(parameter, ASSIGNED.sub(assigned, text))))
 
 
+_redacted_repeated = lru_cache(maxsize=4096)(_redacted)
+"""Names of fields and prompts are written again and again, as are the same answers."""
+
+
 def source_without_secrets(text: str) -> str:
     """Source code with *** for what is a secret by its name or its form."""
     return redact(text, _is_long)
@@ -191,7 +194,7 @@ def source_without_secrets(text: str) -> str:
 def without_secrets(value: Any) -> Any:
     """A JSON-like value with *** in place of secrets, detected by name or form at any depth."""
     if isinstance(value, str):
-        return redact(value, lambda name, _: is_secret_name(name))
+        return redact(value, _has_secret_name)
     if isinstance(value, Mapping):
         named = str(value.get("name", ""))  # {"name": "token", "value": ...}
         return {
