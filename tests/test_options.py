@@ -52,7 +52,7 @@ def test_the_defaults_are_those_that_aitraining_has_but_for_a_few() -> None:
         ("rl_preset: dapo\nrl_kl_coef: 0.02\nrl_num_generations: 16", {"rl_preset": "gspo"},
          {"rl_kl_coef": 0, "rl_sampling": "uniform", "rl_num_generations": 16}),
         ("gradient_accumulation: 2\nrl_num_generations: 16", {"rl_preset": "recommended"},
-         {"rl_prompts_per_step": 32, "rl_num_generations": 8}),
+         {"rl_prompts_per_step": 16, "rl_num_generations": 8}),
         ("rl_env_module: a.b\nrl_env_class: C", {"rl_env": "x.py:Y"}, {"rl_env_module": None, "rl_env_class": None}),
         # YAML is read as it was meant
         ("rl_env_config: {small: 1e-6, big: 2E5, signed: -1e+3, day: 2024-11-20}", {},

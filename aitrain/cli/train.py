@@ -174,7 +174,6 @@ DEMO: dict[str, object] = {
     "model": "tiny",
     "rl_env": "envs.arithmetic",
     "rl_preset": "recommended",
-    "rl_prompts_per_step": 16,
     "batch_size": 128,
     "rl_max_new_tokens": 8,
     "lr": 4e-4,

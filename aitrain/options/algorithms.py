@@ -167,7 +167,7 @@ PRESETS: dict[str, Preset] = {
             "rl_loss_type": "dapo",
             "rl_kl_coef": 0.0,
             "rl_num_generations": 8,
-            "rl_prompts_per_step": 32,
+            "rl_prompts_per_step": 16,
             "rl_max_new_tokens": 512,
         },
         reasons={
