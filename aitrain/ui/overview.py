@@ -448,9 +448,17 @@ class Overview:
         """The options of one line each, by which runs differ; reading YAML of thousands of runs would take long."""
         text = end_of(self.run.config, 2**16).decode("utf-8", errors="replace")
         found = re.findall(r"^(\w+): (.{1,100})$", text, re.MULTILINE)
-        plain = {name: value for name, value in found if name not in OF_A_PLACE and value[0] not in "{["}
-        shown: dict[str, str] = without_secrets(plain)
-        return shown
+        plain = {name: text for name, text in found if name not in OF_A_PLACE and text[0] not in "{["}
+        shown = without_secrets({name: _scalar(text) for name, text in plain.items()})  # tokens_per_pass: 64 is none
+        return {name: value if isinstance(value, str) else plain[name] for name, value in shown.items()}
+
+
+def _scalar(text: str) -> object:
+    """The number, boolean or null that a text is in YAML; else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def short_name(model: str) -> str:

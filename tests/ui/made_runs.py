@@ -32,7 +32,7 @@ def held_out(case: int, phase: str, score: float, **differences: Any) -> dict[st
 def make_run(folder: Path, records: list[dict[str, Any]], status: str, **known: Any) -> RunFolder:
     """A run folder with a model, an environment and a status; `reward`s become metrics."""
     run = RunFolder(write_run(folder, records))
-    run.config.write_text("model: Qwen/Qwen3-0.6B\nrl_env: my_envs.hotel:HotelEnv\nmax_steps: 50\n")
+    run.config.write_text("model: Qwen/Qwen3-0.6B\nrl_env: my_envs.hotel:HotelEnv\nseed: 42\nmax_steps: 50\n")
     rewards = known.pop("rewards", [])
     append_lines(run.metrics, [{"step": n + 1, "reward": reward} for n, reward in enumerate(rewards)])
     run.write_status(status, **known)
@@ -78,6 +78,7 @@ def make_eval(folder: Path) -> RunFolder:
     """An eval of four cases with two samples."""
     samples = [held_out(n, "eval_sampled", float(n + k < 3), sample=k) for n in range(4) for k in range(2)]
     run = make_run(folder, samples, "finished", job="eval", step=8, steps=8, heartbeat=time.time() - 10)
+    run.config.write_text("model: sums\nrl_env: my_envs.hotel:HotelEnv\nseed: 7\n")
     write_json(
         run.result,
         {"job": "eval", "status": "finished", "model": {"label": "sums, step 9"}, "environment": "Arithmetic",

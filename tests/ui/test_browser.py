@@ -204,6 +204,8 @@ def test_the_table_of_runs_is_sorted_filtered_unfolded_and_found_again_by_its_ad
         return tab.texts(".runs tbody th a")
 
     assert page.locator("[data-run=better] td[data-label=Change]").inner_text().split()[:2] == ["+0.375", "better"]
+    shown = {"eval-sums": "seed 7", "better": "seed 42"}  # an evaluation has no max_steps
+    assert {run: page.locator(f"[data-run={run}] td.options").inner_text() for run in shown} == shown
     page.click(".runs [data-key=after]")
     page.reload()
     page.wait_for_selector(".runs tbody tr")

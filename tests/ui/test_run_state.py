@@ -82,8 +82,9 @@ def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> N
 
 def test_the_table_of_runs_has_options_of_one_line_without_secrets(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [], "finished")
-    run.config.write_text("lr: 1.0e-05\nproject_name: run\nhub_token: sesame\nrl_env_config: {level: 7}\n")
-    assert Overview(run.path).row()["options"] == {"lr": "1.0e-05", "hub_token": MASK}
+    lines = "lr: 1.0e-05\ntokens_per_pass: 8192\nhub_token: sesame\nproject_name: run\nrl_env_config: {level: 7}\n"
+    run.config.write_text(lines)
+    assert Overview(run.path).row()["options"] == {"lr": "1.0e-05", "tokens_per_pass": "8192", "hub_token": MASK}
 
 
 # -- cases

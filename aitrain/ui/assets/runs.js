@@ -71,12 +71,13 @@ class RunTable {
     this.drawBar();
   }
 
-  /** The options of each row that another row has differently. */
+  /** The options of each row that another row has with another value: an evaluation lacks those of a training. */
   compareOptions() {
-    const runs = this.rows.filter((row) => Object.keys(row.options).length);
-    const names = [...new Set(runs.flatMap((row) => Object.keys(row.options)))];
-    const differing = names.filter((name) => name !== "model" && name !== "rl_env" && new Set(runs.map((row) => row.options[name])).size > 1);
-    for (const row of this.rows) row.differing = differing.filter((name) => name in row.options).map((name) => `${name} ${row.options[name]}`).join(", ");
+    const values = (name) => this.rows.filter((row) => name in row.options).map((row) => row.options[name]);
+    const names = [...new Set(this.rows.flatMap((row) => Object.keys(row.options)))];
+    const differing = names.filter((name) => name !== "model" && name !== "rl_env" && new Set(values(name)).size > 1);
+    const isSet = (row, name) => (row.options[name] ?? "null") !== "null";
+    for (const row of this.rows) row.differing = differing.filter((name) => isSet(row, name)).map((name) => `${name} ${row.options[name]}`).join(", ");
   }
 
   describe(shown) {
@@ -127,7 +128,7 @@ class RunTable {
   line(row) {
     const cells = {
       status: [statusPill(row), row.status === "running" && row.phase && el("span", { class: "hint phase" }, isolated(row.phase))],
-      options: isolated(row.differing),
+      options: el("div", { class: "clipped", title: row.differing }, isolated(row.differing)),
       curve: sparkline(row.rewards, this.scale),
       before: this.scoreCell(row.before),
       after: [this.scoreCell(row.after), row.after_step !== null && el("span", { class: "hint" }, `at step ${count(row.after_step)}`)],
