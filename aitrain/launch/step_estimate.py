@@ -71,7 +71,8 @@ class HardwareEstimate:
     hardware: Hardware
     memory: MemoryEstimate
     cached_episodes: float | None
-    """Longest episodes that vLLM's cache on a GPU holds, below 0 if its weights do not fit; None without vLLM."""
+    """Longest episodes that vLLM's cache on a GPU holds, below 0 if its weights do not fit; None without vLLM
+    that is started here."""
     changes: list[str] | None
     """Flags with which it fits: none if it does as it is; None if there are none."""
     passes: int
@@ -86,12 +87,13 @@ class HardwareEstimate:
         """The estimate for a model whose shape is known."""
         shape, device = read_model_shape(config.model), memory_of(hardware.kind)
         assert shape is not None
+        has_vllm = config.use_vllm and config.vllm_server_url is None  # the user's own has GPUs that are not known
         passes = math.ceil(batch.share / batch.largest_pass(sum(assumed_lengths(config)))[0])
         fast, slow = (_seconds(shape, config, batch, hardware, assumed) for assumed in (FAST, SLOW))
         return cls(
             hardware,
             estimate_memory(shape, config, batch, device),
-            cached_episodes(shape, config, device.total or 0) if config.use_vllm else None,
+            cached_episodes(shape, config, device.total or 0) if has_vllm else None,
             changes_that_fit(shape, config, batch, device, TIGHT * (device.total or 0)),
             passes,
             passes * _scorings(config, RolloutSize.of(config, batch)),
