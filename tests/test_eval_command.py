@@ -46,7 +46,9 @@ class Evals:
         reference = read_model(config.model)
         source = find_env(config).file
         files = {"files": [str(source)], "sha256": source_hash([source])} if source else {}
-        write_json(folder.environment, {"model": {"weights": weights_stamp(reference)}, **files})
+        write_json(
+            folder.environment, {"model": {"weights": weights_stamp(reference.base, reference.adapter)}, **files}
+        )
         if not self.is_killed:
             record = RolloutRecord(
                 row_number=0, sample=0, score=self.score, eval_phase="eval_sampled", turns=(RecordedTurn(3, 0),)
