@@ -225,7 +225,7 @@ def test_changes_are_refused_and_where_they_are_meant_the_initial_policy_is_scor
         train(Split(24), **resume, **options | {"lr": 1e-2})
     with (model / "model.safetensors").open("r+b") as weights:
         weights.seek(-4, os.SEEK_END)
-        weights.write(bytes(4))
+        weights.write(b"\0\0\0?")  # 0.5
     with pytest.raises(ConfigError, match="model: the files of its weights have changed"):
         train(Split(24), **resume, **options)
     changes = {"lr": 1e-2, "rl_max_new_tokens": 2, "resume_anyway": True}
