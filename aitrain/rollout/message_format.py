@@ -78,8 +78,8 @@ class MessageFormat(ChatFormat):
             return message, answer.turn
         if not tools:
             message = {name: value for name, value in message.items() if name != "tool_calls"}
-        thought, ending = thought_of(message), THINK.ending if message["content"] else ""
-        tagged = f"{THINK.begin}\n{thought}{ending}" if thought else ""
+        thought = thought_of(message)
+        tagged = f"{THINK.begin}\n{thought}{THINK.ending if message['content'] else ''}" if thought else ""
         return self._parsed(message, tools, tagged)  # a server without a parser of tool calls leaves them in the text
 
     def check_tools(self) -> None:

@@ -137,17 +137,17 @@ def public_base(base: str) -> str:
 
 
 def weights_stamp(*folders: str | Path | None) -> list[str]:
-    """Names, sizes and digests of the files with weights in some folders, to see that they have changed; empty for
-    those of the Hub. A digest is that of parts of the file: a training changes all of it."""
+    """Names and digests of the files with weights in some folders, to see that they have changed; empty for those of
+    the Hub. A digest is that of parts of the file: a training changes all of it."""
     stamp = list[str]()
     for place in [Path(folder).expanduser() for folder in folders if folder]:
         for file in sorted(place.glob("*.safetensors")):
             digest, size = hashlib.sha256(), file.stat().st_size
             with file.open("rb") as stream:
-                for place in range(0, size, size // 64 + 1):
-                    stream.seek(place)
+                for start in range(0, size, size // 64 + 1):
+                    stream.seek(start)
                     digest.update(stream.read(4096))
-            stamp.append(f"{file.name} {size} {digest.hexdigest()}")
+            stamp.append(f"{file.name} {digest.hexdigest()}")
     return stamp
 
 

@@ -224,8 +224,8 @@ def test_changes_are_refused_and_where_they_are_meant_the_initial_policy_is_scor
     with pytest.raises(ConfigError, match=r"lr: 0\.001 -> 0\.01"):
         train(Split(24), **resume, **options | {"lr": 1e-2})
     with (model / "model.safetensors").open("r+b") as weights:
-        weights.seek(-4, os.SEEK_END)
-        weights.write(b"\0\0\0?")  # 0.5
+        weights.seek(-100_000, os.SEEK_END)
+        weights.write(b"\0\0\0?" * 25_000)  # 0.5 each
     with pytest.raises(ConfigError, match="model: the files of its weights have changed"):
         train(Split(24), **resume, **options)
     changes = {"lr": 1e-2, "rl_max_new_tokens": 2, "resume_anyway": True}
