@@ -47,7 +47,9 @@ class Evals:
         reference = read_model(config.model)
         source = find_env(config).file
         files = {"files": [str(source)], "sha256": source_hash([source])} if source else {}
-        write_json(folder.environment, {"model": {"weights": weights_stamp(reference)}, **files})
+        write_json(
+            folder.environment, {"model": {"weights": weights_stamp(reference.base, reference.adapter)}, **files}
+        )
         if not self.is_killed:
             record = RolloutRecord(
                 row_number=0, sample=0, score=self.score, eval_phase="eval_sampled", turns=(RecordedTurn(3, 0),)
@@ -68,7 +70,7 @@ def trained(evals: Evals, tmp_path: Path) -> Path:
     """A run of a LoRA training with options of its own."""
     config = TrainConfig(
         model="tiny", rl_env="envs.arithmetic", peft=True, seed=7, rl_max_new_tokens=9, eval_cases=11, lr=1e-3,
-        project_name="sums", rl_temperature=0.7, use_vllm=True,
+        project_name="sums", rl_temperature=0.7, use_vllm=True, gradient_accumulation=3,
     )  # fmt: skip
     folder = RunFolder.create(config)
     folder.write_config(config)
@@ -76,6 +78,9 @@ def trained(evals: Evals, tmp_path: Path) -> Path:
     (folder.model / "adapter_config.json").write_text('{"r": 4, "base_model_name_or_path": "x"}')
     (folder.model / "adapter_model.safetensors").write_bytes(b"weights")
     (folder.result).write_text(json.dumps({"steps": 5}))
+    folder.rollouts.mkdir()
+    for rank in (0, 1):
+        (folder.rollouts / f"rank{rank}.jsonl").touch()
     return folder.path
 
 
@@ -92,6 +97,7 @@ def test_a_runs_options_are_taken_over_also_for_the_base_beside_it_and_flags_win
             "envs.arithmetic", 7, 9, 11, 0.7,
         )  # fmt: skip
         assert (config.peft, config.use_vllm, config.lr) == (True, False, TrainConfig().lr)
+        assert config.gradient_accumulation == 3 * 2  # of both processes
     assert (base.model, tuned.model) == ("tiny", str(Path.cwd() / trained))
     assert [config.project_name for config in evals.configs] == ["eval-tiny", "eval-sums"]
     assert evals.plans[1].config.model == "tiny"  # what a vLLM server is started with

@@ -146,6 +146,9 @@ def _configs(
             "Add --rl-env path/to/file.py:Class, or name a run; these are listed by: aitrain show"
         )
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
+    if run and run.run and isinstance(passes := taken.get("gradient_accumulation"), int):
+        processes = len(list(RunFolder(run.run).rollouts.glob("*.jsonl")))
+        taken["gradient_accumulation"] = passes * max(1, processes)  # cases are held out as for the run's step
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
     if "thinking" in given and isinstance(answer := taken.get("rl_max_new_tokens"), int):

@@ -101,7 +101,7 @@ def _describe(context: RunContext, prepared: PreparedEval) -> None:
     """Write environment.json, with the model."""
     reference, runner = prepared.reference, context.runner
     played = {
-        "model": {**model_of(reference), "weights": weights_stamp(reference)},
+        "model": {**model_of(reference), "weights": weights_stamp(reference.base, reference.adapter)},
         "files": [str(file) for part in runner.parts.values() for file in files_of(part.environment)],
     }
     write_json(context.folder.environment, {**describe_run(runner), **played})

@@ -14,7 +14,14 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from aitrain import activity
-from aitrain.environment.completion_parser import THOUGHT_KEYS, ThoughtTags, ToolCall, read_calls, thought_of
+from aitrain.environment.completion_parser import (
+    THOUGHT_KEYS,
+    ThoughtTags,
+    ToolCall,
+    read_calls,
+    thought_of,
+    without_thought,
+)
 from aitrain.environment.contract import Prompt
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import ConfigError, EnvironmentFailed
@@ -85,6 +92,8 @@ class ChatFormat:
     """What begins and ends a thought; None: completions are answers as a whole."""
     thinking: Thinking | None = None
     """The thinking that is asked for; None: the template's own."""
+    keeps_thoughts: bool = False
+    """Whether the text of an answer has its thought."""
 
     # -- to tokens
 
@@ -187,16 +196,16 @@ class ChatFormat:
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """Parse a completion into a message with tool calls, its thought apart; `prefix` are the tokens before it.
         Special tokens are part of the text, except the token of `eos_ids` that ended the completion."""
-        message = self.support.parse(ids, prefix, tools)
-        thought, answer = self.split_thought(self._without_end(ids, eos_ids), prefix)
+        message, whole = self.support.parse(ids, prefix, tools), self._without_end(ids, eos_ids)
+        thought, answer = self.split_thought(whole, prefix)
         if message is None or answer is None:  # what is called inside a thought is no call
             message = {"role": "assistant", "content": answer or ""}
         if thought:
             message[THOUGHT_KEYS[0]] = thought
-        return self._parsed(message, tools)
+        return self._parsed(message, tools, str(self.tokenizer.decode(whole)).removesuffix(answer or ""))
 
-    def _parsed(self, message: Message, tools: Schemas) -> ParsedTurn:
-        """A message with its tool calls, which may be in its text."""
+    def _parsed(self, message: Message, tools: Schemas, thought: str) -> ParsedTurn:
+        """A message with its tool calls, which may be in its text. `thought`: that of the answer, with its tags."""
         content, calls = str(message["content"]), list[ToolCall]()
         if message.get("tool_calls"):
             calls = [_as_call(call) for call in message["tool_calls"]]
@@ -204,6 +213,9 @@ class ChatFormat:
             content, calls = read_calls(content)
         if calls:
             message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
+        if self.keeps_thoughts:
+            content = thought + content
+            message = {**without_thought(message), "content": content}
         return message, AssistantTurn(content, tuple(calls), thought=thought_of(message))
 
     def _without_end(self, ids: list[int], eos_ids: Sequence[int]) -> list[int]:

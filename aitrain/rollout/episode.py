@@ -276,8 +276,7 @@ class Rollout:
         if chat.thoughts is not None:
             thought = chat.thought_tokens(ids, before)
             episode.thought_tokens.append(sum(trajectory.mask[start:][:thought]))
-        if self.runner.part_of(episode.case).sees_thoughts:
-            chat = replace(chat, thoughts=None)
+        chat = replace(chat, keeps_thoughts=self.runner.part_of(episode.case).sees_thoughts)
         message, turn = chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
         episode.messages.append(message)
         return replace(turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aitrain.environment.completion_parser import THINK, thought_of
 from aitrain.environment.contract import Prompt
 from aitrain.environment.dataset import canonical_text
 from aitrain.environment.session import AssistantTurn, Message
@@ -77,7 +78,9 @@ class MessageFormat(ChatFormat):
             return message, answer.turn
         if not tools:
             message = {name: value for name, value in message.items() if name != "tool_calls"}
-        return self._parsed(message, tools)  # a server without a parser of tool calls leaves them in the text
+        thought = thought_of(message)
+        tagged = f"{THINK.begin}\n{thought}{THINK.ending if message['content'] else ''}" if thought else ""
+        return self._parsed(message, tools, tagged)  # a server without a parser of tool calls leaves them in the text
 
     def check_tools(self) -> None:
         """No-op: the API refuses tools that its model cannot use."""

@@ -282,6 +282,8 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
         changes.append(f"environment: {new['file'] or new['class']} has changed")
     if old["config"] != new["config"]:
         changes.append(f"rl_env_config: {old['config']} -> {new['config']}")
+    if old.get("weights", new["weights"]) != new["weights"]:
+        changes.append("model: the files of its weights have changed")
     if before.dataset != now.dataset:
         changes.append("dataset: other training cases, of the environment or by eval_cases")
     return changes

@@ -6,6 +6,7 @@ Commands that use a trained model (`aitrain eval`, `compare`, `chat`, `export`, 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -135,11 +136,19 @@ def public_base(base: str) -> str:
     return Path(base).name if base.startswith(("/", "~", ".")) else base
 
 
-def weights_stamp(reference: ModelReference) -> list[str]:
-    """Names, sizes and times of the files with weights, to see that they have changed; empty for those of the Hub."""
-    folders = [folder for folder in (Path(reference.base), reference.adapter) if folder is not None and folder.is_dir()]
-    files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
-    return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+def weights_stamp(*folders: str | Path | None) -> list[str]:
+    """Names and digests of the files with weights in some folders, to see that they have changed; empty for those of
+    the Hub. A digest is that of parts of the file: a training changes all of it."""
+    stamp = list[str]()
+    for place in [Path(folder).expanduser() for folder in folders if folder]:
+        for file in sorted(place.glob("*.safetensors")):
+            digest, size = hashlib.sha256(), file.stat().st_size
+            with file.open("rb") as stream:
+                for start in range(0, size, size // 64 + 1):
+                    stream.seek(start)
+                    digest.update(stream.read(4096))
+            stamp.append(f"{file.name} {digest.hexdigest()}")
+    return stamp
 
 
 # -- addresses and folders

@@ -264,7 +264,7 @@ def changed_since(folder: RunFolder, model: ModelReference) -> str | None:
     """What differs from when the eval in a folder began: its model's weights, or its environment's files; else None."""
     before = read_object(folder.environment)
     of_model, files = before.get("model"), [Path(file) for file in before.get("files", ())]
-    if of_model and of_model["weights"] != weights_stamp(model):
+    if of_model and of_model["weights"] != weights_stamp(model.base, model.adapter):
         return f"model: {model.given}"
     if files and before["sha256"] != source_hash(files):
         return f"environment: {', '.join(map(str, files))}"

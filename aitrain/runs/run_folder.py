@@ -11,6 +11,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -306,7 +307,8 @@ def sync(path: Path) -> None:
 
 
 def to_jsonable(value: object) -> object:
-    """The value in JSON types, secrets redacted: nan and inf become null, scalars numbers, other objects their text."""
+    """The value in JSON types, secrets redacted: nan and inf become null, scalars numbers, other objects their text,
+    which is the same in each process: it has no address in memory."""
     if isinstance(value, str):
         return redact(value)
     if value is None or isinstance(value, (bool, int)):
@@ -320,7 +322,9 @@ def to_jsonable(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [to_jsonable(item) for item in value]
     item = getattr(value, "item", None)  # numpy and torch scalars have it
-    return to_jsonable(item()) if callable(item) and getattr(value, "ndim", 1) == 0 else redact(str(value))
+    if callable(item) and getattr(value, "ndim", 1) == 0:
+        return to_jsonable(item())
+    return redact(re.sub(" at 0x[0-9a-f]+", "", str(value)))
 
 
 def to_json_object(values: Mapping[str, object]) -> dict[str, object]:

@@ -29,9 +29,9 @@ from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
-from aitrain.runs.model_reference import ModelReference, run_options
+from aitrain.runs.model_reference import ModelReference, run_options, weights_stamp
 from aitrain.runs.records import prompt_key, read_rollouts
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import ShownCases, begin, longest_episode
 from aitrain.training.distributed import init_processes
@@ -115,6 +115,9 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
             f"{overlap} of {len(cases.held_out)} cases were trained on, or chose the step (--save-best), or look the"
             " same as such a case: their score does not show what was learned for new prompts."
         )
+    before = read_object(RunFolder(reference.run).environment).get("weights") if reference.run else None
+    if reference.adapter and before not in (None, weights_stamp(reference.base)):
+        context.note(f"{reference.base}, the base of {reference.given}, has changed since the training of its adapter.")
     engine: ChatEndpoint | HFEngine | VLLMServerEngine
     evaluating: Callable[[], AbstractContextManager[None]] = nullcontext
     scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext

@@ -3,9 +3,7 @@ it."""
 
 from __future__ import annotations
 
-import json
 import random
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -193,7 +191,7 @@ def content_of(case: Case) -> object:
 def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores | None:
     """The scores that an evaluation has recorded; None if one of its episodes is missing, or was of another prompt or
     other columns."""
-    asked = {case.number: _without_addresses(to_jsonable(case.prompt), row_columns(case.row)) for case in plan.cases}
+    asked = {case.number: (to_jsonable(case.prompt), row_columns(case.row)) for case in plan.cases}
     found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in plan.decodings}
     for file in sorted(folder.rollouts.glob("*.jsonl")):
         for record in read_rollouts(file):
@@ -201,7 +199,7 @@ def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores
             row, sample = record.row_number, record.sample or 0
             if name != phase or row is None or sample not in plan.numbers(decoding):
                 continue
-            if _without_addresses(record.prompt, record.row) == asked.get(row):
+            if (record.prompt, record.row) == asked.get(row):
                 found[decoding][row, sample] = record.score
     if any(len(found[name]) < len(asked) * len(plan.numbers(name)) for name in found):
         return None
@@ -210,11 +208,6 @@ def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores
         for name, scores in found.items()
     }
     return EvalScores(**scorings, mixture=plan.mixture)
-
-
-def _without_addresses(*parts: object) -> str:
-    """Parts of a record as text, in which an object of Python is the same in each process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", json.dumps(parts))
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from aitrain.errors import ConfigError
 from aitrain.events import NoteLevel
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest
+from aitrain.runs.model_reference import weights_stamp
 from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
@@ -101,7 +102,7 @@ def prepare(context: RunContext) -> Prepared | None:
     if found is None:
         return None
     inputs, split = found
-    facts = describe_run(context.runner)
+    facts = describe_run(context.runner) | {"weights": weights_stamp(config.model)}
     manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, facts["packages"])
     eval_state = resumed_eval_state(context, manifest)
     if precision.note:

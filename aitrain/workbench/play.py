@@ -146,7 +146,7 @@ class ShownFormat(ChatFormat):
 
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """Parse and show an answer; what a person types is there already."""
-        reply = self.inner.read(ids, prefix, tools, eos_ids)
+        reply = replace(self.inner, keeps_thoughts=self.keeps_thoughts).read(ids, prefix, tools, eos_ids)
         _, turn = reply
         if self.who == "model":
             show_heading(self.console, f"model answers, {len(ids)} token{'' if len(ids) == 1 else 's'}")

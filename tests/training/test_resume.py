@@ -209,8 +209,11 @@ class Split(Vowels):
     build_eval_dataset = None  # type: ignore[assignment]
 
 
-def test_changes_are_refused_and_where_they_are_meant_the_initial_policy_is_scored_with_them(train: Train) -> None:
-    options = {**EVERY_STEP, "max_steps": 4, "scheduler": "constant"}
+def test_changes_are_refused_and_where_they_are_meant_the_initial_policy_is_scored_with_them(
+    train: Train, small_model: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(small_model, tmp_path / "model")
+    options = {**EVERY_STEP, "max_steps": 4, "scheduler": "constant", "model": str(model)}
     run = RunFolder(train(Split(24), project_name="run", **options).folder)
     resume = {"project_name": "run", "resume_from_checkpoint": "auto"}
     shutil.rmtree(run.checkpoints / "checkpoint-4")
@@ -220,6 +223,11 @@ def test_changes_are_refused_and_where_they_are_meant_the_initial_policy_is_scor
         train(Split(24), **resume, **options | {"eval_cases": 7})
     with pytest.raises(ConfigError, match=r"lr: 0\.001 -> 0\.01"):
         train(Split(24), **resume, **options | {"lr": 1e-2})
+    with (model / "model.safetensors").open("r+b") as weights:
+        weights.seek(-100_000, os.SEEK_END)
+        weights.write(b"\0\0\0?" * 25_000)  # 0.5 each
+    with pytest.raises(ConfigError, match="model: the files of its weights have changed"):
+        train(Split(24), **resume, **options)
     changes = {"lr": 1e-2, "rl_max_new_tokens": 2, "resume_anyway": True}
     result = train(Split(24), **resume, **options | changes)
     assert [line["learning_rate"] for line in result.history if "loss" in line] == [1e-3, 1e-3, 1e-3, 1e-2]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
+from aitrain.rollout.message_format import MessageFormat, NotBehindAPI
 from aitrain.rollout.thinking import offered_thinking
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.training_batch import episode_metrics, episode_record
@@ -46,6 +47,23 @@ class SumsWithThoughts(Sums):
     """Asks for all that was said."""
 
     sees_thoughts = True
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+
+
+class SumsWithTool(SumsWithThoughts):
+    """Right is a thought of a call, and 42."""
+
+    def get_tools(self) -> list[Any]:
+        return [self.add]
+
+    def add(self) -> str:
+        """Add them."""
+        return "43"
+
+    def score_episode(self, text: str) -> float:  # type: ignore[override]
+        return float(text.removeprefix("<think>") == f"\n{CALL}\n</think>\n\n42")
 
 
 class Again:
@@ -129,6 +147,21 @@ def test_scores_see_the_answer_only_unless_the_environment_asks_for_all(speaks: 
         whole = SumsWithThoughts()
         played(whole, tokenizer, thinks())
         assert whole.seen[0][1].removeprefix("<think>") == "\nforty and two\n</think>\n\n42"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_6"])
+def test_thoughts_that_are_asked_for_come_with_tools_too_whose_calls_are_not_those_in_thoughts(
+    speaks: Speaks, name: str  # noqa: F811
+) -> None:  # fmt: skip
+    episode, _ = played(SumsWithTool(), template(speaks, name), thinks(thought=CALL), "tool")
+    assert (episode.result.score, episode.tool_calls) == (1.0, 0)
+
+
+def test_thoughts_of_an_address_are_put_between_tags_where_they_are_asked_for() -> None:
+    chat = MessageFormat(NotBehindAPI(), keeps_thoughts=True)
+    message = {"role": "assistant", "content": "42", "reasoning_content": "so"}
+    said, turn = chat.read(chat.completion_ids(message), [], ())
+    assert (said["content"], turn.text) == ("<think>\nso\n</think>\n\n42",) * 2
 
 
 def test_a_model_without_thoughts_is_read_as_a_whole(speaks: Speaks) -> None:  # noqa: F811
