@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import os
 import re
 import shlex
@@ -11,9 +12,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -74,6 +77,19 @@ def write(folder: Path, files: Mapping[str, str | bytes | None]) -> None:
             path.mkdir()
         else:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def json_lines(rows: Iterable[object]) -> str:
+    """The text of a file with one JSON value a line."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def episodes_of(run: Path, phase: str | None = None) -> list[dict[str, Any]]:
+    """The records of training in a run folder, of all processes; or those of a scoring of held-out cases."""
+    from aitrain.runs.run_folder import read_lines
+
+    records = [record for file in sorted(run.glob("rollouts/*.jsonl")) for record in read_lines(file)]
+    return [record for record in records if record.get("eval_phase") == phase]
 
 
 def install_package(site: Path, name: str, version: str, metadata: str = "") -> Path:
@@ -161,17 +177,23 @@ def preloaded_aitrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def aitrain_grpo(here: Path, preloaded_aitrain: Path) -> Run:
-    """`aitrain_grpo("--model", "tiny", ...)`: the command, in the working directory."""
+def aitrain(here: Path, preloaded_aitrain: Path) -> Run:
+    """`aitrain("grpo", "--model", "tiny", ...)`: the command, in the working directory."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(preloaded_aitrain / "aitrain"), "grpo", *arguments]
+        command = [str(preloaded_aitrain / "aitrain"), *arguments]
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         return subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=here, env=variables, stdin=subprocess.DEVNULL
         )
 
     return run
+
+
+@pytest.fixture
+def aitrain_grpo(aitrain: Run) -> Run:
+    """`aitrain_grpo("--model", "tiny", ...)`: a training."""
+    return partial(aitrain, "grpo")
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,6 @@ def replaced(old: str, new: str, text: str = ENV) -> str:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
-    "constructor that raises": (replaced("self.city = city", "1 / 0"), {}, 3, "ZeroDivisionError"),
     "held-out rows of another kind": (
         ENV + "    def build_eval_dataset(self):\n        return [{'prompt': [{'role': 'user', 'content': 'x'}]}]\n",
         {}, 3, "kind of prompt",

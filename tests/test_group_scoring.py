@@ -9,11 +9,12 @@ from typing import Any
 import numpy
 import pytest
 
-from aitrain import EnvironmentFailed, Score, TrainConfig
-from aitrain.environment.contract import Case, ScoreResult, check_contract
+from aitrain import Score, TrainConfig
+from aitrain.environment.contract import Case, ScoreResult
 from aitrain.environment.runner import score_groups, start_runner
 from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import Failure
+from tests.rollout.scripted import Asks
 
 ASKED = [{"role": "user", "content": "q"}]
 FAILED = Failure("raised", "raised: ValueError", place="score_episode")
@@ -30,10 +31,7 @@ GROUP = Group(
 )
 
 
-class Plain:
-    def build_dataset(self) -> list[Any]:
-        return []
-
+class Plain(Asks):
     def score_episode(self) -> float:
         return 0.0
 
@@ -105,12 +103,3 @@ def test_any_other_result_is_a_failure_of_its_episodes_and_of_no_other_group(
 def test_a_failed_call_is_tried_again_as_the_option_says() -> None:
     (results,) = scored(Returns(ValueError("no judge"), [0.5] * 3), rl_env_retries=1)
     assert results[0].score == 0.5
-
-
-def test_its_parameters_are_checked_before_training() -> None:
-    class Misspelt(Plain):
-        def score_group(self, text: list[str]) -> Any:
-            return []
-
-    with pytest.raises(EnvironmentFailed, match=r"Did you mean texts\?"):
-        check_contract(Misspelt(), ["prompt", "word"])

@@ -15,7 +15,6 @@ from aitrain.environment.loader import bundled_modules, check_by_reading, find_e
 from tests.conftest import write
 
 ENV = "class Env:\n    def build_dataset(self, tokenizer): ...\n    def score_episode(self): ...\n"
-TRIPWIRE = "open('somebody_ran_this', 'w').close()\n"
 
 
 @pytest.fixture(autouse=True)

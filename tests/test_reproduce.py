@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.conftest import run_in_process, write
+from tests.conftest import Run, json_lines, run_in_process, write
 
 ENVIRONMENT = """\
 import answers
@@ -28,17 +27,14 @@ class Doubles:
 ANSWERS = "def score(text, answer):\n    return sum(a == b for a, b in zip(text, answer)) / len(answer)\n"
 
 
-def test_a_run_on_two_processes_is_the_same_bits_from_the_source_that_it_kept(
-    here: Path, aitrain_grpo: Callable[..., subprocess.CompletedProcess[str]], preloaded_aitrain: Path
-) -> None:
+def test_a_run_on_two_processes_is_the_same_bits_from_the_source_that_it_kept(here: Path, aitrain: Run) -> None:
     write(here, {"doubles.py": ENVIRONMENT, "answers.py": ANSWERS})
     options = "--max-steps 2 --rl-prompts-per-step 4 --rl-num-generations 4 --num-processes 2 --eval-cases 8 --peft"
-    first = aitrain_grpo("--model", "tiny", "--rl-env", "doubles.py", *shlex.split(options))
+    first = aitrain("grpo", "--model", "tiny", "--rl-env", "doubles.py", *shlex.split(options))
     assert first.returncode == 0, first.stderr
     (here / "answers.py").write_text(ANSWERS.replace("sum(", "0.5 * sum("))
 
-    command = [str(preloaded_aitrain / "aitrain"), "reproduce", "project-name"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+    done = aitrain("reproduce", "project-name")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
@@ -66,8 +62,8 @@ def runs(here: Path) -> Path:
             "status.json": '{"status": "finished"}',
             "result.json": '{"steps": 2, "model_step": 2}',
             "environment.json": '{"packages": {"torch": "2.13.0", "trl": "1.16.0"}, "gpus": []}',
-            "rollouts/rank0.jsonl": "".join(json.dumps(record) + "\n" for record in records),
-            "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in metrics),
+            "rollouts/rank0.jsonl": json_lines(records),
+            "metrics.jsonl": json_lines(metrics),
             "model/config.json": "{}",
         },
     )

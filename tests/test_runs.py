@@ -14,10 +14,6 @@ import pytest
 from aitrain.cli.runs import show
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
-from aitrain.ui.run_registry import RunRegistry
-from tests.conftest import write
-
-RUNNING = {"status": "running", "step": 3, "steps": 50}
 
 
 def make(parent: Path, name: str, status: dict[str, Any] | None = None, **result: Any) -> RunFolder:
@@ -81,23 +77,6 @@ def test_a_heartbeat_says_how_the_run_ended(tmp_path: Path) -> None:
         with pytest.raises(type(error)), Heartbeat(folder, Progress()):
             raise error
         assert (read_object(folder.status)["status"], read_object(folder.status)["step"]) == (status, 7)
-
-
-# -- what is in a folder
-
-
-def test_each_kind_of_folder_is_told(tmp_path: Path) -> None:
-    make(tmp_path, "live", {**RUNNING, **sign_of_life()})
-    make(tmp_path, "dead", {**RUNNING, **sign_of_life(), "started": 1})
-    make(tmp_path, "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
-    make(tmp_path, "torn").status.write_text('{"status": "runn')
-    make(tmp_path, "odd", {"status": ["running"], "step": "three", "heartbeat": "now", "pid": {}, "host": 3})
-    write(tmp_path, {"pictures/cat.jpg": b"\xff\xd8", "a file": "no folder"})
-    found = {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()}
-    assert found == {
-        "live": "running", "dead": "dead", "done": "finished", "torn": "unknown",
-        "odd": "unknown",
-    }  # fmt: skip
 
 
 # -- what the command shows

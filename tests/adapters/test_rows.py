@@ -10,19 +10,15 @@ import pytest
 
 from aitrain import EnvironmentFailed
 from aitrain.environment.adapters.rows import RowSource
-from tests.conftest import write
+from tests.conftest import json_lines, write
 
 pytestmark = pytest.mark.usefixtures("here")
 MESSAGES = [{"role": "user", "content": "1 + 1?"}]
 OWN_SYSTEM = {"role": "system", "content": "Own."}
 
 
-def lines(*rows: Any) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 def cases(*rows: Any, **settings: Any) -> list[dict[str, Any]]:
-    write(Path.cwd(), {"rows.jsonl": lines(*rows)})
+    write(Path.cwd(), {"rows.jsonl": json_lines(rows)})
     return RowSource(data="rows.jsonl", **settings).cases()
 
 
@@ -63,7 +59,7 @@ def test_a_parquet_file_of_verl_that_pandas_wrote_has_lists_and_numbers_of_pytho
 
 def test_a_json_file_may_hold_a_list_and_files_of_windows_are_read() -> None:
     listed = json.dumps([{"prompt": "é"}, {"prompt": "b"}], indent=2)
-    for name, text in (("rows.json", listed), ("rows.jsonl", lines({"prompt": "é"}, {"prompt": "b"}))):
+    for name, text in (("rows.json", listed), ("rows.jsonl", json_lines([{"prompt": "é"}, {"prompt": "b"}]))):
         Path(name).write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
         assert [case["prompt"] for case in RowSource(data=name).cases()] == ["é", "b"]
 

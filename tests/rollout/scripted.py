@@ -11,7 +11,7 @@ from aitrain import TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.rollout.chat_format import ChatFormat, TemplateSupport
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, Trajectory
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 
@@ -37,6 +37,11 @@ class Letters:
 
 def text(ids: list[int]) -> str:
     return "".join(map(chr, ids))
+
+
+def trained(trajectory: Trajectory) -> str:
+    """What the policy sampled."""
+    return text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own])
 
 
 class Scripted:

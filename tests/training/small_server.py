@@ -87,10 +87,10 @@ class Fake:
         self.stop()
         self.start()
 
-    def dies(self, seconds: float = 0.2) -> None:
+    def dies(self) -> None:
         """And comes back."""
         self.stop()
-        threading.Timer(seconds, self.start).start()
+        threading.Timer(0.2, self.start).start()
 
     @property
     def transport(self) -> httpx.MockTransport:

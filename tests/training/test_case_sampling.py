@@ -232,13 +232,3 @@ def test_a_group_is_replaced_by_one_of_its_environment_where_that_has_another_ca
         others = mixed.others([10, 0, 11, 1], in_use)
         assert [None if case is None else env_of(case) for case in others] == expected
         assert not set(others) & set(in_use)
-
-
-def test_the_state_in_a_checkpoint_continues_the_order() -> None:
-    mixed = order([2, 1, 1])
-    for index in range(3):
-        batch = mixed.batch(index)
-        mixed.others(batch[:2], set(batch))
-    later = order([2, 1, 1])
-    later.restore(mixed.state())
-    assert later.batch(3) == mixed.batch(3)

@@ -9,13 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aitrain.runs.run_folder import LOCK, lock_file, read_lines, read_object
 from aitrain.ui.overview import Overview
-from tests.conftest import free_port, processes_in, run_in_process
+from tests.conftest import episodes_of, free_port, processes_in, run_in_process
 from tests.execution.waiting import eventually
 from tests.training.test_resume import assert_same
 
@@ -41,10 +40,6 @@ class Command:
         process = self.start(environment, *flags)
         out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    def records(self, run: str = "run") -> list[dict[str, Any]]:
-        records = [r for file in (self.folder / run / "rollouts").glob("*.jsonl") for r in read_lines(file)]
-        return [record for record in records if "eval_phase" not in record]
 
     def wait_until(self, is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:
         """Wait until something is so, while the process runs; fails after 240 s."""
@@ -73,7 +68,8 @@ def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Comma
     done = command.run("Shared", "--num-processes=2", "--max-steps=2", f"--rl-env-config={notes}", *samples)
 
     assert done.returncode == 0, done.stderr
-    run, records = command.folder / "run", command.records()
+    run = command.folder / "run"
+    records = episodes_of(run)
     assert len(list(command.folder.glob("built-by-*"))) == 1
     assert len(list((run / "rollouts").iterdir())) == 2
     assert all(record["metrics"]["same"] == 1.0 for record in records)
@@ -84,8 +80,7 @@ def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Comma
         assert line["env/some"] == pytest.approx(sum(values) / len(values))
 
     # each sample of a held-out case is played once, on whichever process, and all of them make the score
-    files = (run / "rollouts").glob("*.jsonl")
-    played = [r for file in files for r in read_lines(file) if r.get("eval_phase") == "after_sampled"]
+    played = episodes_of(run, "after_sampled")
     assert len({(r["row_number"], r["sample"]) for r in played}) == len(played) == 9
     result = read_object(run / "result.json")
     assert result["score_after"] == pytest.approx(sum(r["score"] for r in played) / 9)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import trl
 
-from aitrain import ConfigError, Result, TrainConfig
+from aitrain import ConfigError, TrainConfig
 from aitrain.engines.hf import HFEngine
 from aitrain.rollout.engine import Completion
 from aitrain.training.chat_templates import chat_format
@@ -21,10 +21,9 @@ from aitrain.training.model import load_tokenizer
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.training_batch import episode_metrics, episode_record
 from tests.finished_runs import FinishedRuns, Talk, Vault
-from tests.training.conftest import rollouts
+from tests.training.conftest import Train, rollouts
 from tests.training.scripted_policy import played
 
-Train = Callable[..., Result]
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 FORGETFUL = "forgetful.jinja"
 

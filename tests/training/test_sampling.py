@@ -200,14 +200,6 @@ PROMPTS = [[10, 20, 30], [40] * 9, [50, 60], [10, 20, 30]]
 DRAWS = [SampleSeed(1), SampleSeed(2), SampleSeed(3), SampleSeed(4)]
 
 
-def test_a_row_is_the_same_alone_and_beside_any_others(model: Any) -> None:
-    together = sampled(model, PROMPTS, DRAWS)
-    assert together[::-1] == sampled(model, PROMPTS[::-1], DRAWS[::-1])
-    assert together == [sampled(model, [prompt], [draw])[0] for prompt, draw in zip(PROMPTS, DRAWS, strict=True)]
-    assert together[0] != together[3]
-    assert sampled(model, PROMPTS[:1], [SampleSeed(9)])[0] != together[0]
-
-
 def test_an_answer_in_two_pieces_is_the_same_as_in_one(model: Any) -> None:
     (whole,) = sampled(model, PROMPTS[:1], DRAWS[:1])
     (first,) = sampled(model, PROMPTS[:1], DRAWS[:1], most=5)
@@ -252,4 +244,3 @@ def test_tokens_of_a_seed_are_those_of_every_version() -> None:
 def test_seeds_follow_from_names_and_places() -> None:
     assert derived_seed(1, "a", 2) == derived_seed(1, "a", 2) != derived_seed(1, "a", 3)
     assert len({SampleSeed(5, position).request_seed for position in range(100)}) == 100
-    assert SampleSeed(5, 3).token_seed(2) == SampleSeed(5, 5).token_seed(0) != SampleSeed(5, 5).request_seed

@@ -27,12 +27,11 @@ from aitrain.engines.weight_sync import AdapterSync
 from aitrain.errors import RunFailed
 from aitrain.options.train import TrainConfig
 from aitrain.runs.records import read_rollouts
-from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.training.engine_setup import notify_difference
 from aitrain.training.model import TINY_MODEL
 from tests.environments.vowels import Vowels
-from tests.training.conftest import rollouts
+from tests.training.conftest import Train, rollouts
 from tests.training.small_server import SmallServer
 from tests.training.test_grpo import Asks
 from tests.training.test_processes import Command, command
@@ -41,7 +40,6 @@ from tests.training.test_served import by, run
 
 __all__ = ["command"]  # a fixture
 
-Train = Callable[..., Result]
 REACHED: dict[str, Any] = {"max_steps": 1, "eval_cases": 0, "rl_max_new_tokens": 2, "rl_top_k": 0, "use_vllm": True,
                            "vllm_mode": "server"}  # fmt: skip
 

@@ -12,7 +12,7 @@ from aitrain.rollout.thinking import offered_thinking
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.training_batch import episode_metrics, episode_record
 from tests.training.scripted_policy import played
-from tests.training.test_rollout import TEMPLATES, Train, batches, speaks  # noqa: F401
+from tests.training.test_rollout import speaks  # noqa: F401
 
 SMOL = """\
 {%- if enable_thinking is not defined %}{%- set enable_thinking = true %}{%- endif %}
@@ -68,14 +68,14 @@ def template(speaks: Speaks, name: str) -> Any:  # noqa: F811
     return tokenizer
 
 
-def thinks(answer: str = "42", thought: str = "forty and two") -> Callable[[str], str]:
+def thinks(thought: str = "forty and two") -> Callable[[str], str]:
     """Thinks, and answers; where its thought has ended, it only answers."""
 
     def said(given: str) -> str:
         last = given.rsplit("assistant\n", 1)[1]
         if "</think>" in last:
-            return f"{answer}<|im_end|>"
-        return f"{'' if '<think>' in last else '<think>'}\n{thought}\n</think>\n\n{answer}<|im_end|>"
+            return "42<|im_end|>"
+        return f"{'' if '<think>' in last else '<think>'}\n{thought}\n</think>\n\n42<|im_end|>"
 
     return said
 

@@ -37,12 +37,6 @@ def test_weights_that_deepspeed_shards_are_refused(stage: int) -> None:
         refuse_zero_3(made)
 
 
-def test_what_trl_refuses_is_refused_with_its_reason(tmp_path: Path) -> None:
-    config = TrainConfig(scheduler="zigzag")
-    with pytest.raises(ConfigError, match="zigzag"):
-        grpo_config(arguments(scheduler="zigzag"), config, tmp_path)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_weights_are_float32_and_fp16_is_refused() -> None:
     assert choose_precision(TrainConfig(peft=True)).dtype == torch.float32

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
 
-from aitrain.cli.main import load_command
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json
 from aitrain.ui.overview import Overview
 
@@ -87,14 +85,3 @@ def test_there_are_no_commands_for_what_cannot_be_done(tmp_path: Path) -> None:
     for status, values in (("stopped", {"score_after": None}), ("running", {}), ("finished", {"job": "eval"})):
         other = run(tmp_path / f"{status} {len(values)}", status=status, scores={}, **values)
         assert (Overview(other.path).next_steps, Overview(other.path).advice) == ([], "")
-
-
-@pytest.mark.parametrize("values", [{}, {"stopped_because": "(--patience 2)"}])
-def test_the_commands_after_a_run_are_accepted(values: dict[str, object], tmp_path: Path) -> None:
-    folder = run(tmp_path, "better", "rl_env: envs.arithmetic\nlr: 3.0e-05\npatience: 2", **values)
-    commands = [step["command"] for step in Overview(folder.path).next_steps]
-    assert commands
-    for text in filter(None, (*commands, Overview(folder.path).continuing())):
-        program, name, *arguments = shlex.split(text)
-        assert program == "aitrain"
-        load_command(name).make_context(name, arguments)

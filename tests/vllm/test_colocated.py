@@ -19,11 +19,16 @@ SHORT = ["--model=tiny", "--rl-kl-coef=0", "--lr=4e-4", "--rl-num-generations=8"
          "--eval-strategy=no", "--rl-loss-type=dapo", "--disable-gradient-checkpointing"]  # fmt: skip
 
 
-def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The real command with --use-vllm; the lines of metrics.jsonl that are steps."""
-    command = [sys.executable, "-m", "aitrain", "grpo", "--use-vllm", "--project-name=run", *SHORT, *arguments]
+def aitrain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The real command."""
+    command = [sys.executable, "-m", "aitrain", *words]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """A training with --use-vllm; the lines of metrics.jsonl that are steps."""
+    done = aitrain(folder, "grpo", "--use-vllm", "--project-name=run", *SHORT, *arguments)
     log = folder / "runs" / "run" / "train.log"
     assert done.returncode == 0, done.stderr + (log.read_text()[-3000:] if log.exists() else "")
     return [line for line in read_lines(folder / "runs" / "run" / "metrics.jsonl") if "reward" in line]

@@ -11,7 +11,7 @@ import pytest
 from aitrain.cli import env
 from aitrain.cli.env import rescore
 from aitrain.jobs import env_terminal
-from tests.conftest import write
+from tests.conftest import json_lines, write
 from tests.ui.conftest import record
 
 ENVIRONMENT = """
@@ -45,9 +45,15 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         said(0, "0", 1.0, step=0, eval_phase="before_sampled"),
         said(1, "9", 0.0, step=0, eval_phase="before_sampled"),
     ]
-    lines = "".join(json.dumps(each) + "\n" for each in records)
     config = f"model: tiny\nrl_env: {here / 'numbers_env.py'}\n"
-    write(here, {"numbers_env.py": ENVIRONMENT, "runs/mine/config.yaml": config, "runs/mine/rollouts/1.jsonl": lines})
+    write(
+        here,
+        {
+            "numbers_env.py": ENVIRONMENT,
+            "runs/mine/config.yaml": config,
+            "runs/mine/rollouts/1.jsonl": json_lines(records),
+        },
+    )
 
     def run_here(module: str, request: Any) -> int:
         assert module == "aitrain.jobs.env_terminal"
