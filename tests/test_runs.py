@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from aitrain.cli.runs import show
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
+from tests.conftest import run_in_process
 
 
 def make(parent: Path, name: str, status: dict[str, Any] | None = None, **result: Any) -> RunFolder:
@@ -82,9 +82,7 @@ def test_a_heartbeat_says_how_the_run_ended(tmp_path: Path) -> None:
 # -- what the command shows
 
 
-def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_is_no_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_is_no_command(tmp_path: Path) -> None:
     make(tmp_path, "evil\x1b[2J\n\udcff", {"status": "finished"})
     status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 5}
     append_lines(make(tmp_path, "run" + "-on" * 20, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
@@ -92,8 +90,7 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     swept = {"job": "sweep", "step": 2, "steps": 4}
     make(tmp_path, "lrs", status | swept, score_before=0.75, score_after=0.25)
 
-    assert show(str(tmp_path)) == 0
-    out = capsys.readouterr().out
+    out = run_in_process("show", str(tmp_path))[1]
     assert max(map(len, out.splitlines())) <= 80
     assert "evil?[2J??" in out
     lines = {line.split()[0][:4]: line.split()[1:-1] for line in out.splitlines()}

@@ -12,10 +12,9 @@ import torch
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.training.model import Precision, choose_precision, load_model
+from aitrain.training.model import choose_precision, load_model
 from aitrain.training.trl_arguments import fit_vllm, grpo_arguments, grpo_config, refuse_zero_3
-
-CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
+from tests.training.loss_bench import CPU
 
 
 def arguments(**options: object) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from transformers import AutoTokenizer
 from aitrain.rollout.limits import StopStrings
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 SHORT = ["--model=tiny", "--rl-kl-coef=0", "--lr=4e-4", "--rl-num-generations=8", "--save-strategy=no",
          "--eval-strategy=no", "--rl-loss-type=dapo", "--disable-gradient-checkpointing"]  # fmt: skip

@@ -22,8 +22,10 @@ from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
 from tests.conftest import free_port, write
 from tests.training.conftest import save_adapter
+from tests.vllm import test_colocated
 from tests.vllm.test_colocated import aitrain
 
+pytestmark = test_colocated.pytestmark
 PROMPTS = ["3+4=", "17+25=", "say", "12+", "aaaa", "90+9="]
 TOKENS = 24
 

@@ -13,8 +13,10 @@ from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.server_arguments import common_arguments, key_header
 from aitrain.vllm.server_process import ServerConfig, running
 from tests.conftest import processes_in
+from tests.vllm import test_colocated
 from tests.vllm.test_colocated import DEMO, check_agreement, run
 
+pytestmark = test_colocated.pytestmark
 SERVER = "--vllm-mode=server"
 
 
