@@ -13,6 +13,7 @@ from aitrain.environment.loader import find_env
 from aitrain.errors import ConfigError
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
+from aitrain.options.generation import THOUGHT_TOKENS
 from aitrain.options.train import TrainConfig
 from aitrain.runs.environment_source import source_hash
 from aitrain.runs.model_reference import read_model, weights_stamp
@@ -97,6 +98,8 @@ def test_a_runs_options_are_taken_over_also_for_the_base_beside_it_and_flags_win
     run("sums --seed 3 --cases 2 --samples 4 --decoding sampled")
     given = evals.configs[-1]
     assert (given.seed, given.eval_cases, given.eval_samples, given.decodings) == (3, 2, 4, ("sampled",))
+    run("sums --thinking on")
+    assert evals.configs[-1].rl_max_new_tokens == 9 + THOUGHT_TOKENS  # an answer of the run's length, beside a thought
 
 
 def test_resume_continues_the_same_eval_and_refuses_other_options(evals: Evals) -> None:

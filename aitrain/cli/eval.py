@@ -28,6 +28,7 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Event, Note, Phase
 from aitrain.options.environment import DECLARED_OPTIONS, EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
+from aitrain.options.generation import thought_tokens
 from aitrain.options.reading import place_of_run, read_file, resolve
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.held_out import DECODINGS, interval_text
@@ -147,12 +148,16 @@ def _configs(
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
+    if "thinking" in given and isinstance(answer := taken.get("rl_max_new_tokens"), int):
+        thought = thought_tokens(taken.get("thinking"))
+        answer -= thought if thought < answer else 0  # as long as in the run, beside another thought
+        taken["rl_max_new_tokens"] = answer + thought_tokens(given["thinking"])
     if "eval_cases" in given:
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
     if {**taken, **given}.get("dtype") == "float16" or {**taken, **given}.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
-    of_run = place_of_run(config) if config and resume else {}
-    shared = resolve(EvalConfig, config, {"model": "tiny", **of_run, **flags}, taken)
+    before = place_of_run(config) if config and resume else {}
+    shared = resolve(EvalConfig, config, {"model": "tiny", **before, **flags}, taken)
     configs = list[tuple[ModelReference, EvalConfig]]()
     for reference in references:
         label = replace(reference, name=shared.model_name).label

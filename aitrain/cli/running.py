@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from aitrain.cli.flags import Verbosity
-from aitrain.errors import AitrainError, Interrupted, RunFailed
+from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
 from aitrain.launch.machines import Nodes
 from aitrain.launch.nodes import NodeGroup, facts, join_store, serve_store, silence
@@ -114,7 +114,8 @@ def run_in(
         folder.discard()
     elif str(folder.log) not in end.message:
         details = " (train.log has the details)" if folder.log.exists() else ""
-        where = f"\nrun folder: {folder.path}{details}{how_to_continue(plan, _near(folder))}"
+        is_refused = end.exit_code == ConfigError.exit_code  # and would be again
+        where = f"\nrun folder: {folder.path}{details}{'' if is_refused else how_to_continue(plan, _near(folder))}"
     failure = AitrainError(f"{end.message}{where}")
     failure.exit_code = end.exit_code
     failure.warnings = "\n".join(warnings)  # the command line writes the last event

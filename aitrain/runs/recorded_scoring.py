@@ -193,6 +193,6 @@ def _nothing_to_compare(folder: Path, phases: set[str], status: object) -> str:
     state = f" (it has the status {status})" if status and status != "finished" else ""
     missing = "after" if "before" in phases else "before and after"
     advice = "It has no model either: give a run that has trained."
-    if RunFolder(folder).model.is_dir():
+    if RunFolder(folder).model.is_dir() or RunFolder(folder).checkpoints.is_dir():
         advice = f"Score its model with: aitrain eval {shlex.quote(str(folder))}"
     return f"{folder} has no scores of held-out cases {missing} its training{state}\n{advice}"
