@@ -11,14 +11,13 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import pytest
 from filelock import FileLock
 
@@ -119,24 +118,14 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a process ends within seconds."""
-    for _ in range(100):
-        if not is_alive(pid):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def processes_in(folder: Path, name: str = "") -> list[int]:
     """Ids of the processes whose working directory is the folder, and whose name or command has `name` in it."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = b"".join((process / file).read_bytes() for file in ("comm", "cmdline"))
-            if (process / "cwd").readlink() == folder.resolve() and name.encode() in words:
-                found.append(int(process.name))
-    return found
+    return [
+        one.pid
+        for one in psutil.process_iter(["cwd", "name", "cmdline"])
+        if one.info["cwd"] == str(folder.resolve())
+        and name in " ".join([one.info["name"], *(one.info["cmdline"] or ())])
+    ]
 
 
 def free_port() -> int:

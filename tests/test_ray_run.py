@@ -34,7 +34,8 @@ from aitrain.launch.ray_processes import (
 )
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder, read_object
-from tests.conftest import has_ended
+from tests.conftest import is_alive
+from tests.execution.waiting import eventually
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_the_loss_of_a_process_is_known_and_nothing_that_it_forked_is_left(
     assert isinstance(end, Failed)
     assert "Rank 1 of 2 ended without an error message: SIGKILL" in end.message
     assert (rank.last, rank.lost) == (None, (1, -9))
-    assert has_ended(int(heard[0].text))
+    assert eventually(lambda: not is_alive(int(heard[0].text)))
 
 
 def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(

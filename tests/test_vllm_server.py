@@ -25,6 +25,8 @@ from aitrain.vllm.extensions import KeyGuard
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, running, why_it_ended
 from tests.execution.waiting import eventually
 
+Plan, MakeRun = Callable[..., ServerConfig], Callable[..., RunPlan]
+
 FAKE = """
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -55,7 +57,7 @@ def ignore(told: object) -> None:
 
 
 @pytest.fixture
-def plan(here: Path) -> Callable[..., ServerConfig]:
+def plan(here: Path) -> Plan:
     """`plan("healthy")`: a stand-in that does what the word says, in the working directory."""
     (here / "fake.py").write_text(FAKE)
 
@@ -95,9 +97,7 @@ def test_why_it_died_is_told_shortly(here: Path, said: str, told: str) -> None:
     assert failure.endswith("vllm-server.log")
 
 
-def test_when_one_of_several_servers_does_not_start_none_is_left(
-    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = remembered(monkeypatch)
     with (
         pytest.raises(RunFailed, match="did not start: exit code 3"),
@@ -124,7 +124,7 @@ def kill(server: VLLMServer) -> None:
 
 
 @pytest.fixture
-def run_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
+def run_plan(monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     """`run_plan(option=...)`: of a run on the CPU with a server of its own."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(preflight, "installed", lambda name: object())
@@ -136,7 +136,7 @@ def run_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
 
 
 def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_why_none_is_left(
-    plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, run_plan: MakeRun, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # is not asked
     servers, told, folder = remembered(monkeypatch), list[object](), RunFolder(here)
@@ -170,7 +170,7 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_wh
 
 
 def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
-    run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
+    run_plan: MakeRun, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[ServerConfig] = []
 

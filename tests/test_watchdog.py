@@ -20,7 +20,8 @@ from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from aitrain.runs.watchdog import Stall, Watchdog, message, waits_for_another_rank
 from aitrain.ui.overview import Overview
-from tests.conftest import has_ended
+from tests.conftest import is_alive
+from tests.execution.waiting import eventually
 from tests.hanging_worker import HANGS
 
 TIMEOUT = 0.6
@@ -47,7 +48,7 @@ def run(folder: Path, what: str) -> tuple[Failed | Ended, RunFolder]:
     here = RunFolder(folder / "run")
     here.path.mkdir(parents=True)
     here.write_config(plan.config)
-    made = Run(plan, here, ignore)
+    made = Run(plan, here, lambda _: None)
     made.what = what
     return made.run(), here
 
@@ -56,10 +57,6 @@ def run(folder: Path, what: str) -> tuple[Failed | Ended, RunFolder]:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog looks ten times a second."""
     monkeypatch.setattr(watchdog, "LONGEST_POLL", 0.1)
-
-
-def ignore(event: Event) -> None:
-    """Nothing is shown."""
 
 
 # -- hangs
@@ -77,7 +74,7 @@ def test_a_process_that_hangs_is_named_its_stacks_are_kept_and_nothing_is_left(w
     pid = int((folder.path / "pid").read_text())
     assert f"Stalled: rank 0, process {pid}, training, planting {what}." in log
     assert f"in {what}\n" in log  # the function, in a stack
-    assert has_ended(pid)
+    assert eventually(lambda: not is_alive(pid))
 
 
 # -- no hangs

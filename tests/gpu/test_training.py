@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aitrain.options.train import TrainConfig
-from aitrain.runs.run_folder import read_lines
+from tests.conftest import episodes_of
 from tests.gpu.conftest import IS_REHEARSAL, SETTINGS, Record, Train, need_cuda, need_package, planned_mib
 
 OFF = 0.25
@@ -86,5 +86,4 @@ def test_a_resumed_run_samples_what_it_would_have_sampled(train: Train, model_of
 
 def rollout_of(folder: Any, step: int) -> list[Any]:
     """The messages of a step's episodes."""
-    records = read_lines(folder / "rollouts" / "rank0.jsonl")
-    return [record["messages"] for record in records if record["step"] == step]
+    return [record["messages"] for record in episodes_of(folder) if record["step"] == step]

@@ -114,7 +114,7 @@ def test_a_run_that_gets_no_better_ends_and_its_best_checkpoint_is_scored_once_m
 
 
 def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_an_eval_of_the_run(
-    train: Train, evaluate: Callable[..., EvalResult]
+    train: Train, evaluate: Evaluate
 ) -> None:
     class Held(Vowels):
         def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
@@ -178,8 +178,11 @@ def test_a_patience_that_could_never_end_the_run_is_refused(
 # -- evals of a model
 
 
+Evaluate = Callable[..., EvalResult]
+
+
 @pytest.fixture
-def evaluate(small_model: Path, tmp_path: Path) -> Callable[..., EvalResult]:
+def evaluate(small_model: Path, tmp_path: Path) -> Evaluate:
     """Run an eval in the folder of its name, which may exist."""
 
     def run(name: str, environment: object, announce: Callable[[Event], None] = lambda _: None, **options: Any) -> Any:
@@ -195,7 +198,7 @@ def evaluate(small_model: Path, tmp_path: Path) -> Callable[..., EvalResult]:
 
 
 def test_a_stop_request_ends_it_after_a_batch_and_status_has_the_progress(
-    evaluate: Callable[..., EvalResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aitrain.training.run_context.StopRequest.on_any_rank", lambda self: True)
     monkeypatch.setattr("aitrain.training.run_context.StopRequest.check", lambda self: None)
@@ -209,19 +212,19 @@ class AlwaysFails(Words):
         raise ValueError("no score")
 
 
-def test_an_environment_that_only_fails_ends_the_eval(evaluate: Callable[..., EvalResult]) -> None:
+def test_an_environment_that_only_fails_ends_the_eval(evaluate: Evaluate) -> None:
     with pytest.raises(EnvironmentFailed, match="failed on every episode"):
         evaluate("all", AlwaysFails())
 
 
-def test_an_eval_without_a_case_is_refused(evaluate: Callable[..., EvalResult]) -> None:
+def test_an_eval_without_a_case_is_refused(evaluate: Evaluate) -> None:
     with pytest.raises(ConfigError, match="all 30 cases have a prompt of more than 1 tokens"):
         evaluate("none", Words(), eval_cases=30, rl_max_prompt_length=1)
 
 
 @pytest.mark.parametrize(("save_best", "count"), [(False, 2), (True, 3)])
 def test_cases_that_were_trained_on_or_chose_the_step_are_counted(
-    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path, save_best: bool, count: int
+    evaluate: Evaluate, small_model: Path, tmp_path: Path, save_best: bool, count: int
 ) -> None:
     config = TrainConfig(output_dir=str(tmp_path), project_name="run", save_best=save_best, rl_env="named.otherwise")
     trained = RunFolder.create(config)

@@ -182,11 +182,12 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_behind(command: Command) ->
 # -- processes that another program starts
 
 
+Torchrun = Callable[..., Command]
 TRAIN = ["--eval-cases=0", "--save-strategy=steps", "--save-steps=1"]
 
 
 @pytest.fixture
-def torchrun(small_model: Path, folder: Path, preloaded_aitrain: Path) -> Callable[..., Command]:
+def torchrun(small_model: Path, folder: Path, preloaded_aitrain: Path) -> Torchrun:
     """`aitrain` on two ranks of torchrun, which gets these flags."""
     python = str(preloaded_aitrain / "preloaded-python")
     place = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
@@ -202,7 +203,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_though_one_was_killed(
-    small_model: Path, folder: Path, torchrun: Callable[..., Command], preloaded_aitrain: Path
+    small_model: Path, folder: Path, torchrun: Torchrun, preloaded_aitrain: Path
 ) -> None:
     own = folder / "own"
     own.mkdir()
@@ -223,9 +224,7 @@ def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_thoug
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
-def test_nothing_survives_a_torchrun_that_is_ended(
-    number: signal.Signals, folder: Path, torchrun: Callable[..., Command]
-) -> None:
+def test_nothing_survives_a_torchrun_that_is_ended(number: signal.Signals, folder: Path, torchrun: Torchrun) -> None:
     command = torchrun()
     running = command.start("Slow", "--eval-cases=0", "--max-steps=500")
     command.wait_for_step(1, running)
@@ -236,7 +235,7 @@ def test_nothing_survives_a_torchrun_that_is_ended(
     assert read_object(folder / "run" / "status.json")["status"] == "stopped"
 
 
-def test_the_cause_of_a_failure_is_in_torchruns_error_file(folder: Path, torchrun: Callable[..., Command]) -> None:
+def test_the_cause_of_a_failure_is_in_torchruns_error_file(folder: Path, torchrun: Torchrun) -> None:
     done = torchrun().run("Slow", "--rl-env-config", json.dumps({"wrong": 1}))
 
     assert done.returncode == 1

@@ -20,7 +20,7 @@ from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_ob
 from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels
 from tests.finished_runs import EVERY_STEP, LORA, PLAIN, TALK, FinishedRuns, Stops, Talk
-from tests.training.conftest import Train
+from tests.training.conftest import Train, rollouts
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -203,5 +203,4 @@ def test_changes_are_refused_and_where_they_are_meant_the_initial_policy_is_scor
     changes = {"lr": 1e-2, "rl_max_new_tokens": 2, "resume_anyway": True}
     result = train(Split(24), **resume, **options | changes)
     assert [line["learning_rate"] for line in result.history if "loss" in line] == [1e-3, 1e-3, 1e-3, 1e-2]
-    episodes = (record for file in run.rollouts.iterdir() for record in read_rollouts(file))
-    assert {record.tokens for record in episodes if record.eval_phase == "before_sampled"} == {2}
+    assert {record["tokens"] for record in rollouts(result, "before_sampled")} == {2}

@@ -30,7 +30,7 @@ from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.client import VLLMClient
 from tests.training.conftest import are_equal, random_adapter
-from tests.training.small_server import END, Fake
+from tests.training.small_server import END, Fake, Reply
 
 FIRST = WeightVersion(0, 1)
 run = EventLoop().run
@@ -142,11 +142,11 @@ def test_each_answer_is_asked_for_with_its_own_seed(fake: Fake) -> None:
 # -- trouble
 
 
-def take_too_long(_: Fake) -> tuple[int, Any]:
+def take_too_long(_: Fake) -> Reply:
     raise httpx.ReadTimeout("slow")
 
 
-def said(prompt: list[int], ids: list[int], reason: str = "stop") -> tuple[int, Any]:
+def said(prompt: list[int], ids: list[int], reason: str = "stop") -> Reply:
     """A server's answer of these tokens to this prompt."""
     logprobs = {"token_logprobs": [0.0] * len(ids)}
     choice = {"index": 0, "prompt_token_ids": prompt, "token_ids": ids, "logprobs": logprobs, "finish_reason": reason}
@@ -199,7 +199,7 @@ def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(
     engine = by(fake, sync=DiskSync(model, tmp_path / "sync"))
     load(engine, 1)
 
-    def answer_with_other_weights(fake: Fake) -> tuple[int, Any]:
+    def answer_with_other_weights(fake: Fake) -> Reply:
         fake.restart()
         return said([1], [7])
 

@@ -37,19 +37,17 @@ def test_weights_that_deepspeed_shards_are_refused(stage: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_without_a_gpu_weights_are_float32_and_fp16_is_refused() -> None:
+def test_without_a_gpu_weights_are_float32_fp16_is_refused_and_bf16_that_the_cpu_would_emulate_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert choose_precision(TrainConfig(peft=True)).dtype == torch.float32
     assert choose_precision(TrainConfig()).use_cpu
     with pytest.raises(ConfigError, match="fp16 needs a CUDA GPU"):
         choose_precision(TrainConfig(mixed_precision="fp16"))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-@pytest.mark.parametrize("has_bf16", [True, False])
-def test_a_cpu_that_would_emulate_bf16_computes_in_float32(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16, raising=False)
-    precision = choose_precision(TrainConfig(mixed_precision="bf16"))
-    assert (precision.bf16, bool(precision.note)) == (has_bf16, not has_bf16)
+    for has_bf16 in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has=has_bf16: has, raising=False)
+        precision = choose_precision(TrainConfig(mixed_precision="bf16"))
+        assert (precision.bf16, bool(precision.note)) == (has_bf16, not has_bf16)
 
 
 @pytest.mark.parametrize(

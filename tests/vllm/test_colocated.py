@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from aitrain.rollout.limits import StopStrings
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
+from tests.conftest import episodes_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -82,7 +83,7 @@ def test_every_sampling_option_means_the_same_as_with_transformers(tmp_path: Pat
     assert all(line["sampling/logprob_shift/mean"] < -0.01 for line in lines)
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     stops, ends = StopStrings(tokenizer, ["1", "3", "7", "e"], min_tokens=6), 0
-    for record in read_lines(tmp_path / "runs" / "run" / "rollouts" / "rank0.jsonl"):
+    for record in episodes_of(tmp_path / "runs" / "run"):
         for message in record["messages"]:
             if message["role"] == "assistant":
                 ids = tokenizer(message["content"], add_special_tokens=False)["input_ids"]

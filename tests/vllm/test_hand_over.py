@@ -18,9 +18,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.runs.result import EvalResult
-from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
-from tests.conftest import free_port, write
+from tests.conftest import episodes_of, free_port, write
 from tests.training.conftest import save_adapter
 from tests.vllm import test_colocated
 from tests.vllm.test_colocated import aitrain
@@ -105,8 +104,7 @@ def evaluated(folder: Path, *arguments: str) -> tuple[EvalResult, dict[int, str]
     done = aitrain(folder, "eval", "mine", "--cases=20", "--samples=4", *arguments)
     assert done.returncode == 0, done.stderr
     result = EvalResult.read(folder / done.stdout.rpartition("eval folder: ")[2].strip())
-    records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
-    return result, {one["row_number"]: one["completion"] for one in records if one["eval_phase"] == "eval_greedy"}
+    return result, {one["row_number"]: one["completion"] for one in episodes_of(result.folder, "eval_greedy")}
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from aitrain.runs.result import Result
-from aitrain.runs.run_folder import read_lines, read_object
+from aitrain.runs.run_folder import read_object
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.server_arguments import common_arguments, key_header
 from aitrain.vllm.server_process import ServerConfig, running
-from tests.conftest import processes_in
+from tests.conftest import episodes_of, processes_in
 from tests.vllm import test_colocated
 from tests.vllm.test_colocated import DEMO, check_agreement, run
 
@@ -58,9 +58,7 @@ def test_two_training_processes_ask_one_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(tmp_path: Path) -> None:
     """Other users of the machine reach 127.0.0.1 as well: every path but its health asks for the key."""
     arguments = common_arguments(str(TINY_MODEL), (), lora_rank=8, dtype="float32")
     plan = ServerConfig({**arguments, "max_model_len": 64}, tmp_path / "log", timeout=180.0)
@@ -169,7 +167,7 @@ def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_process
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     check_agreement(lines)
     assert Result.read(folder).vllm_restarts == 1
-    records = [record for path in (folder / "rollouts").glob("rank*.jsonl") for record in read_lines(path)]
+    records = episodes_of(folder)
     assert len(records) == 4 * 32
     assert not any(record["error"] for record in records)
     assert (tmp_path / "moved").exists()
