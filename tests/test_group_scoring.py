@@ -14,14 +14,14 @@ from aitrain.environment.contract import Case, ScoreResult
 from aitrain.environment.runner import score_groups, start_runner
 from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import Failure
-from tests.rollout.scripted import Asks
+from tests.rollout.scripted import Asks, assistant, user
 
-ASKED = [{"role": "user", "content": "q"}]
+ASKED = [user("q")]
 FAILED = Failure("raised", "raised: ValueError", place="score_episode")
 
 
 def member(text: str, score: float | None, failure: Failure | None = None) -> GroupMember:
-    answer = [{"role": "assistant", "content": text}]
+    answer = [assistant(text)]
     return GroupMember(answer, text, [*ASKED, *answer], ScoreResult(score, {"own": 1.0}, failure))
 
 
@@ -63,8 +63,8 @@ def test_it_is_called_by_signature_with_one_entry_for_each_episode() -> None:
             return [1, 1, 1]
 
     scored(Looks())
-    assert seen.pop("messages")[2] == [*ASKED, {"role": "assistant", "content": "ccc"}]
-    assert seen.pop("completions")[2] == [{"role": "assistant", "content": "ccc"}]
+    assert seen.pop("messages")[2] == [*ASKED, assistant("ccc")]
+    assert seen.pop("completions")[2] == [assistant("ccc")]
     assert seen == {
         "texts": ["a", "bb", "ccc"], "scores": [0.25, 0.5, None], "metrics": [{"own": 1.0}] * 3, "case_idx": 7,
         "prompt": ASKED, "case": dict(GROUP.case.row), "word": "fig",

@@ -62,8 +62,8 @@ def beside(call: Callable[[], Any]) -> Future[Any]:
     return ThreadPoolExecutor(1).submit(call)
 
 
-def group_of(stores: list[MachineStore], rank: int, count: int = 2, silence: float = 0.8) -> NodeGroup:
-    return NodeGroup(Nodes(count, rank, "127.0.0.1", 1), stores[rank], silence)
+def group_of(stores: list[MachineStore], rank: int, count: int = 2) -> NodeGroup:
+    return NodeGroup(Nodes(count, rank, "127.0.0.1", 1), stores[rank], silence=2.0)
 
 
 @pytest.fixture

@@ -338,13 +338,7 @@ INNER: dict[str, Any] = {
 }
 
 
-class WithSchema:
-    def __init__(self, *schemas: Any) -> None:
-        self.schemas = schemas or (INNER,)
-
-    def get_tools(self) -> list[Any]:
-        return list(self.schemas)
-
+class WithSchema(Owner):
     def search(self, city: str, n: int = 0) -> Any:
         return [city, n]
 

@@ -52,10 +52,6 @@ HTTPServer((host, port), Handler).serve_forever()
 """
 
 
-def ignore(told: object) -> None:
-    """Nothing is shown."""
-
-
 @pytest.fixture
 def plan(here: Path) -> Plan:
     """`plan("healthy")`: a stand-in that does what the word says, in the working directory."""
@@ -101,7 +97,7 @@ def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Plan, mon
     servers = remembered(monkeypatch)
     with (
         pytest.raises(RunFailed, match="did not start: exit code 3"),
-        running([plan("healthy"), plan("dies:of something")], ignore),
+        running([plan("healthy"), plan("dies:of something")], lambda _: None),
     ):
         raise AssertionError
     assert [server.poll() for server in servers] == [0, 0]
@@ -183,7 +179,7 @@ def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
     monkeypatch.setenv("VLLM_API_KEY", "")
     for given in ("", "", "of the user"):
         monkeypatch.setenv("VLLM_API_KEY", given)
-        with managed_server(run_plan(), RunFolder(here), ignore) as variables:
+        with managed_server(run_plan(), RunFolder(here), lambda _: None) as variables:
             assert variables["VLLM_API_KEY"] == started[-1].key
     first, second, third = (server.key for server in started)
     assert len(first) > 40

@@ -99,6 +99,7 @@ class Trained:
 
 Train = Callable[..., Trained]
 Record = Callable[[str, object], None]
+Models = Callable[[str], str]
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def train(tmp_path: Path, record_property: Record) -> Iterator[Train]:
 
 
 @pytest.fixture(scope="session")
-def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     """`model_of("0.5B")`: the folder of a random model in that shape, made once."""
     folder = tmp_path_factory.mktemp("models")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,17 @@ from aitrain.launch.hardware import visible_gpus
 from aitrain.launch.resource_estimate import MIB, device_memory
 from aitrain.vllm.server_arguments import common_arguments, training_arguments
 from aitrain.vllm.server_process import ServerConfig, running
-from tests.gpu.conftest import IS_REHEARSAL, SETTINGS, Record, Train, Trained, need_cuda, need_gpus, need_package
+from tests.gpu.conftest import (
+    IS_REHEARSAL,
+    SETTINGS,
+    Models,
+    Record,
+    Train,
+    Trained,
+    need_cuda,
+    need_gpus,
+    need_package,
+)
 
 SHAPE = "tiny" if IS_REHEARSAL else "0.5B"
 SHARE = 0.3
@@ -23,8 +33,6 @@ STEPS = 4
 """The learning rate of the first one is 0, so that other weights arrive from the third one on."""
 AGREES = 1e-3 if IS_REHEARSAL else 0.1
 """Most difference of log-probabilities: float32 on the CPU, bfloat16 on a GPU."""
-
-Models = Callable[[str], str]
 
 
 @pytest.fixture(autouse=True)

@@ -171,7 +171,6 @@ def test_a_judge_that_names_texts_compares_the_answers_of_a_group_without_those_
         ("rubric", "url of rubric: Field required"),
     ],
 )
-def test_a_wrong_description_is_refused(here: Path, description: Any, words: str) -> None:
-    write(here, {"own.py": OWN})
+def test_a_wrong_description_is_refused(description: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         judges.load(description)

@@ -62,7 +62,7 @@ class Scripted:
 
 def cases(count: int = 1, chat: bool = True) -> list[Case]:
     """Rows that ask for their own number."""
-    prompts: list[Any] = [[{"role": "user", "content": f"{n}?"}] if chat else f"{n}?" for n in range(count)]
+    prompts: list[Any] = [[user(f"{n}?")] if chat else f"{n}?" for n in range(count)]
     return [Case(n, prompt, {"prompt": prompt}, n) for n, prompt in enumerate(prompts)]
 
 
@@ -101,6 +101,10 @@ class WithTools(TemplateSupport):
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
 
 
 def play_with_notes(

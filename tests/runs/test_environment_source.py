@@ -76,7 +76,7 @@ def test_secrets_in_the_source_are_masked(imported: Path, monkeypatch: pytest.Mo
     assert file["text"].endswith(f'login = dict(password="{MASK}", phrase="{MASK}")\n')
 
 
-def test_a_class_of_a_notebook_is_kept_as_its_cell(tmp_path: Path) -> None:
+def test_a_class_of_a_notebook_is_kept_as_its_cell() -> None:
     cell = "# a cell\n" + CLASS
     linecache.cache["<cell 1>"] = len(cell), None, cell.splitlines(keepends=True), "<cell 1>"
     scope: dict[str, object] = {"__name__": "nowhere"}

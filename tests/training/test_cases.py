@@ -68,13 +68,9 @@ def test_a_run_trains_on_the_leftover_cases_of_each_epoch_and_counts_saves_and_s
 # -- runs that would train nothing
 
 
-def arguments_of(tmp_path: Path, **options: Any) -> GRPOConfig:
-    return GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, learning_rate=1e-3, **options)
-
-
 def test_a_warm_up_is_dropped_where_the_only_step_would_have_no_rate(tmp_path: Path) -> None:
     for steps, warmup in ((1, 0), (3, 0.5)):
-        arguments = arguments_of(tmp_path, max_steps=steps, warmup_steps=0.5)
+        arguments = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, max_steps=steps, warmup_steps=0.5)
         assert (fit_warmup(arguments) is None) == (steps > 1)
         assert arguments.warmup_steps == warmup
 

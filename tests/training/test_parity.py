@@ -27,7 +27,7 @@ SAME: dict[str, Any] = {
 FLAGS = [
     "--max-steps=4", "--lr=1e-3", "--rl-kl-coef=0.1", "--rl-num-generations=4", "--rl-max-new-tokens=6",
     "--batch-size=4", "--gradient-accumulation=2", "--seed=7", "--save-strategy=no", "--project-name=ours",
-    "--no-rl-trim-padding", "--no-share-prefixes",
+    "--no-rl-trim-padding", "--no-share-prefixes", "--eval-cases=0",
 ]  # fmt: skip
 
 

@@ -176,7 +176,7 @@ def test_an_answer_as_long_as_was_asked_for_is_an_answer(fake: Fake) -> None:
 
 
 def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weights_again_and_is_asked_again(
-    fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, sync: Any
 ) -> None:
     engine = by(fake, sync=sync)
     fake.dies()  # while it takes the weights

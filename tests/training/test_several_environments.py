@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from aitrain import EnvironmentFailed
-from aitrain.runs.records import read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from tests.environments.grouped import Ranked
 from tests.training.conftest import Train, rollouts
@@ -38,8 +37,7 @@ def test_a_run_with_several_environments_resumes_exactly_and_has_the_share_and_s
     assert_same(killed, whole.folder)
 
     folder = RunFolder(whole.folder)
-    trained = [record for record in read_rollouts(folder.rollouts / "rank0.jsonl") if not record.eval_phase]
-    played = Counter(record.environment for record in trained)
+    played = Counter(record["environment"] for record in rollouts(whole))
     assert played["talk"] == played["Ranked"] == played["Early"] / 2
     lines = list(read_lines(folder.metrics))
     step = next(line for line in lines if "reward" in line)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from aitrain import RunFailed, activity, notebook
@@ -22,7 +21,7 @@ from aitrain.runs.watchdog import Watchdog
 from aitrain.training.model import count_forward_passes
 from aitrain.ui.overview import Overview
 from tests.finished_runs import Words
-from tests.training.conftest import Train
+from tests.training.conftest import Train, random_adapter
 
 
 @pytest.fixture(autouse=True)
@@ -118,9 +117,7 @@ def test_a_token_of_a_colocated_engine_is_progress() -> None:
 
 @pytest.mark.parametrize("has_adapter", [False, True], ids=["weights", "adapter"])
 def test_each_token_of_generate_and_each_forward_pass_are_progress(has_adapter: bool, small_model: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(small_model)
-    if has_adapter:
-        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model: Any = (random_adapter if has_adapter else AutoModelForCausalLM.from_pretrained)(small_model)
     count_forward_passes(model)
     ids, before = torch.tensor([[5, 6, 7]]), activity.total()
 

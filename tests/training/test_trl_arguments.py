@@ -17,16 +17,12 @@ from aitrain.training.trl_arguments import fit_vllm, grpo_arguments, grpo_config
 from tests.training.loss_bench import CPU
 
 
-def arguments(**options: object) -> dict[str, object]:
-    config = TrainConfig(**options)  # type: ignore[arg-type]
-    return grpo_arguments(config, plan_batch(config, 1), CPU)
-
-
 @pytest.mark.parametrize(("options", "rate"), [({}, 1e-6), ({"peft": True}, 1e-5), ({"peft": True, "lr": 3e-4}, 3e-4)])
 def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(
     options: dict[str, Any], rate: float
 ) -> None:
-    assert arguments(**options)["learning_rate"] == rate
+    config = TrainConfig(**options)
+    assert grpo_arguments(config, plan_batch(config, 1), CPU)["learning_rate"] == rate
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -70,11 +70,10 @@ def test_more_steps_are_advised_only_where_groups_differed_in_score(
     ],
 )
 def test_a_run_that_stopped_is_continued_by_the_command_that_goes_on(
-    because: str, options: str, end: str | None, tmp_path: Path
+    because: str, options: str, end: str, tmp_path: Path
 ) -> None:
     folder = run(tmp_path, options=f"rl_env: envs.arithmetic\n{options}", status="stopped", stopped_because=because)
-    expected = "" if end is None else f"aitrain grpo --config '{folder.config}' {end}"
-    assert Overview(folder.path).continuing() == expected
+    assert Overview(folder.path).continuing() == f"aitrain grpo --config '{folder.config}' {end}"
 
 
 def test_there_are_no_commands_for_what_cannot_be_done(tmp_path: Path) -> None:
