@@ -24,6 +24,7 @@ class Doubles:
     def score_episode(self, text, answer):
         return answers.score(text, answer)
 """
+PARTS = ("records", "metrics", "weights")
 ANSWERS = "def score(text, answer):\n    return sum(a == b for a, b in zip(text, answer)) / len(answer)\n"
 
 
@@ -37,9 +38,7 @@ def test_a_run_on_two_processes_is_the_same_bits_from_the_source_that_it_kept(he
     done = aitrain("reproduce", "project-name")
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
-        f"{part:8} the same bits" for part in ("records", "metrics", "weights")
-    ]
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [f"{part:8} the same bits" for part in PARTS]
     assert "doubles.py has changed since the run or is gone" in done.stderr
 
 
@@ -105,8 +104,8 @@ def test_what_differs_is_found_and_where_it_began(runs: Path, change: Change, ex
     change(runs / "two")
     code, out, err = run_in_process("reproduce one two --json")
     found = json.loads(out)
-    assert [found[part]["same"] for part in ("records", "metrics", "weights")] == expected
-    assert about in " ".join(found[part]["about"] for part in ("records", "metrics", "weights"))
+    assert [found[part]["same"] for part in PARTS] == expected
+    assert about in " ".join(found[part]["about"] for part in PARTS)
     assert code == (4 if DIFFERENT in expected else 0)
     assert ("runs/two is not the same as runs/one" in err) == (DIFFERENT in expected)
 

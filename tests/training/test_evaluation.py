@@ -34,12 +34,6 @@ from tests.training.conftest import Train, rollouts
 from tests.ui.conftest import read
 
 
-def result_of(result: Result) -> dict[str, Any]:
-    """result.json."""
-    values: dict[str, Any] = read_object(result.folder / "result.json")
-    return values
-
-
 def played(result: Result, phase: str) -> list[dict[str, Any]]:
     """The records of one scoring, in the order of their rows and samples."""
     return sorted(rollouts(result, phase), key=lambda record: (record["row_number"], record["sample"]))
@@ -65,7 +59,7 @@ def test_a_case_is_sampled_as_often_as_asked_and_every_place_shows_the_same_scor
     assert all(len({record["seed"] for record in case}) == 1 for case in cases)  # the environment's: the same case
 
     assert result.score_after == pytest.approx(fmean(record["score"] for record in sampled))
-    recorded = result_of(result)["scores"]
+    recorded = read_object(result.folder / "result.json")["scores"]
     after = recorded["pass@3"]["after"]
     assert after["mean"] == fmean(any(record["score"] == 1.0 for record in case) for case in cases)
     assert after["count"] == 5
@@ -101,7 +95,7 @@ def test_a_run_that_gets_no_better_ends_and_its_best_checkpoint_is_scored_once_m
 
     assert result.status == "stopped"
     assert "(--patience 2)" in str(result.stopped_because)
-    values = result_of(result)
+    values = read_object(result.folder / "result.json")
     names = ("model_step", "steps", "score_after", "greedy_after", "selection_score", "selection_scorings")
     assert tuple(values[name] for name in names) == (2, 4, 0.5, 0.6, 0.9, 4)
     assert values["scores"]["sampled"]["after"]["mean"] == 0.5
@@ -128,7 +122,7 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
     assert (len(before), len(chosen), len(reported)) == (12, 6, 6)
     assert chosen == {record["row_number"] for record in before} - reported
 
-    values = result_of(result)
+    values = read_object(result.folder / "result.json")
     assert (values["eval_cases"], values["selection_cases"]) == (6, 6)
     kept = [record["score"] for record in before if record["row_number"] in reported]
     assert values["score_before"] == pytest.approx(fmean(kept))
