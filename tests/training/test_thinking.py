@@ -90,7 +90,6 @@ def thinks(thought: str = "forty and two") -> Callable[[str], str]:
         ("deepseek_r1_distill", "on N"),
         ("qwen3_instruct_2507", ""),
         ("qwen2_5", ""),
-        ("llama3", ""),
     ],
 )
 def test_what_a_template_offers_is_found_by_rendering_it(speaks: Speaks, name: str, offered: str) -> None:  # noqa: F811
