@@ -168,7 +168,7 @@ def test_a_tag_that_is_not_closed_and_calls_beyond_the_limit_are_wrong_calls() -
             for value in ("1e999", "9" * 5000, "[" * 200 + "]" * 200, "[" * 10_000 + "]" * 10_000)
         ),
     ],
-    ids=lambda value: value[:50],
+    ids=case_name,
 )  # fmt: skip
 def test_a_call_that_cannot_be_read_says_what_is_wrong(block: str, problem: str) -> None:
     (call,) = read_calls(tagged(block))[1]
