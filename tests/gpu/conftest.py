@@ -71,12 +71,6 @@ def need_package(name: str, advice: str) -> None:
         pytest.skip(f"{name} is not installed: {advice}")
 
 
-def need_gpus(count: int) -> None:
-    """Skip a test on a machine with fewer GPUs; the CPU stands for any number in a rehearsal."""
-    if not IS_REHEARSAL and len(visible_gpus()) < count:
-        pytest.skip(f"needs {count} GPUs, and {len(visible_gpus())} are visible")
-
-
 @dataclass(frozen=True)
 class Trained:
     """A run that ended well."""

@@ -21,7 +21,6 @@ from tests.gpu.conftest import (
     Train,
     Trained,
     need_cuda,
-    need_gpus,
     need_package,
 )
 
@@ -72,17 +71,13 @@ def test_a_colocated_vllm_that_sleeps_frees_its_memory_for_training(
 
 
 @contextmanager
-def server(model: str, folder: Path, gpu: str, **more: Any) -> Iterator[str]:
+def server(model: str, folder: Path, **more: Any) -> Iterator[str]:
     """Address of a server of the user's, on one GPU or on the CPU."""
-    gpus, dtype = ((), "float32") if IS_REHEARSAL else ((gpu,), "bfloat16")
+    gpus, dtype = ((), "float32") if IS_REHEARSAL else (visible_gpus()[:1], "bfloat16")
     arguments = common_arguments(model, gpus, dtype=dtype, memory=SHARE, **more) | training_arguments(gpus, 0)
     plan = ServerConfig({**arguments, "max_model_len": 256}, folder / "vllm-server.log", gpus)
     with running([plan], lambda text: None) as (started,):
         yield started.url
-
-
-def first_gpu() -> str:
-    return "" if IS_REHEARSAL else visible_gpus()[0]
 
 
 @pytest.mark.parametrize("sync", ["adapter", "disk"])
@@ -91,10 +86,11 @@ def test_a_server_on_the_gpu_of_the_training_gets_the_weights_of_each_step(
 ) -> None:
     options: dict[str, Any] = {"model": model_of(SHAPE), "peft": sync == "adapter", "vllm_sync": sync}
     rank = {"lora_rank": 16} if sync == "adapter" else {}
-    with server(options["model"], tmp_path, first_gpu(), **rank) as url:
+    with server(options["model"], tmp_path, **rank) as url:
         check(train(**options, use_vllm=True, vllm_mode="server", vllm_server_url=url, vllm_server_gpus=0))
 
 
 def test_a_server_that_the_run_starts_has_a_gpu_of_its_own(train: Train, model_of: Models) -> None:
-    need_gpus(2)
+    if not IS_REHEARSAL and len(visible_gpus()) < 2:
+        pytest.skip("needs 2 GPUs")
     check(train(gpus=2, model=model_of(SHAPE), peft=True, use_vllm=True, vllm_mode="server"))
