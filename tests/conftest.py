@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import os
 import re
 import shlex
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import psutil
 import pytest
 from filelock import FileLock
 
@@ -76,6 +78,19 @@ def write(folder: Path, files: Mapping[str, str | bytes | None]) -> None:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
+def json_lines(rows: Iterable[object]) -> str:
+    """The text of a file with one JSON value a line."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def episodes_of(run: Path, phase: str | None = None) -> list[dict[str, Any]]:
+    """The records of training in a run folder, of all processes; or those of a scoring of held-out cases."""
+    from aitrain.runs.run_folder import read_lines
+
+    records = [record for file in sorted(run.glob("rollouts/*.jsonl")) for record in read_lines(file)]
+    return [record for record in records if record.get("eval_phase") == phase]
+
+
 def install_package(site: Path, name: str, version: str, metadata: str = "") -> Path:
     """The metadata of a package, as pip leaves it; returns its folder."""
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -103,24 +118,14 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a process ends within seconds."""
-    for _ in range(100):
-        if not is_alive(pid):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def processes_in(folder: Path, name: str = "") -> list[int]:
     """Ids of the processes whose working directory is the folder, and whose name or command has `name` in it."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = b"".join((process / file).read_bytes() for file in ("comm", "cmdline"))
-            if (process / "cwd").readlink() == folder.resolve() and name.encode() in words:
-                found.append(int(process.name))
-    return found
+    return [
+        one.pid
+        for one in psutil.process_iter(["cwd", "name", "cmdline"])
+        if one.info["cwd"] == str(folder.resolve())
+        and name in " ".join([one.info["name"], *(one.info["cmdline"] or ())])
+    ]
 
 
 def free_port() -> int:
@@ -161,17 +166,23 @@ def preloaded_aitrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def aitrain_grpo(here: Path, preloaded_aitrain: Path) -> Run:
-    """`aitrain_grpo("--model", "tiny", ...)`: the command, in the working directory."""
+def aitrain(here: Path, preloaded_aitrain: Path) -> Run:
+    """`aitrain("grpo", "--model", "tiny", ...)`: the command, in the working directory."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(preloaded_aitrain / "aitrain"), "grpo", *arguments]
+        command = [str(preloaded_aitrain / "aitrain"), *arguments]
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         return subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=here, env=variables, stdin=subprocess.DEVNULL
         )
 
     return run
+
+
+@pytest.fixture
+def aitrain_grpo(aitrain: Run) -> Run:
+    """`aitrain_grpo("--model", "tiny", ...)`: a training."""
+    return partial(aitrain, "grpo")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import io
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,19 +109,14 @@ class Words:
         return sum(letter in "aeiou" for letter in completion) / max(1, len(completion))
 
 
+RUNS: dict[str, tuple[type, dict[str, Any]]] = {"plain": (Stops, PLAIN), "lora": (Vowels, LORA), "talk": (Talk, TALK)}
+
+
 class FinishedRuns:
     """`finished("plain")`: the result of a run, which is made if no test has asked for it yet."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model = folder, model
-        self._made: dict[str, Callable[[], object]] = {
-            "plain": lambda: self._train("plain", Stops(), **PLAIN),
-            "lora": lambda: self._train("lora", Vowels(), **LORA),
-            "talk": lambda: self._train("talk", Talk(), **TALK),
-            "stopped": self._stop,
-            "resumed": self._resume,
-            "eval": self._evaluate,
-        }
 
     def __call__(self, name: str) -> Result:
         from aitrain import Result
@@ -138,7 +132,7 @@ class FinishedRuns:
                 shutil.rmtree(self.folder / name, ignore_errors=True)  # of a worker that failed
                 with redirect_stderr(io.StringIO()), pytest.MonkeyPatch.context() as patch:
                     quick(patch)
-                    self._made[name]()
+                    self._train(name)
                 done.touch()
         return self.folder / name
 
@@ -146,34 +140,12 @@ class FinishedRuns:
         """A copy of its folder, which a test may change."""
         return Path(shutil.copytree(self.make(name), folder))
 
-    def _train(self, name: str, environment: Any, **options: Any) -> Result:
+    def _train(self, name: str) -> None:
         import aitrain
 
+        environment, options = RUNS[name]
         place = {"model": str(self.model), "output_dir": str(self.folder), "project_name": name}
-        return aitrain.train(aitrain.TrainConfig(**place, **options), environment=environment)
-
-    def _stop(self) -> None:
-        """Six scores before training, eight in each step, six after it: the signal comes in the second step."""
-        self._train("stopped", Stops(6 + 8 + 6 + 1, signal.SIGINT), **PLAIN)
-
-    def _resume(self) -> None:
-        self.copy("stopped", self.folder / "resumed")
-        self._train("resumed", Stops(), resume_from_checkpoint="auto", **PLAIN)
-
-    def _evaluate(self) -> None:
-        from aitrain.environment.runner import start_runner
-        from aitrain.jobs import evaluate
-        from aitrain.options.evaluate import EvalConfig
-        from aitrain.runs.run_folder import RunFolder
-        from aitrain.training.run_context import RunContext
-
-        config = EvalConfig(
-            model=str(self.model), output_dir=str(self.folder), project_name="eval", rl_max_new_tokens=5,
-            eval_cases=12, concurrency=4, eval_samples=3,
-        )  # fmt: skip
-        context = RunContext(config, RunFolder.create(config), start_runner(Words(), config), lambda _: None)
-        evaluate.run(context)
-        context.folder.write_status("stopped", seconds=context.progress.seconds)
+        aitrain.train(aitrain.TrainConfig(**place, **options), environment=environment())
 
 
 def quick(patch: pytest.MonkeyPatch) -> None:

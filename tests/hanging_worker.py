@@ -56,28 +56,18 @@ def writes_slowly(folder: Path) -> None:
 
 
 def main(what: str, folder: Path) -> None:
-    """`what`: one of HANGS; with `rank:what`, the others wait for that rank."""
+    """`what`: one of HANGS, or a slow write."""
     faulthandler.register(DUMP, file=2, all_threads=True)
-    rank = int(os.environ.get("RANK", "0"))
-    activity.share(rank)
-    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    activity.share(0)
+    (folder / "pid").write_text(str(os.getpid()))
     activity.own.enter("training")
-    hanging, _, name = what.rpartition(":")
-    with activity.own.doing(f"planting {name}", moves_files=name == "writes_slowly"):
-        print(encode(Started(rank, os.getpid())), end="", flush=True)
-        if hanging and int(hanging) != rank:
-            waits_in_a_collective()
-        elif name in HANGS:
-            HANGS[name]()
-        elif name == "writes_slowly":
+    with activity.own.doing(f"planting {what}", moves_files=what not in HANGS):
+        print(encode(Started(0, os.getpid())), end="", flush=True)
+        if what in HANGS:
+            HANGS[what]()
+        else:
             writes_slowly(folder)
     print(encode(Phase("done")), encode(Ended("finished", 3)), sep="", end="", flush=True)
-
-
-def waits_in_a_collective() -> None:
-    """As a rank of torch.distributed does, by the name of its file."""
-    code = compile("import time\ntime.sleep(1_000_000)", "/site-packages/torch/distributed/distributed_c10d.py", "exec")
-    exec(code)
 
 
 if __name__ == "__main__":

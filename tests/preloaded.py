@@ -213,9 +213,6 @@ def _become(
 def _run(module: str, *arguments: str) -> NoReturn:
     """Run a module, or a file, to its end, and exit as Python would."""
     ctypes.CDLL(None).prctl(15, module[-15:].encode())  # its name in /proc/PID/comm
-    if module == "aitrain.jobs.worker" and "SHARD_ON_CPU" in os.environ:
-        sys.path.insert(0, str(Path(__file__).parent / "cpu_sharding"))
-        importlib.import_module("shard_on_cpu")
     sys.argv = [module, *arguments]
     code: object = 0
     try:

@@ -39,15 +39,6 @@ def ask(chat: ModelChat, question: str) -> str:
     return asyncio.run(chat.ask(question, 7, Decoding.SEEDED))
 
 
-def test_a_question_that_leaves_no_room_is_refused_and_not_part_of_the_conversation() -> None:
-    chat, engine, _ = model_chat(context=10)
-
-    with pytest.raises(ConfigError, match="The conversation has"):
-        ask(chat, "a question of many letters")
-
-    assert (chat.messages, engine.requests) == ([], [])
-
-
 def test_an_answer_that_does_not_reach_its_end_says_why() -> None:
     chat, _, _ = model_chat("a" * 99, "b" * 99, "c$", context=100)
 
@@ -85,7 +76,7 @@ def test_two_models_are_asked_the_same_and_an_answer_that_one_of_them_cannot_giv
 
         before = [list(chat.messages) for chat in loaded]
         loaded[1].limits = Limits(1, 50, context=20)
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match="The conversation has"):
             session.ask("+2?")
         assert [chat.messages for chat in loaded] == before
 

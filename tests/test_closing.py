@@ -6,23 +6,19 @@ import asyncio
 import os
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aitrain import TrainConfig
 from aitrain.environment.runner import start_runner
-from tests.rollout.scripted import Scripted, cases, play
+from tests.rollout.scripted import Asks, Scripted, cases, play
 
 
-class Closes:
+class Closes(Asks):
     """Writes a line for each call of `close`."""
 
     def __init__(self, notes: Path) -> None:
         self.notes = notes
-
-    def build_dataset(self) -> list[Any]:
-        return []
 
     def score_episode(self, case_idx: int) -> float:
         return 1.0

@@ -9,21 +9,13 @@ import pytest
 from tests.conftest import run_in_process
 from tests.runs.scorings import episodes, write_scoring
 
-EVIL = "\x1b[2J\x1b]0;pwned\x07 </script> \u202e"
-
 
 @pytest.fixture
 def runs(here: Path) -> Path:
-    """Evals `low`, `high` and `evil`, and the run `trained`, in runs/."""
+    """The evals `low` and `high`, in runs/."""
     low, high = {f"case {n}": [float(n % 4 == 0)] for n in range(40)}, {f"case {n}": [1.0] for n in range(40)}
     write_scoring(here / "runs" / "low", episodes(low))
     write_scoring(here / "runs" / "high", episodes(high))
-    evil = [one | {"messages": [*one["prompt"], {"role": "assistant", "content": EVIL}]} for one in episodes(low)]
-    write_scoring(here / "runs" / "evil", evil)
-    phases = ("before_sampled", low), ("after_sampled", high)
-    trained = [one for phase, scores in phases for one in episodes(scores, eval_phase=phase)]
-    (write_scoring(here / "runs" / "trained", trained) / "status.json").write_text('{"status": "finished"}')
-    (here / "runs" / "trained" / "result.json").write_text('{"score_after": 1.0}')
     return here / "runs"
 
 
@@ -51,12 +43,6 @@ def test_a_worse_model_ends_with_code_4_if_asked(runs: Path, models: str, flags:
         code, _, err = run_in_process(f"compare {arguments}")
         assert code == expected
         assert ("-0.750 [-0.858, -0.575]" in err) == bool(expected)
-
-
-def test_what_a_model_said_is_no_command_to_the_terminal(runs: Path) -> None:
-    _, out, _ = run_in_process("compare high evil --transcripts 1")
-    assert "\\x1b[2J\\x1b]0;pwned\\x07 </script> \\u202e" in out
-    assert not {"\x1b", "\x07", "\u202e"} & set(out)
 
 
 @pytest.mark.parametrize(

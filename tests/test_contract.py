@@ -73,30 +73,27 @@ def test_a_method_gets_the_words_that_it_names_and_no_others(method: str, names:
 # -- what is refused before a model is loaded
 
 
-def environment(score_episode: Callable[..., Any]) -> Any:
-    return type("Hotel", (), {"build_dataset": lambda self: [], "score_episode": score_episode})()
-
-
 async def slowly(self: Any) -> Any:
     yield "?"
 
 
-@pytest.mark.parametrize(("kind", "word"), [("episode", "is async"), ("rollout", "has a `yield`")])
-def test_a_method_of_another_kind_of_function_is_refused_before_a_model_is_loaded(kind: str, word: str) -> None:
-    with pytest.raises(EnvironmentFailed, match=word):
-        check_methods(type("Hotel", (), {"build_dataset": print, kind: slowly})())
-
-
 @pytest.mark.parametrize(
-    ("members", "missing"),
+    ("members", "word"),
     [
-        ({"build_datasets": print}, r"build_dataset.(.|\n)*It has build_datasets\. Did you mean build_dataset\?"),
-        ({"build_dataset": print, "score_episode": 0.5}, "score_episode"),
+        ({"episode": slowly}, "episode is async"),
+        ({"rollout": slowly}, "has a `yield`"),
+        ({"episode": print, "start": print}, r"Hotel has both \w+ and \w+"),
+        ({"episode": print, "score_episode": print}, r"Hotel has both \w+ and \w+"),
+        ({"score_episode": 0.5}, "Hotel has no score_episode"),
+        (
+            {"build_dataset": None, "build_datasets": print, "score_episode": print},
+            r"Hotel has no build_dataset.(.|\n)*It has build_datasets\. Did you mean build_dataset\?",
+        ),
     ],
 )
-def test_a_missing_method_is_refused_by_its_name(members: dict[str, Any], missing: str) -> None:
-    with pytest.raises(EnvironmentFailed, match=f"Hotel has no {missing}"):
-        check_methods(type("Hotel", (), members)())
+def test_methods_that_cannot_be_are_refused_before_a_model_is_loaded(members: dict[str, Any], word: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=word):
+        check_methods(type("Hotel", (), {"build_dataset": print, **members})())
 
 
 def by_position(self: Any, completion: str, /) -> float:
@@ -104,16 +101,20 @@ def by_position(self: Any, completion: str, /) -> float:
 
 
 @pytest.mark.parametrize(
-    ("score_episode", "refused"),
+    ("method", "function", "refused"),
     [
-        (lambda self, completion, case_id: 1.0, r"case_id\. Did you mean case_idx\?(.|\n)*answer, city"),
-        (by_position, "by position only: completion"),
-        (lambda self, answer, text, limit=3: 1.0, ""),
+        ("score_episode", lambda self, case_id: 1.0, r"case_id\. Did you mean case_idx\?(.|\n)*answer, city"),
+        ("score_episode", by_position, "by position only: completion"),
+        ("score_episode", lambda self, answer, text, limit=3: 1.0, ""),
+        ("start", lambda self, completion: None, "by position only: completion"),  # there is none yet
+        ("score_group", lambda self, text: [], r"Did you mean texts\?"),
     ],
 )
-def test_a_parameter_that_cannot_be_given_is_refused(score_episode: Callable[..., Any], refused: str) -> None:
+def test_a_parameter_that_cannot_be_given_is_refused(method: str, function: Callable[..., Any], refused: str) -> None:
+    members = {"score_episode": lambda self: 0.0} if method == "score_group" else {}
+    hotel = type("Hotel", (), {"build_dataset": lambda self: [], **members, method: function})()
     with pytest.raises(EnvironmentFailed, match=refused) if refused else nullcontext():
-        check_contract(environment(score_episode), ["prompt", "city", "answer"])
+        check_contract(hotel, ["prompt", "city", "answer"])
 
 
 # -- build_dataset

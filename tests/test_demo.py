@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 
+from aitrain.runs.run_folder import read_object
+from tests.conftest import Run
 
-def test_the_demo_learns_to_add(tmp_path: Path, preloaded_aitrain: Path) -> None:
-    command = [str(preloaded_aitrain / "aitrain"), "demo", "--seed", "7", "--project-name", "mine"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+def test_the_demo_learns_to_add(here: Path, aitrain: Run) -> None:
+    done = aitrain("demo", "--seed", "7", "--project-name", "mine")
     assert done.returncode == 0, done.stdout + done.stderr
 
-    result = json.loads((tmp_path / "runs" / "mine" / "result.json").read_text())
+    result = read_object(here / "runs" / "mine" / "result.json")
     assert result["status"] == "finished"
     assert result["score_before"] <= 0.45
     assert result["score_after"] >= 0.85

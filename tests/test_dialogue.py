@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, Score
-from aitrain.environment.contract import Case, check_contract, check_methods
+from aitrain import Score
+from aitrain.environment.contract import Case, check_contract
 from aitrain.execution.failure import CallFailed
 from tests.rehearsal import call, rehearse
 
@@ -127,22 +127,3 @@ def test_an_object_steps_until_it_says_nothing_and_its_tools_change_its_state() 
     assert (played.moves[0].calls, played.moves[0].wrong_calls) == (2, 0)
     assert [move.messages for move in played.moves[1:]] == [({"role": "user", "content": "4 of 5"},), ()]
     assert played.scored.score == 1.0
-
-
-# -- which of them
-
-
-@pytest.mark.parametrize("other", ["start", "score_episode"])
-def test_two_ways_to_play_are_one_too_many(other: str) -> None:
-    environment = type("Both", (Rows,), dict.fromkeys(["episode", other], lambda self: None))()
-
-    with pytest.raises(EnvironmentFailed, match=r"Both has both \w+ and \w+"):
-        check_methods(environment)
-
-
-def test_start_may_not_ask_for_what_there_is_only_after_an_answer() -> None:
-    class Late(Rows):
-        def start(self, completion: str) -> None: ...
-
-    with pytest.raises(EnvironmentFailed, match="by position only: completion"):
-        check_contract(Late(), {"prompt"})

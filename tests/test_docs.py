@@ -8,7 +8,6 @@ as if vLLM were installed.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from aitrain.environment.adapters import ADAPTERS
+from aitrain.runs.run_folder import read_object
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(python|bash)(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -73,7 +73,7 @@ def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path, prel
 
     if page.name == "README.md":
         for name in ("sums", "python"):
-            result = json.loads((tmp_path / "runs" / name / "result.json").read_text())
+            result = read_object(tmp_path / "runs" / name / "result.json")
             assert result["score_after"] > result["score_before"] + 0.15
     if missing:
         pytest.skip(f"{', '.join(sorted(missing))} is not installed: some examples were not run")

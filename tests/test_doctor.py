@@ -50,8 +50,8 @@ class Machine:
         text = f"from typing import Optional\n\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n"
         write(self.site, {"torch/__init__.py": "raise SystemExit('imported')\n", "torch/version.py": text})
 
-    def gpus(self, *lines: str, cuda: str = "13.0", driver: str = "DRIVER") -> None:
-        version = f"NVIDIA-SMI version  : 580.1\n{driver} version      : 580.95.05\nCUDA Version        : {cuda}"
+    def gpus(self, *lines: str, cuda: str = "13.0") -> None:
+        version = f"NVIDIA-SMI version  : 580.1\nDRIVER version      : 580.95.05\nCUDA Version        : {cuda}"
         listed = "\n".join(lines)
         write_nvidia_smi(self.bin, f"case $1 in --version) echo '{version}';; --query*) echo '{listed}';; esac\n")
 
@@ -69,8 +69,8 @@ def machine(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Mach
     return made
 
 
-def findings(output_dir: str = "runs") -> dict[str, Finding]:
-    return {finding.name: finding for finding in examine(Path(output_dir))}
+def findings() -> dict[str, Finding]:
+    return {finding.name: finding for finding in examine(Path("runs"))}
 
 
 def told(name: str) -> tuple[str, str, str]:

@@ -14,9 +14,7 @@ from aitrain.environment.http_server import MAX_BODY
 from aitrain.execution.async_calls import running_loop, shared_loop
 from aitrain.rollout.limits import Limits
 from tests.rollout.scripted import Asks, Scripted, cases, play_one, play_with_notes, user
-
-ECHO = Scripted(lambda so_far: f"{so_far.count('u:')}$")
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+from tests.test_rollout_session import CALCULATOR, ECHO
 
 Ask = Callable[..., httpx.Response]
 
@@ -65,7 +63,7 @@ def test_an_answer_has_openais_format_with_the_true_numbers_of_tokens() -> None:
 
 def test_an_answer_can_be_streamed() -> None:
     def body(endpoint: Any, ask: Ask) -> float:
-        tools = {"tools": [TOOL], "stream": True, "stream_options": {"include_usage": True}}
+        tools = {"tools": [CALCULATOR], "stream": True, "stream_options": {"include_usage": True}}
         response = ask([user("one")], **tools)
         *events, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
         chunks = [json.loads(event) for event in events]

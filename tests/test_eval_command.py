@@ -6,11 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from aitrain.cli.main import app
 from aitrain.environment.loader import find_env
-from aitrain.errors import ConfigError
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import THOUGHT_TOKENS
@@ -20,6 +17,7 @@ from aitrain.runs.model_reference import read_model, weights_stamp
 from aitrain.runs.records import RecordedTurn, RolloutRecord
 from aitrain.runs.result import EvalFacts, eval_result
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
+from tests.conftest import run_in_process
 from tests.runs.scorings import only
 
 ARITHMETIC = "--rl-env envs.arithmetic"
@@ -66,7 +64,7 @@ def evals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evals:
 
 
 @pytest.fixture
-def trained(evals: Evals, tmp_path: Path) -> Path:
+def trained(evals: Evals) -> Path:
     """A run of a LoRA training with options of its own."""
     config = TrainConfig(
         model="tiny", rl_env="envs.arithmetic", peft=True, seed=7, rl_max_new_tokens=9, eval_cases=11, lr=1e-3,
@@ -85,8 +83,8 @@ def trained(evals: Evals, tmp_path: Path) -> Path:
 
 
 def run(arguments: str) -> str:
-    done = CliRunner().invoke(app, f"eval {arguments}", catch_exceptions=False, standalone_mode=False)
-    return done.output
+    """All that an eval prints."""
+    return "".join(run_in_process(f"eval {arguments}")[1:])
 
 
 def test_a_runs_options_are_taken_over_also_for_the_base_beside_it_and_flags_win(evals: Evals, trained: Path) -> None:
@@ -118,8 +116,7 @@ def test_resume_continues_the_same_eval_and_refuses_other_options(evals: Evals) 
     assert evals.continued == [False, True]
     assert "0.500" in run(f"{killed} --resume")  # finished: shown, not played
     assert len(evals.configs) == 2
-    with pytest.raises(ConfigError, match="rl_temperature"):
-        run(f"{killed} --rl-temperature 0.5 --resume")
+    assert "rl_temperature" in run(f"{killed} --rl-temperature 0.5 --resume")
     assert "runs/eval-tiny-2" in run(killed)
 
 
@@ -139,8 +136,7 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
         (trained / "model/adapter_model.safetensors").write_bytes(b"trained further")
     else:
         environment.write_text(f"{ENVIRONMENT}\n# another score\n")
-    with pytest.raises(ConfigError, match="has changed"):
-        run(resume)
+    assert "has changed" in run(resume)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +147,6 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     ],
 )
 def test_what_cannot_work_is_refused_before_a_folder_is_made(evals: Evals, arguments: str, word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
-        run(arguments)
+    assert word in run(arguments)
     assert not Path("runs").exists()
     assert not evals.configs

@@ -9,18 +9,19 @@ from typing import Any
 import numpy
 import pytest
 
-from aitrain import EnvironmentFailed, Score, TrainConfig
-from aitrain.environment.contract import Case, ScoreResult, check_contract
+from aitrain import Score, TrainConfig
+from aitrain.environment.contract import Case, ScoreResult
 from aitrain.environment.runner import score_groups, start_runner
 from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import Failure
+from tests.rollout.scripted import Asks, assistant, user
 
-ASKED = [{"role": "user", "content": "q"}]
+ASKED = [user("q")]
 FAILED = Failure("raised", "raised: ValueError", place="score_episode")
 
 
 def member(text: str, score: float | None, failure: Failure | None = None) -> GroupMember:
-    answer = [{"role": "assistant", "content": text}]
+    answer = [assistant(text)]
     return GroupMember(answer, text, [*ASKED, *answer], ScoreResult(score, {"own": 1.0}, failure))
 
 
@@ -30,10 +31,7 @@ GROUP = Group(
 )
 
 
-class Plain:
-    def build_dataset(self) -> list[Any]:
-        return []
-
+class Plain(Asks):
     def score_episode(self) -> float:
         return 0.0
 
@@ -65,8 +63,8 @@ def test_it_is_called_by_signature_with_one_entry_for_each_episode() -> None:
             return [1, 1, 1]
 
     scored(Looks())
-    assert seen.pop("messages")[2] == [*ASKED, {"role": "assistant", "content": "ccc"}]
-    assert seen.pop("completions")[2] == [{"role": "assistant", "content": "ccc"}]
+    assert seen.pop("messages")[2] == [*ASKED, assistant("ccc")]
+    assert seen.pop("completions")[2] == [assistant("ccc")]
     assert seen == {
         "texts": ["a", "bb", "ccc"], "scores": [0.25, 0.5, None], "metrics": [{"own": 1.0}] * 3, "case_idx": 7,
         "prompt": ASKED, "case": dict(GROUP.case.row), "word": "fig",
@@ -105,12 +103,3 @@ def test_any_other_result_is_a_failure_of_its_episodes_and_of_no_other_group(
 def test_a_failed_call_is_tried_again_as_the_option_says() -> None:
     (results,) = scored(Returns(ValueError("no judge"), [0.5] * 3), rl_env_retries=1)
     assert results[0].score == 0.5
-
-
-def test_its_parameters_are_checked_before_training() -> None:
-    class Misspelt(Plain):
-        def score_group(self, text: list[str]) -> Any:
-            return []
-
-    with pytest.raises(EnvironmentFailed, match=r"Did you mean texts\?"):
-        check_contract(Misspelt(), ["prompt", "word"])

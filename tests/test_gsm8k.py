@@ -11,6 +11,7 @@ import pytest
 from aitrain.environment.contract import Case, ScoreResult
 from aitrain.errors import EnvironmentFailed
 from tests.adapters.conftest import made
+from tests.conftest import json_lines
 from tests.rehearsal import rehearse
 
 ORIGINAL = Path(__file__).parent / "data" / "gsm8k_original"
@@ -25,7 +26,7 @@ def row(truth: Any = "72", source: str = "openai/gsm8k") -> dict[str, Any]:
 
 
 def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text(json_lines(rows), encoding="utf-8")
     return path
 
 

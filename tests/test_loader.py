@@ -12,10 +12,9 @@ import pytest
 
 from aitrain import AitrainError, ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.environment.loader import bundled_modules, check_by_reading, find_env, load_env
-from tests.conftest import write
+from tests.conftest import case_name, write
 
 ENV = "class Env:\n    def build_dataset(self, tokenizer): ...\n    def score_episode(self): ...\n"
-TRIPWIRE = "open('somebody_ran_this', 'w').close()\n"
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +102,7 @@ def test_a_users_folder_named_like_a_library_does_not_hide_the_library(here: Pat
         ({"rl_env": "two.py"}, "--rl-env-class Other"),
         ({"rl_env": "three.py:Env"}, "not a class"),
     ],
-    ids=lambda value: str(value)[:60],
+    ids=case_name,
 )
 def test_what_is_not_there_is_refused_with_what_is(options: dict[str, str], word: str) -> None:
     files = {

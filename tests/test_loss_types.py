@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError, EnvRequirements, TrainConfig
+from aitrain import EnvRequirements, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.environment.requirements import with_requirements
 from aitrain.options.algorithms import remarks
@@ -32,20 +32,6 @@ def as_trl(**options: Any) -> dict[str, Any]:
 def test_a_loss_type_brings_its_settings_and_given_ones_win(options: dict[str, Any], expected: dict[str, Any]) -> None:
     settings = as_trl(**options)
     assert {field: settings[field] for field in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"rl_loss_type": "cispo", "rl_clip_range_high": 0.28}, "rl_clip_range_high"),
-        ({"rl_dual_clip": 1.1}, "1.2"),
-        ({"rl_overlong_penalty": 0.5}, "rl_overlong_buffer"),
-        ({"custom_loss": "a:b", "trl": {"top_entropy_quantile": 0.2}}, "custom_loss"),
-    ],
-)
-def test_what_contradicts_itself_is_refused(options: dict[str, Any], word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
-        TrainConfig(**options)
 
 
 @pytest.mark.parametrize(

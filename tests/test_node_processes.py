@@ -18,14 +18,13 @@ from aitrain import TrainConfig
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
 from aitrain.launch import processes
-from aitrain.launch.nodes import MachineStore, NodeGroup
+from aitrain.launch.nodes import NodeGroup
 from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder
 from tests import test_nodes
 from tests.execution.waiting import eventually
-from tests.test_nodes import beside, group_of
 
-soon, stores = test_nodes.soon, test_nodes.stores
+soon, stores, pair = test_nodes.soon, test_nodes.stores, test_nodes.pair
 
 READY = "touch $0/ready-$RANK"
 WAIT = f"trap 'exit 0' TERM; {READY}; while :; do sleep 0.05; done"
@@ -92,15 +91,11 @@ class Machines:
 
 
 @pytest.fixture
-def machines(stores: list[MachineStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+def machines(pair: tuple[NodeGroup, NodeGroup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
-    first, second = (group_of(stores, rank, silence=2.0) for rank in (0, 1))
-    joining = beside(lambda: second.meet({}, 0, 20))
-    first.meet({}, 0, 20)
-    joining.result(20)
     folder = tmp_path / "run"
     folder.mkdir()
-    return Machines(folder, (first, second))
+    return Machines(folder, pair)
 
 
 def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: Machines) -> None:

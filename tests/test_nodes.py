@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +59,11 @@ def stores() -> list[MachineStore]:
 
 def beside(call: Callable[[], Any]) -> Future[Any]:
     """What a call in another thread returns or raises."""
-    made: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(call())
-        except BaseException as error:
-            made.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return made
+    return ThreadPoolExecutor(1).submit(call)
 
 
-def group_of(stores: list[MachineStore], rank: int, count: int = 2, silence: float = 0.8) -> NodeGroup:
-    return NodeGroup(Nodes(count, rank, "127.0.0.1", 1), stores[rank], silence)
+def group_of(stores: list[MachineStore], rank: int, count: int = 2) -> NodeGroup:
+    return NodeGroup(Nodes(count, rank, "127.0.0.1", 1), stores[rank], silence=2.0)
 
 
 @pytest.fixture

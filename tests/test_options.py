@@ -10,7 +10,6 @@ import pytest
 import aitrain
 from aitrain import ConfigError, TrainConfig
 from aitrain.options.reading import read_file, resolve
-from aitrain.runs.run_folder import RunFolder
 from tests.conftest import case_name, write
 
 AITRAINING = {
@@ -72,20 +71,6 @@ def test_a_value_comes_from_a_flag_else_the_file_else_the_default(
     assert {name: getattr(config, name) for name in expected} == expected
 
 
-def test_the_written_configuration_reads_back_as_the_same_one(here: Path) -> None:
-    odd = {"date": "2024-11-20", "number": "1e-6", "no": "no", "off": False, "null": None, "list": [1, 2.5, "é\n:#"]}
-    config = TrainConfig(
-        rl_env="x.py", rl_env_config=odd, lr="3e-6", project_name="1e5", save_total_limit=None, eval_strategy="no",
-        trl={"min_p": 1e-7, "generation_kwargs": {"x": "on"}}, model="y", target_modules=["q_proj", "v_proj"],
-    )  # fmt: skip
-    folder = RunFolder.create(config)
-    folder.write_config(config)
-
-    again = TrainConfig(**read_file(TrainConfig, folder.config))
-
-    assert again.model_dump() == config.model_dump()
-
-
 # -- values that come in several forms
 
 
@@ -98,6 +83,8 @@ def test_the_configuration_of_an_environment_is_an_object_a_text_or_a_file(here:
 
 
 SERVED = {"use_vllm": True, "vllm_mode": "server"}
+SHARDED = {"distributed_backend": "fsdp2"}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 
 @pytest.mark.parametrize(
@@ -140,10 +127,44 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         ({"vllm_server_url": "http://x:1"}, "vllm_mode server"),
         ({**SERVED, "vllm_server_url": "x:1"}, "an address like http://"),
         ({"rl_ahead": 1, "use_vllm": True}, "rl_ahead: needs a vLLM server"),
+        ({"use_vllm": True, "vllm_speculative": NGRAM}, "vllm_speculative: for vLLM servers"),
+        ({**SERVED, "vllm_speculative": NGRAM, "rl_min_p": 0.1}, "vllm_speculative: vLLM does not sample with min-p"),
+        ({**SERVED, "vllm_quantization": "fp8"}, "vllm_quantization: for a base that stays as it is, under an adapter"),
+        ({"log": "tensorbord"}, "log: must be none, or some of"),
+        *(({"rl_score_range": value}, "rl_score_range: must be LOW,HIGH") for value in ("1,0", "0,1,2", "0,inf")),
+        # loss types
+        (
+            {"rl_loss_type": "cispo", "rl_clip_range_high": 0.28},
+            "rl_clip_range_high: for cispo it is the largest ratio",
+        ),
+        ({"rl_dual_clip": 1.1}, "rl_dual_clip: 1.1 is within the clip range, which ends at 1.2"),
+        ({"rl_overlong_penalty": 0.5}, "without rl_overlong_buffer"),
+        ({"custom_loss": "a:b", "trl": {"top_entropy_quantile": 0.2}}, "custom_loss: trl top_entropy_quantile"),
+        # several environments
+        ({"rl_env": ["a.py", "a.py"]}, "as in NAME="),
+        ({"rl_env": ["a=x.py", "b=x.py"], "rl_env_weights": "1,2,3"}, "3 weights for 2 environments"),
+        ({"rl_env": ["a=x.py", "easy=x.py"], "rl_env_config": {"eazy": {}}}, "Did you mean easy?"),
+        # sharding
+        ({**SHARDED, "optimizer": "adafactor"}, "optimizer: the state of adafactor"),
+        ({**SHARDED, "quantization": "int4", "peft": True}, "quantization: quantized weights"),
+        ({**SHARDED, "trl": {"fsdp_config": {"version": 1}}}, "version is not for you to set"),
+        ({**SHARDED, "trl": {"fsdp_config": {"reshard_after_forward": False}}, "peft": True}, "is always true"),
+        (
+            {**SHARDED, "trl": {"fsdp_config": {"state_dict_type": "sharded_state_dict"}}, "peft": True},
+            "have the adapter, whole",
+        ),
+        # Ray
+        ({"launcher": "ray"}, "add num_processes"),
+        ({"launcher": "ray", "num_processes": 2, **SERVED}, "vllm_mode: with launcher ray"),
+        ({"ray_address": "auto"}, "add launcher ray"),
+        ({"max_failures": 5}, "add launcher ray"),
+        *(({"rl_env_workers": value}, "rl_env_workers: must ") for value in ("ray:0", "ray", "0", -1, True)),
     ],
     ids=case_name,
 )
-def test_a_wrong_value_is_refused_with_the_options_name_and_what_it_must_be(wrong: dict[str, Any], told: str) -> None:
+def test_wrong_values_and_options_that_contradict_each_other_are_refused_with_what_they_must_be(
+    wrong: dict[str, Any], told: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         TrainConfig(**wrong)
 

@@ -115,8 +115,6 @@ def test_a_step_takes_longer_with_more_to_do_and_less_on_more_or_faster_gpus() -
         ("--nodes 2", "Add --gpu"),
         ("--gpu T4 --mixed-precision bf16", "T4 has no bfloat16"),
         ("--gpu H100 --model someone/model", "Qwen3-4B"),
-        (f"--gpu H100 {SERVED}", "training needs one"),
-        ("--gpu H100x4 --num-processes 5", "num_processes"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(flags: str, told: str) -> None:

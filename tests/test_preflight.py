@@ -169,9 +169,9 @@ def test_what_is_no_folder_of_a_model_is_refused_with_the_one_that_is_near(model
 # -- resuming
 
 
-def checkpoint(here: Path, step: int, run: str = "runs/mine/checkpoints", **options: Any) -> Path:
+def checkpoint(here: Path, step: int, **options: Any) -> Path:
     """A checkpoint as a run of these options writes it, with one file of the trainer."""
-    folder = here / run / f"checkpoint-{step}"
+    folder = here / f"runs/mine/checkpoints/checkpoint-{step}"
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(b"1.5 2.5")
     config = TrainConfig(model="tiny", **options)

@@ -93,6 +93,8 @@ def check_file(text: str) -> None:
 @given(st.one_of(mappings, likely_mappings))
 @example({"rl_env_config": '{"a": NaN, "b": -Infinity}'})
 @example({"rl_env_config": {"a": math.nan, "b": -math.inf}})
+@example({"rl_env_config": {"date": "2024-11-20", "number": "1e-6", "no": "no", "off": False, "list": [1, "é\n:#"]}})
+@example({"project_name": "1e5", "save_total_limit": None, "eval_strategy": "no", "trl": {"min_p": 1e-7}})
 @example({"rl_env_config": {"\x85": "a\x85b\x00\u2028\ufeff", "2020-01-01": "1e5", "null": "~"}})
 def test_any_mapping_is_taken_as_it_is_or_refused_by_name(mapping: dict[Any, Any]) -> None:
     check_file(as_yaml(mapping))

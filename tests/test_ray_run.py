@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,24 +22,32 @@ from aitrain.launch import ray_processes
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.processes import Processes
-from aitrain.launch.ray_processes import PRIVATE, STOP, RankJob, RankPlace, RayProcesses, listening, parent_of
+from aitrain.launch.ray_processes import (
+    PRIVATE,
+    STOP,
+    RankJob,
+    RankPlace,
+    RayProcesses,
+    launcher_of,
+    listening,
+    parent_of,
+)
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder, read_object
-from tests.conftest import has_ended
-from tests.ray_standin import started
+from tests.conftest import is_alive
+from tests.execution.waiting import eventually
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPlan:
-    monkeypatch.chdir(tmp_path)
+def plan(here: Path, monkeypatch: pytest.MonkeyPatch) -> RunPlan:
     monkeypatch.setattr("aitrain.launch.preflight.check_packages", lambda _: None)  # also without Ray
     monkeypatch.setattr(ray_processes, "LOOK", 0.02)
     return check(TrainConfig(model="tiny", rl_env="envs.arithmetic", launcher="ray", num_processes=2))
 
 
 @pytest.fixture
-def folder(plan: RunPlan) -> RunFolder:
-    made = RunFolder(Path.cwd() / "run")
+def folder(plan: RunPlan, here: Path) -> RunFolder:
+    made = RunFolder(here / "run")
     (made.path / PRIVATE).mkdir(parents=True)
     return made
 
@@ -94,7 +103,7 @@ def test_the_loss_of_a_process_is_known_and_nothing_that_it_forked_is_left(
     assert isinstance(end, Failed)
     assert "Rank 1 of 2 ended without an error message: SIGKILL" in end.message
     assert (rank.last, rank.lost) == (None, (1, -9))
-    assert has_ended(int(heard[0].text))
+    assert eventually(lambda: not is_alive(int(heard[0].text)))
 
 
 def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
@@ -198,27 +207,34 @@ def test_an_error_of_the_run_itself_is_its_end_and_what_ray_says_where_there_is_
 
 
 def test_ray_train_gets_the_number_of_processes_and_of_restarts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = {"launcher": "ray", "num_processes": 2, "max_failures": 7, "ray_address": "10.0.0.1:6379"}
-    seen = started(TrainConfig(model="tiny", rl_env="envs.arithmetic", **options))  # type: ignore[arg-type]
-    settings = seen["settings"]
+    seen: dict[str, Any] = {}
+
+    def connected(address: str | None, may_start: bool) -> None:
+        seen["address"] = address
+        raise ConfigError("not connected")
+
+    def trainer(job: object, **settings: object) -> SimpleNamespace:
+        seen.update(settings)
+        return SimpleNamespace(fit=lambda: None)
+
+    train = SimpleNamespace(FailureConfig=SimpleNamespace, RunConfig=SimpleNamespace, ScalingConfig=SimpleNamespace)
+    modules = {
+        "ray": SimpleNamespace(train=train, get_runtime_context=lambda: SimpleNamespace(gcs_address="10.0.0.1:6379")),
+        "ray.train": train,
+        "ray.train.v2.api.data_parallel_trainer": SimpleNamespace(DataParallelTrainer=trainer),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(ray_processes, "connected", connected)
+    monkeypatch.setattr(ray_processes, "has_gpus", lambda: False)
+    named = check(TrainConfig(**plan.config.changed(), max_failures=7, ray_address="10.0.0.1:6379"))
+    with pytest.raises(ConfigError, match="not connected"):
+        launcher_of(named)(named, folder, print).run()
+    ray_processes.fit(named, folder)
+
     assert seen["address"] == "10.0.0.1:6379"
-    assert settings["scaling_config"].num_workers == 2
-    assert settings["scaling_config"].resources_per_worker == {"CPU": 1.0}
-    assert settings["run_config"].failure_config.max_failures == 7
-
-
-# -- options
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"launcher": "ray"}, {"ray_address": "auto"}, {"max_failures": 5},
-     {"launcher": "ray", "num_processes": 2, "use_vllm": True, "vllm_mode": "server"},
-     *({"rl_env_workers": value} for value in ("ray:0", "ray", "0", -1, True))],
-)  # fmt: skip
-def test_options_of_ray_are_refused_without_it_or_its_number_of_processes(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        TrainConfig(rl_env="envs.arithmetic", **options)
+    assert seen["scaling_config"].num_workers == 2
+    assert seen["scaling_config"].resources_per_worker == {"CPU": 1.0}
+    assert seen["run_config"].failure_config.max_failures == 7

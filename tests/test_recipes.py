@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from importlib.util import find_spec
-from pathlib import Path
 from runpy import run_path
 
 import pytest
@@ -15,6 +12,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import find_env, load_env
 from aitrain.options.reading import Recipe, read_recipe, recipes, resolve
+from tests.conftest import Run
 from tests.rehearsal import rehearse
 
 ALL = recipes()
@@ -40,12 +38,10 @@ def test_a_recipe_says_what_there_is_to_know_and_its_options_are_valid(recipe: R
 
 @pytest.mark.parametrize("recipe", ALL, ids=by_name)
 @pytest.mark.slow
-def test_the_twin_of_a_recipe_trains_with_the_tiny_model(recipe: Recipe, here: Path, preloaded_aitrain: Path) -> None:
+def test_the_twin_of_a_recipe_trains_with_the_tiny_model(recipe: Recipe, aitrain: Run) -> None:
     if recipe.facts["needs"] and find_spec(recipe.facts["needs"].replace("-", "_")) is None:
         pytest.skip(f"{recipe.facts['needs']} is not installed")
-    command = [str(preloaded_aitrain / "aitrain"), "recipe", "run", recipe.name, "--tiny", "--max-steps", "1", "--json"]
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here, env=variables)
+    done = aitrain("recipe", "run", recipe.name, "--tiny", "--max-steps", "1", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])["result"]
     assert (result["status"], result["steps"]) == ("finished", 1)

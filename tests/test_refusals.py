@@ -89,11 +89,6 @@ def test_a_dataset_that_cannot_be_trained_on_is_refused_with_its_row(rows: Any, 
 # -- in this process, as in a notebook: what only a model, a tokenizer or scores can show
 
 
-def short(model: Path, **options: Any) -> TrainConfig:
-    quick = {"max_steps": 1, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "save_strategy": "no"}
-    return TrainConfig(**{"model": str(model), **quick, **options})
-
-
 # -- tokenizers
 
 
@@ -113,7 +108,7 @@ def test_a_template_that_cannot_write_the_prompts_is_refused_with_the_way_out(
     if template:
         (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(kind) as caught:
-        aitrain.train(short(folder), environment=Good([{"prompt": CHAT}] * 20))
+        aitrain.train(TrainConfig(model=str(folder), max_steps=1), environment=Good([{"prompt": CHAT}] * 20))
 
     assert told in str(caught.value)
     assert listing(here) == []

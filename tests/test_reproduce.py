@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.conftest import run_in_process, write
+from tests.conftest import Run, json_lines, run_in_process, write
 
 ENVIRONMENT = """\
 import answers
@@ -25,25 +24,21 @@ class Doubles:
     def score_episode(self, text, answer):
         return answers.score(text, answer)
 """
+PARTS = ("records", "metrics", "weights")
 ANSWERS = "def score(text, answer):\n    return sum(a == b for a, b in zip(text, answer)) / len(answer)\n"
 
 
-def test_a_run_on_two_processes_is_the_same_bits_from_the_source_that_it_kept(
-    here: Path, aitrain_grpo: Callable[..., subprocess.CompletedProcess[str]], preloaded_aitrain: Path
-) -> None:
+def test_a_run_on_two_processes_is_the_same_bits_from_the_source_that_it_kept(here: Path, aitrain: Run) -> None:
     write(here, {"doubles.py": ENVIRONMENT, "answers.py": ANSWERS})
     options = "--max-steps 2 --rl-prompts-per-step 4 --rl-num-generations 4 --num-processes 2 --eval-cases 8 --peft"
-    first = aitrain_grpo("--model", "tiny", "--rl-env", "doubles.py", *shlex.split(options))
+    first = aitrain("grpo", "--model", "tiny", "--rl-env", "doubles.py", *shlex.split(options))
     assert first.returncode == 0, first.stderr
     (here / "answers.py").write_text(ANSWERS.replace("sum(", "0.5 * sum("))
 
-    command = [str(preloaded_aitrain / "aitrain"), "reproduce", "project-name"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+    done = aitrain("reproduce", "project-name")
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
-        f"{part:8} the same bits" for part in ("records", "metrics", "weights")
-    ]
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [f"{part:8} the same bits" for part in PARTS]
     assert "doubles.py has changed since the run or is gone" in done.stderr
 
 
@@ -66,8 +61,8 @@ def runs(here: Path) -> Path:
             "status.json": '{"status": "finished"}',
             "result.json": '{"steps": 2, "model_step": 2}',
             "environment.json": '{"packages": {"torch": "2.13.0", "trl": "1.16.0"}, "gpus": []}',
-            "rollouts/rank0.jsonl": "".join(json.dumps(record) + "\n" for record in records),
-            "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in metrics),
+            "rollouts/rank0.jsonl": json_lines(records),
+            "metrics.jsonl": json_lines(metrics),
             "model/config.json": "{}",
         },
     )
@@ -109,8 +104,8 @@ def test_what_differs_is_found_and_where_it_began(runs: Path, change: Change, ex
     change(runs / "two")
     code, out, err = run_in_process("reproduce one two --json")
     found = json.loads(out)
-    assert [found[part]["same"] for part in ("records", "metrics", "weights")] == expected
-    assert about in " ".join(found[part]["about"] for part in ("records", "metrics", "weights"))
+    assert [found[part]["same"] for part in PARTS] == expected
+    assert about in " ".join(found[part]["about"] for part in PARTS)
     assert code == (4 if DIFFERENT in expected else 0)
     assert ("runs/two is not the same as runs/one" in err) == (DIFFERENT in expected)
 

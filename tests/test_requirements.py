@@ -66,16 +66,13 @@ def test_an_option_that_was_given_wins_even_if_it_is_the_default(tmp_path: Path)
 @pytest.mark.parametrize(
     ("requirements", "message"),
     [
-        ({"max_turns": 4}, "Needs.requirements is a dict"),
-        (EnvRequirements(score_range=(1, -1)), "Needs.requirements: rl_score_range: "),
+        ({"max_turns": 4}, "Plain.requirements is a dict"),
+        (EnvRequirements(score_range=(1, -1)), "Plain.requirements: rl_score_range: "),
     ],
 )
 def test_a_declaration_that_cannot_be_is_a_failure_of_the_environment(requirements: Any, message: str) -> None:
-    class Needs:
-        pass
-
-    environment = Needs()
-    environment.requirements = requirements  # type: ignore[attr-defined]
+    environment: Any = Plain()
+    environment.requirements = requirements
     with pytest.raises(EnvironmentFailed) as caught:
         with_requirements(TrainConfig(), environment)
     assert str(caught.value).startswith(message)

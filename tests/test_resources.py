@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import BatchPlan, plan_batch
@@ -104,45 +102,6 @@ def test_the_estimate_is_that_of_a_calculation_by_hand(model: str, options: dict
     config = TrainConfig(**{**SERVED, "batch_size": 8, **options})
     need = estimate_memory(read_model_shape(model), config, plan_batch(config, config.num_processes or 1), GPU).peak
     assert need == pytest.approx(expected + 700 * MIB, rel=0.06)
-
-
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("width", ["float32", "bfloat16"])
-def test_a_layer_keeps_what_the_estimate_says_for_its_backward_pass(width: str, lora: bool) -> None:
-    """Under autocast, which the CPU has, too."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    def kept(layers: int) -> int:
-        config = LlamaConfig(
-            vocab_size=96, hidden_size=96, intermediate_size=192, num_hidden_layers=layers, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=16,
-        )  # fmt: skip
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, width))
-        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear")) if lora else model
-        sizes: dict[int, int] = {}
-        tensors = []  # kept, so that no storage gets the place of another one
-
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.shape[0] in (2, 128):  # rows, or the tokens of all rows: no weight
-                tensors.append(tensor)
-                sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        ids = torch.arange(128).reshape(2, 64) % 96
-        mask = ids.ne(0).long()
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), torch.autocast("cpu"):
-            model(input_ids=ids, attention_mask=mask, use_cache=False)
-        return sum(sizes.values())
-
-    def estimated(layers: int) -> int:
-        config = TrainConfig(
-            dtype=width, peft=lora, disable_gradient_checkpointing=True, batch_size=2, rl_max_prompt_length=1,
-            rl_max_new_tokens=63,
-        )  # fmt: skip
-        shape = ModelShape(1000, layers, 96, 192, 4, 2, 16, 96, ())
-        return estimate_memory(shape, config, plan_batch(config, 1), GPU).phases["training pass"]
-
-    assert estimated(3) - estimated(2) == pytest.approx(kept(3) - kept(2), rel=0.15)
 
 
 def test_a_colocated_vllm_holds_its_share_during_the_training_pass_unless_it_sleeps() -> None:

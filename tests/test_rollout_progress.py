@@ -14,7 +14,7 @@ from aitrain.events import Event, Playing
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.runs.heartbeat import BEAT, Heartbeat, Progress
 from aitrain.runs.run_folder import RunFolder, read_object
-from tests.rollout.scripted import Scripted, cases, play
+from tests.rollout.scripted import Asks, Scripted, cases, play
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +25,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> bytearray:
     return shared
 
 
-class Answers:
+class Answers(Asks):
     """Asks the first case once, the others twice."""
-
-    def build_dataset(self) -> list[Any]:
-        return []
 
     def episode(self, case_idx: int) -> Iterator[Any]:
         yield None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
@@ -12,19 +11,13 @@ from typing import Any
 import pytest
 
 from aitrain import EpisodeTruncated, Score
-from aitrain.rollout.episode import Episode
 from aitrain.rollout.limits import Limits
-from tests.rollout.scripted import Asks, Scripted, cases, play_one, play_with_notes, text, user
+from tests.rollout.scripted import Asks, Scripted, cases, play_one, play_with_notes, text, trained, user
 
 ECHO = Scripted(lambda so_far: f"{so_far.count('u:')}$")
 """Answers with the number of questions so far."""
 
 CALCULATOR = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-
-
-def trained(episode: Episode) -> str:
-    trajectory = episode.trajectory
-    return text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own])
 
 
 class Twice(Asks):
@@ -59,7 +52,7 @@ def test_the_answers_are_trained_and_what_the_rollout_says_is_not(environment: A
     for number, episode in enumerate(episodes):
         assert text(episode.trajectory.prompt_ids) == f"u:first w{number}$a:"
         assert text(episode.trajectory.ids) == "1$u:more$a:2$"
-        assert trained(episode) == "1$2$"
+        assert trained(episode.trajectory) == "1$2$"
         assert (episode.stop, episode.result.score, episode.result.metrics) == ("done", 0.5, {"last": 2.0})
         assert episode.conversation[0] == user(f"first w{number}")
 
@@ -90,7 +83,7 @@ def test_untrained_conversations_are_not_part_of_the_trajectory() -> None:
     episode = play_one(Simulated(), engine)
     seeds = [request.seed for request in engine.requests]
     assert text(episode.trajectory.prompt_ids + episode.trajectory.ids) == "u:I want a room$a:ok$u:yesyesyes$a:ok$"
-    assert trained(episode) == "ok$ok$"
+    assert trained(episode.trajectory) == "ok$ok$"
     assert len(set(seeds)) == len(seeds) == 6
     assert [(seed.seed, seed.position) for seed in seeds if seed and seed.seed == 100] == [(100, 0), (100, 3)]
 
@@ -238,24 +231,3 @@ def test_calls_of_the_policy_reach_the_rollout_and_its_results_the_policy() -> N
     assert (episode.result.score, episode.tool_calls, episode.wrong_tool_calls) == (1.0, 1, 0)
     assert episode.messages[1]["content"] == "3"
     assert episode.session.reset.tools == (CALCULATOR,)
-
-
-# -- time
-
-
-def test_a_coroutine_that_hangs_is_cancelled_at_the_deadline_with_its_line() -> None:
-    ended = threading.Event()
-
-    class Hangs(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            await endpoint.chat([user("x")])
-            try:
-                await asyncio.sleep(60)
-            finally:
-                ended.set()
-            return 1.0
-
-    episode = play_one(Hangs(), ECHO, rl_env_timeout=1.0)
-    assert episode.stop == "env_timeout"
-    assert "asyncio.sleep(60)" in episode.failure_message
-    assert ended.wait(20)

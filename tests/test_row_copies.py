@@ -14,9 +14,10 @@ from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript, copy_arguments, copy_rows
 from aitrain.environment.runner import start_runner
 from tests import runner_calls
+from tests.rollout.scripted import assistant, user
 
-QUESTION = [{"role": "user", "content": "38 + 47 ="}]
-ANSWER = [{"role": "assistant", "content": " 85"}]
+QUESTION = [user("38 + 47 =")]
+ANSWER = [assistant(" 85")]
 
 
 def row() -> dict[str, Any]:
@@ -76,10 +77,10 @@ def test_arrays_tuples_and_own_objects_are_copied_and_what_cannot_be_is_shared()
 
 def test_rows_of_the_dataset_are_not_those_that_the_environment_kept() -> None:
     board = object()
-    kept = [{"prompt": [{"role": "user", "content": "?"}], "board": board}]
+    kept = [{"prompt": [user("?")], "board": board}]
 
     taken = copy_rows(kept)
-    kept[0]["prompt"].append({"role": "assistant", "content": "the answer"})  # type: ignore[attr-defined]
+    kept[0]["prompt"].append(assistant("the answer"))  # type: ignore[attr-defined]
 
     assert len(taken[0]["prompt"]) == 1
     assert taken[0]["board"] is board

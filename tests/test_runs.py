@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 
-from aitrain.cli.runs import show
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
-from aitrain.ui.run_registry import RunRegistry
-from tests.conftest import write
-
-RUNNING = {"status": "running", "step": 3, "steps": 50}
+from tests.conftest import run_in_process
 
 
 def make(parent: Path, name: str, status: dict[str, Any] | None = None, **result: Any) -> RunFolder:
@@ -83,29 +79,10 @@ def test_a_heartbeat_says_how_the_run_ended(tmp_path: Path) -> None:
         assert (read_object(folder.status)["status"], read_object(folder.status)["step"]) == (status, 7)
 
 
-# -- what is in a folder
-
-
-def test_each_kind_of_folder_is_told(tmp_path: Path) -> None:
-    make(tmp_path, "live", {**RUNNING, **sign_of_life()})
-    make(tmp_path, "dead", {**RUNNING, **sign_of_life(), "started": 1})
-    make(tmp_path, "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
-    make(tmp_path, "torn").status.write_text('{"status": "runn')
-    make(tmp_path, "odd", {"status": ["running"], "step": "three", "heartbeat": "now", "pid": {}, "host": 3})
-    write(tmp_path, {"pictures/cat.jpg": b"\xff\xd8", "a file": "no folder"})
-    found = {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()}
-    assert found == {
-        "live": "running", "dead": "dead", "done": "finished", "torn": "unknown",
-        "odd": "unknown",
-    }  # fmt: skip
-
-
 # -- what the command shows
 
 
-def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_is_no_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_is_no_command(tmp_path: Path) -> None:
     make(tmp_path, "evil\x1b[2J\n\udcff", {"status": "finished"})
     status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 5}
     append_lines(make(tmp_path, "run" + "-on" * 20, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
@@ -113,8 +90,7 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     swept = {"job": "sweep", "step": 2, "steps": 4}
     make(tmp_path, "lrs", status | swept, score_before=0.75, score_after=0.25)
 
-    assert show(str(tmp_path)) == 0
-    out = capsys.readouterr().out
+    out = run_in_process("show", str(tmp_path))[1]
     assert max(map(len, out.splitlines())) <= 80
     assert "evil?[2J??" in out
     lines = {line.split()[0][:4]: line.split()[1:-1] for line in out.splitlines()}

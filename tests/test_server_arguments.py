@@ -76,19 +76,6 @@ def test_an_fp8_base_is_computed_in_half_precision() -> None:
     assert {"--quantization=fp8_per_channel", "--dtype=bfloat16"} <= set(told)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"use_vllm": True, "vllm_speculative": NGRAM}, "vllm_speculative: for vLLM servers"),
-        ({**OURS, "vllm_quantization": "fp8"}, "vllm_quantization: .* under an adapter"),
-        ({**OURS, "vllm_speculative": NGRAM, "rl_min_p": 0.1}, "vllm_speculative: .* min-p"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_starts(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{says}"):
-        TrainConfig(**options)
-
-
 def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log_and_a_setting_of_the_users_wins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

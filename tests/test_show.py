@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import run_in_process, write
+from tests.conftest import json_lines, run_in_process, write
 from tests.ui.conftest import record
 
 EVIL = "\x1b[2J\x1b]0;pwned\x07\x9b31m\r over\u202e txt \x00\x08\u2066"
@@ -44,8 +44,8 @@ def run(here: Path) -> Path:
         "status.json": json.dumps({"status": "finished", "step": 2}),
         "result.json": json.dumps({"steps": 2, "seconds": 61.0, "train_cases": 8, "eval_cases": 2}),
         "environment.json": json.dumps(environment),
-        "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in metrics),
-        "rollouts/rank0.jsonl": "".join(json.dumps(line) + "\n" for line in RECORDS),
+        "metrics.jsonl": json_lines(metrics),
+        "rollouts/rank0.jsonl": json_lines(RECORDS),
     }
     write(here / "runs" / "mine", dict(files))
     return here / "runs" / "mine"

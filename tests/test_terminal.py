@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from aitrain.runs.result import Result
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.terminal import LogTail, Screen, last_line, run_texts
-from tests.conftest import write
+from tests.conftest import json_lines, write
 from tests.runs.scorings import interval
 from tests.screens import Terminal
 
@@ -27,15 +26,14 @@ RUN: list[Event] = [Phase("loading"), Note("2 dropped"), Evaluated("before", 0.2
 
 
 @pytest.fixture(autouse=True)
-def _at_a_desk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in CI, where the tests themselves may run; and every drawing is drawn."""
-    monkeypatch.delenv("CI", raising=False)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every drawing is drawn."""
     monkeypatch.setattr(Screen, "draw_at_most", -1.0)
 
 
-def watched(events: list[Event], width: int = 80, height: int = 24) -> Terminal:
+def watched(events: list[Event], width: int = 80) -> Terminal:
     """A terminal in which these events were shown, by a screen that is still open."""
-    shown = Terminal(width, height)
+    shown = Terminal(width)
     screen = Screen(shown.console()).__enter__()
     for event in events:
         screen(event)
@@ -131,8 +129,8 @@ def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
 
 
 def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_next(tmp_path: Path) -> None:
-    lines = [json.dumps({"step": n, "reward": n / 9}) + "\n" for n in range(1, 10)]
-    files = {"metrics.jsonl": "".join(lines), "config.yaml": "rl_env: x.py\nlr: 3.0e-4\n"}
+    lines = [{"step": n, "reward": n / 9} for n in range(1, 10)]
+    files = {"metrics.jsonl": json_lines(lines), "config.yaml": "rl_env: x.py\nlr: 3.0e-4\n"}
     write(tmp_path, {**files, "model/adapter_config.json": ""})
     before, after, change = interval(0.5, 0.4, 0.6), interval(0.25, 0.15, 0.35), interval(-0.25, -0.375, -0.125)
     scores: ScoreTable = {"sampled": {"before": before, "after": after, "change": change}}

@@ -168,7 +168,7 @@ def test_a_tag_that_is_not_closed_and_calls_beyond_the_limit_are_wrong_calls() -
             for value in ("1e999", "9" * 5000, "[" * 200 + "]" * 200, "[" * 10_000 + "]" * 10_000)
         ),
     ],
-    ids=lambda value: value[:50],
+    ids=case_name,
 )  # fmt: skip
 def test_a_call_that_cannot_be_read_says_what_is_wrong(block: str, problem: str) -> None:
     (call,) = read_calls(tagged(block))[1]
@@ -338,13 +338,7 @@ INNER: dict[str, Any] = {
 }
 
 
-class WithSchema:
-    def __init__(self, *schemas: Any) -> None:
-        self.schemas = schemas or (INNER,)
-
-    def get_tools(self) -> list[Any]:
-        return list(self.schemas)
-
+class WithSchema(Owner):
     def search(self, city: str, n: int = 0) -> Any:
         return [city, n]
 

@@ -25,6 +25,8 @@ from aitrain.vllm.extensions import KeyGuard
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, running, why_it_ended
 from tests.execution.waiting import eventually
 
+Plan, MakeRun = Callable[..., ServerConfig], Callable[..., RunPlan]
+
 FAKE = """
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -50,12 +52,8 @@ HTTPServer((host, port), Handler).serve_forever()
 """
 
 
-def ignore(told: object) -> None:
-    """Nothing is shown."""
-
-
 @pytest.fixture
-def plan(here: Path) -> Callable[..., ServerConfig]:
+def plan(here: Path) -> Plan:
     """`plan("healthy")`: a stand-in that does what the word says, in the working directory."""
     (here / "fake.py").write_text(FAKE)
 
@@ -95,13 +93,11 @@ def test_why_it_died_is_told_shortly(here: Path, said: str, told: str) -> None:
     assert failure.endswith("vllm-server.log")
 
 
-def test_when_one_of_several_servers_does_not_start_none_is_left(
-    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = remembered(monkeypatch)
     with (
         pytest.raises(RunFailed, match="did not start: exit code 3"),
-        running([plan("healthy"), plan("dies:of something")], ignore),
+        running([plan("healthy"), plan("dies:of something")], lambda _: None),
     ):
         raise AssertionError
     assert [server.poll() for server in servers] == [0, 0]
@@ -124,7 +120,7 @@ def kill(server: VLLMServer) -> None:
 
 
 @pytest.fixture
-def run_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
+def run_plan(monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     """`run_plan(option=...)`: of a run on the CPU with a server of its own."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(preflight, "installed", lambda name: object())
@@ -136,7 +132,7 @@ def run_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
 
 
 def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_why_none_is_left(
-    plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, run_plan: MakeRun, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # is not asked
     servers, told, folder = remembered(monkeypatch), list[object](), RunFolder(here)
@@ -170,7 +166,7 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_wh
 
 
 def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
-    run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
+    run_plan: MakeRun, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[ServerConfig] = []
 
@@ -183,7 +179,7 @@ def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
     monkeypatch.setenv("VLLM_API_KEY", "")
     for given in ("", "", "of the user"):
         monkeypatch.setenv("VLLM_API_KEY", given)
-        with managed_server(run_plan(), RunFolder(here), ignore) as variables:
+        with managed_server(run_plan(), RunFolder(here), lambda _: None) as variables:
             assert variables["VLLM_API_KEY"] == started[-1].key
     first, second, third = (server.key for server in started)
     assert len(first) > 40

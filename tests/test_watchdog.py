@@ -6,14 +6,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from aitrain import activity
 from aitrain.activity import SLOT, Activity, read
 from aitrain.events import Ended, Event, Failed
+from aitrain.launch.preflight import check
 from aitrain.launch.processes import Processes
 from aitrain.options.train import TrainConfig
 from aitrain.runs import watchdog
@@ -21,7 +20,8 @@ from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from aitrain.runs.watchdog import Stall, Watchdog, message, waits_for_another_rank
 from aitrain.ui.overview import Overview
-from tests.conftest import has_ended
+from tests.conftest import is_alive
+from tests.execution.waiting import eventually
 from tests.hanging_worker import HANGS
 
 TIMEOUT = 0.6
@@ -35,45 +35,28 @@ class Run(Processes):
 
     def _hear(self, event: Event) -> None:
         super()._hear(event)
-        if len(self.pids) == self.plan.batch.processes and self.watchdog:
+        if self.pids and self.watchdog:
             self.watchdog.timeout = TIMEOUT
 
     def _command(self) -> list[str]:
         return [sys.executable, "-m", "tests.hanging_worker", self.what, str(self.folder.path)]
 
 
-def run(folder: Path, what: str, count: int = 1, timeout: float = 60.0) -> tuple[Failed | Ended, RunFolder]:
-    """How a run ends."""
-    config = TrainConfig(model="tiny", stall_timeout=timeout)
-    plan = plan_of(config, count)
+def run(folder: Path, what: str) -> tuple[Failed | Ended, RunFolder]:
+    """How a run of one process ends."""
+    plan = check(TrainConfig(model="tiny", num_processes=1, stall_timeout=60.0), has_environment=True)
     here = RunFolder(folder / "run")
     here.path.mkdir(parents=True)
-    here.write_config(config)
-    made = Run(plan, here, ignore)
+    here.write_config(plan.config)
+    made = Run(plan, here, lambda _: None)
     made.what = what
     return made.run(), here
-
-
-def plan_of(config: TrainConfig, processes: int) -> Any:
-    """What the parent reads of a plan."""
-    batch = SimpleNamespace(processes=processes)
-    return SimpleNamespace(config=config, batch=batch, processes=processes, gpus=[], checkpoint=None, launched=None)
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog looks ten times a second."""
     monkeypatch.setattr(watchdog, "LONGEST_POLL", 0.1)
-
-
-def ignore(event: Event) -> None:
-    """Nothing is shown."""
-
-
-def left_of(folder: RunFolder) -> list[int]:
-    """Processes of a run that do not end."""
-    pids = [int(file.read_text()) for file in folder.path.glob("pid-*")]
-    return [pid for pid in pids if not has_ended(pid)]
 
 
 # -- hangs
@@ -88,9 +71,10 @@ def test_a_process_that_hangs_is_named_its_stacks_are_kept_and_nothing_is_left(w
     assert f"It hangs in: training, planting {what}." in end.message
     assert len(end.message.splitlines()) <= 5
     log = folder.log.read_text()
-    assert f"Stalled: rank 0, process {(folder.path / 'pid-0').read_text()}, training, planting {what}." in log
+    pid = int((folder.path / "pid").read_text())
+    assert f"Stalled: rank 0, process {pid}, training, planting {what}." in log
     assert f"in {what}\n" in log  # the function, in a stack
-    assert left_of(folder) == []
+    assert eventually(lambda: not is_alive(pid))
 
 
 # -- no hangs

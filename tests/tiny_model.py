@@ -6,8 +6,7 @@ units add up to ten, as in `38 + 42 = 80`). So it is often wrong, and GRPO can i
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+import sys
 
 import torch
 from tokenizers import Tokenizer
@@ -61,21 +60,16 @@ Questions = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Prompts (questions, tokens), their sums (questions,), and the share of right examples (questions,)."""
 
 
-def main() -> None:
+def main(out_dir: str) -> None:
     """Build, train and save the model; the same one each time on one kind of processor."""
-    parser = argparse.ArgumentParser(description="Make the tiny model that the package ships.")
-    parser.add_argument("out_dir", type=Path)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
+    torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(2)  # sums split over another number of threads round differently
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
-    train(model, tokenizer, options.steps)
-    model.save_pretrained(options.out_dir)
-    tokenizer.save_pretrained(options.out_dir)
+    train(model, tokenizer, steps=1000)
+    model.save_pretrained(out_dir)
+    tokenizer.save_pretrained(out_dir)
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -158,4 +152,4 @@ def answer_loss(model: LlamaForCausalLM, prompts: torch.Tensor, labels: torch.Te
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

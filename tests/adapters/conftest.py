@@ -21,11 +21,9 @@ from tests.conftest import install_package, write
 from tests.rehearsal import Rehearsed, rehearse
 
 
-class ByteTokenizer:
+def tokenizer(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
     """A token for each byte."""
-
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {"input_ids": list(text.encode())}
+    return {"input_ids": list(text.encode())}
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +54,7 @@ def refusal(rl_env: str, **settings: Any) -> str:
 
 def cases_of(environment: Any) -> Sequence[Case]:
     """The cases of its dataset."""
-    return build_cases(environment, ByteTokenizer())[0]
+    return build_cases(environment, tokenizer)[0]
 
 
 def play(environment: Any, case: Case, replies: Sequence[str], seed: int = 0) -> tuple[list[str], ScoreResult]:

@@ -11,7 +11,7 @@ import pytest
 from aitrain import ConfigError
 from aitrain.environment.dataset import dataset_note
 from tests.adapters.conftest import cases_of, made, play, refusal
-from tests.conftest import write
+from tests.conftest import json_lines, write
 
 REWARDS = """
 from statistics import mean, stdev
@@ -57,11 +57,16 @@ ROWS = [{"prompt": f"Say {word}: ", "answer": word} for word in ("yes", "no", "m
 
 @pytest.fixture(autouse=True)
 def files(here: Path) -> None:
-    rows = "".join(json.dumps(row) + "\n" for row in ROWS)
     solutions = json.dumps({"prompt": "Which ocean is the largest? ", "solution": "Pacific"})
     other = "def exact(completions): return [10] * len(completions)"
     write(
-        here, {"my_rewards.py": REWARDS, "rows.jsonl": rows, "solutions.jsonl": solutions, "other/my_rewards.py": other}
+        here,
+        {
+            "my_rewards.py": REWARDS,
+            "rows.jsonl": json_lines(ROWS),
+            "solutions.jsonl": solutions,
+            "other/my_rewards.py": other,
+        },
     )
 
 

@@ -10,19 +10,16 @@ import pytest
 
 from aitrain import EnvironmentFailed
 from aitrain.environment.adapters.rows import RowSource
-from tests.conftest import write
+from tests.conftest import json_lines, write
+from tests.rollout.scripted import assistant, user
 
 pytestmark = pytest.mark.usefixtures("here")
-MESSAGES = [{"role": "user", "content": "1 + 1?"}]
+MESSAGES = [user("1 + 1?")]
 OWN_SYSTEM = {"role": "system", "content": "Own."}
 
 
-def lines(*rows: Any) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 def cases(*rows: Any, **settings: Any) -> list[dict[str, Any]]:
-    write(Path.cwd(), {"rows.jsonl": lines(*rows)})
+    write(Path.cwd(), {"rows.jsonl": json_lines(rows)})
     return RowSource(data="rows.jsonl", **settings).cases()
 
 
@@ -33,7 +30,7 @@ def cases(*rows: Any, **settings: Any) -> list[dict[str, Any]]:
             {"data_source": "sums", "prompt": MESSAGES, "reward_model": {"style": "rule", "ground_truth": "2"}},
             {"prompt": MESSAGES, "ground_truth": "2", "data_source": "sums"},
         ),
-        ({"messages": [*MESSAGES, {"role": "assistant", "content": "2"}]}, {"prompt": MESSAGES, "answer": "2"}),
+        ({"messages": [*MESSAGES, assistant("2")]}, {"prompt": MESSAGES, "answer": "2"}),
         ({"problem": "1 + 1?", "solution": "2"}, {"prompt": MESSAGES, "solution": "2"}),
         (
             {"prompt": json.dumps(MESSAGES), "reward_model": '{"ground_truth": "2"}'},
@@ -63,7 +60,7 @@ def test_a_parquet_file_of_verl_that_pandas_wrote_has_lists_and_numbers_of_pytho
 
 def test_a_json_file_may_hold_a_list_and_files_of_windows_are_read() -> None:
     listed = json.dumps([{"prompt": "é"}, {"prompt": "b"}], indent=2)
-    for name, text in (("rows.json", listed), ("rows.jsonl", lines({"prompt": "é"}, {"prompt": "b"}))):
+    for name, text in (("rows.json", listed), ("rows.jsonl", json_lines([{"prompt": "é"}, {"prompt": "b"}]))):
         Path(name).write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
         assert [case["prompt"] for case in RowSource(data=name).cases()] == ["é", "b"]
 
@@ -77,7 +74,7 @@ def test_size_takes_the_first_rows_and_a_seed_shuffles_them_before() -> None:
 
 
 def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
-    talk = [OWN_SYSTEM, *MESSAGES, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 1?"}]
+    talk = [OWN_SYSTEM, *MESSAGES, assistant("2"), user("And 1?")]
     (case,) = cases({"question": "0 + 1?", "answer": "1"}, {"prompt": talk}, {"question": "5?"}, few_shot=1, size=1)
     assert [message["content"] for message in case["prompt"]] == ["Own.", "0 + 1?", "1", "1 + 1?", "2", "And 1?"]
     with pytest.raises(EnvironmentFailed, match="few_shot needs a column `answer`"):

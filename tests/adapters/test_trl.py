@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from aitrain.environment.rollout_session import session_for
 from tests.adapters.conftest import cases_of, made, play, refusal
-from tests.conftest import write
+from tests.conftest import json_lines, write
 from tests.rehearsal import call
 from tests.rollout.scripted import Scripted, play_with_notes
 
@@ -68,7 +67,7 @@ def polite(completions, **kwargs):
 @pytest.fixture(autouse=True)
 def files(here: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": "Use the tool."}], "target": number} for number in (2, 4)]
-    write(here, {"my_envs.py": CLASSES, "rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
+    write(here, {"my_envs.py": CLASSES, "rows.jsonl": json_lines(rows)})
 
 
 def counter(**settings: Any) -> Any:

@@ -1,18 +1,12 @@
 """Environments whose episodes are compared in groups, begin with what the environment says, or have no room."""
 
-import os
-from pathlib import Path
-
 from aitrain import EnvRequirements, Score
 
 
 class Ranked:
-    """Speaks first, without any prompts; compares the answers of a group; notes who closed it. Case 2 has no room."""
+    """Speaks first, without any prompts; compares the answers of a group. Case 2 has no room."""
 
     requirements = EnvRequirements(max_new_tokens=4, max_turns=2)
-
-    def __init__(self, notes):
-        self.notes = Path(notes)
 
     def build_dataset(self):
         return [{"word": f"word {number}", "length": 100_000 if number == 2 else 1} for number in range(6)]
@@ -27,6 +21,3 @@ class Ranked:
     def score_group(self, texts, scores, word):
         order = sorted(scores)
         return [Score(order.index(own) / len(scores), {"size": len(texts)}) for own in scores]
-
-    def close(self):
-        (self.notes / f"closed-by-{os.environ.get('RANK', '0')}-{os.getpid()}").touch()

@@ -42,10 +42,6 @@ def threads() -> list[str]:
     return [thread.name for thread in own if re.fullmatch(r"environment-\d+", thread.name)]
 
 
-def make_pool(calls: int = 4, timeout: float = LONG / 2) -> DeadlinePool:
-    return DeadlinePool(calls, timeout)
-
-
 def one(pool: Any, job: Callable[[], Any]) -> Outcome[Any]:
     (outcome,) = pool.call_all([job])
     return outcome
@@ -74,7 +70,7 @@ def test_whatever_a_call_raises_is_its_failure(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    pool = make_pool(2)
+    pool = DeadlinePool(2, LONG)
     failed, other = pool.call_all([fail, lambda: 1])
 
     assert failure(failed).kind == "raised"
@@ -89,7 +85,7 @@ def test_whatever_a_call_raises_is_its_failure(error: BaseException) -> None:
 def test_a_call_that_hangs_times_out_and_its_thread_is_replaced_and_counted_until_it_ends(
     clock: Clock, over: threading.Event
 ) -> None:
-    pool, hangs, late = make_pool(1, SHORT), threading.Event(), list[Any]()
+    pool, hangs, late = DeadlinePool(1, SHORT), threading.Event(), list[Any]()
     assert (pool.abandoned, pool.last_hang) == (0, "")
 
     def hang() -> str:
@@ -146,7 +142,7 @@ def test_a_call_is_charged_for_its_own_time_and_not_for_waiting(clock: Clock) ->
         clock.now += 2
         return before, task.left()
 
-    first, queued = make_pool(1, timeout=60).call_all([work, work])
+    first, queued = DeadlinePool(1, timeout=60).call_all([work, work])
 
     assert first.value == queued.value == (55, 53)
     assert first.seconds == queued.seconds == 7
@@ -168,7 +164,7 @@ def test_async_calls_run_together_on_one_loop_which_the_first_ones_agree_on() ->
         await everybody.wait()
         return asyncio.get_running_loop()
 
-    outcomes = make_pool(8).call_all([lambda: all_threads.wait(LONG) * 0 or meet()] * 8)
+    outcomes = DeadlinePool(8, LONG).call_all([lambda: all_threads.wait(LONG) * 0 or meet()] * 8)
 
     assert {outcome.value for outcome in outcomes} == {shared_loop()}
 
@@ -185,7 +181,7 @@ def test_an_async_call_that_hangs_is_cancelled_and_its_thread_and_loop_go_on(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, is_inside: bool
 ) -> None:
     monkeypatch.setattr(async_calls.threading, "Event", PatientEvent)
-    pool, hangs, cancelled, loop = make_pool(1, SHORT), list[int](), threading.Event(), async_calls.running_loop()
+    pool, hangs, cancelled, loop = DeadlinePool(1, SHORT), list[int](), threading.Event(), async_calls.running_loop()
 
     async def inner() -> None:
         try:
@@ -213,7 +209,7 @@ def test_an_async_call_that_hangs_is_cancelled_and_its_thread_and_loop_go_on(
 
 
 def test_a_blocked_loop_is_replaced(clock: Clock, over: threading.Event) -> None:
-    pool, blocks, stuck = make_pool(2, SHORT), threading.Event(), async_calls.running_loop()
+    pool, blocks, stuck = DeadlinePool(2, SHORT), threading.Event(), async_calls.running_loop()
 
     async def block() -> None:
         over.wait(blocks.set())
@@ -234,7 +230,7 @@ def test_a_blocked_loop_is_replaced(clock: Clock, over: threading.Event) -> None
 
 
 def test_calls_whose_awaiting_tasks_are_cancelled_are_abandoned(over: threading.Event) -> None:
-    pool, ended, ran = make_pool(2), threading.Event(), list[int]()
+    pool, ended, ran = DeadlinePool(2, LONG), threading.Event(), list[int]()
 
     async def hang() -> None:
         try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from aitrain.execution.async_calls import running_loop
@@ -102,7 +103,7 @@ def processes() -> Iterator[ProcessPool]:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child.pid for child in psutil.Process(pid).children()]
 
 
 def asked(lease: WorkerLease, method: str, *arguments: Any) -> Any:

@@ -71,12 +71,6 @@ def need_package(name: str, advice: str) -> None:
         pytest.skip(f"{name} is not installed: {advice}")
 
 
-def need_gpus(count: int) -> None:
-    """Skip a test on a machine with fewer GPUs; the CPU stands for any number in a rehearsal."""
-    if not IS_REHEARSAL and len(visible_gpus()) < count:
-        pytest.skip(f"needs {count} GPUs, and {len(visible_gpus())} are visible")
-
-
 @dataclass(frozen=True)
 class Trained:
     """A run that ended well."""
@@ -99,6 +93,7 @@ class Trained:
 
 Train = Callable[..., Trained]
 Record = Callable[[str, object], None]
+Models = Callable[[str], str]
 
 
 @pytest.fixture
@@ -128,7 +123,7 @@ def train(tmp_path: Path, record_property: Record) -> Iterator[Train]:
 
 
 @pytest.fixture(scope="session")
-def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     """`model_of("0.5B")`: the folder of a random model in that shape, made once."""
     folder = tmp_path_factory.mktemp("models")
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from aitrain.options.train import TrainConfig
-from aitrain.runs.run_folder import read_lines
-from tests.gpu.conftest import IS_REHEARSAL, SETTINGS, Record, Train, need_cuda, need_package, planned_mib
+from tests.conftest import episodes_of
+from tests.gpu.conftest import IS_REHEARSAL, SETTINGS, Models, Record, Train, need_cuda, need_package, planned_mib
 
 OFF = 0.25
 """How far the plan may be off."""
@@ -48,7 +47,7 @@ def test_the_demos_task_is_learned_in_bf16(train: Train, record_property: Record
 
 @pytest.mark.parametrize(("shape", "way"), TRAININGS)
 def test_a_model_trains_within_the_memory_of_its_plan(
-    shape: str, way: str, train: Train, model_of: Callable[[str], str], record_property: Record
+    shape: str, way: str, train: Train, model_of: Models, record_property: Record
 ) -> None:
     options = {"model": model_of(shape), **WAYS[way]}
     if "quantization" in options:
@@ -69,7 +68,7 @@ def test_a_model_trains_within_the_memory_of_its_plan(
         assert abs(planned / real - 1) <= OFF
 
 
-def test_a_resumed_run_samples_what_it_would_have_sampled(train: Train, model_of: Callable[[str], str]) -> None:
+def test_a_resumed_run_samples_what_it_would_have_sampled(train: Train, model_of: Models) -> None:
     """The rollout of the first step after the checkpoint is the same. What comes later need not be: a GPU's backward
     passes add up in another order every time."""
     model = model_of(TRAININGS[0][0])
@@ -86,5 +85,4 @@ def test_a_resumed_run_samples_what_it_would_have_sampled(train: Train, model_of
 
 def rollout_of(folder: Any, step: int) -> list[Any]:
     """The messages of a step's episodes."""
-    records = read_lines(folder / "rollouts" / "rank0.jsonl")
-    return [record["messages"] for record in records if record["step"] == step]
+    return [record["messages"] for record in episodes_of(folder) if record["step"] == step]

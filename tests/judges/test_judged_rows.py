@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from aitrain.environment.judges import model_judge
 from aitrain.runs.environment_source import kept_files
 from aitrain.workbench.check.registry import check
 from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal
-from tests.conftest import write
+from tests.conftest import json_lines, write
 from tests.judges.conftest import JudgeModel
 
 __all__ = ["imports_of_its_own"]
@@ -33,11 +32,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def files(here: Path) -> None:
-    write(here, {"train.jsonl": lines(ROWS), "own.py": "def brief(text): return 1 / (1 + len(text))"})
-
-
-def lines(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
+    write(here, {"train.jsonl": json_lines(ROWS), "own.py": "def brief(text): return 1 / (1 + len(text))"})
 
 
 def test_rows_of_xtuner_need_nothing_else() -> None:
@@ -57,7 +52,7 @@ def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang()
 
 
 def test_rows_that_no_judge_can_score_are_refused_before_training(here: Path) -> None:
-    write(here, {"train.jsonl": lines([{"prompt": "Say it.", "data_source": "chat"}])})
+    write(here, {"train.jsonl": json_lines([{"prompt": "Say it.", "data_source": "chat"}])})
     with pytest.raises(EnvironmentFailed, match="row 0: there is no judge for the data_source chat"):
         cases_of(made("rows:train.jsonl"))
     with pytest.raises(EnvironmentFailed, match="row 0: the judge exact needs a column ground_truth"):

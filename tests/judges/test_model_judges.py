@@ -17,10 +17,7 @@ from aitrain.execution.async_calls import run_async
 from aitrain.execution.failure import CallFailed
 from tests.judges.conftest import JudgeModel, quoted_in
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder(here: Path) -> None:
-    """Each test has a cache of its own."""
+pytestmark = pytest.mark.usefixtures("here")  # each test has a cache of its own
 
 
 def rubric(served: JudgeModel, **settings: Any) -> judges.Rubric:

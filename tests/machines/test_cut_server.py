@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.machines import test_two_machines
+from tests.machines.namespaces import network
 
-from tests.machines.namespaces import cannot_make_machines, network
-
-WHY_NOT = cannot_make_machines() if "AITRAIN_MACHINES" in os.environ else "its own step does: .ci/machines"
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"two machines are not made here: {WHY_NOT}")
-
+pytestmark = test_two_machines.pytestmark
 SERVES = """
 import socket, time
 server = socket.create_server(("10.77.0.2", 8000))

@@ -55,15 +55,10 @@ def options(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     environment = tmp_path_factory.mktemp("environment") / "held.py"
     environment.write_text(HELD)
     return [
-        *(
-            f"--model={small_model}",
-            f"--rl-env={environment}:Held",
-            "--max-steps=6",
-            "--rl-max-new-tokens=4",
-        ),
-        *("--peft", "--lora-r=4", "--lora-dropout=0.3", "--lr=1e-3", "--rl-kl-coef=0", "--output-dir=runs"),
-        *("--save-strategy=steps", "--save-steps=2", "--save-total-limit=9", "--project-name=run"),
-    ]
+        f"--model={small_model}", f"--rl-env={environment}:Held", "--max-steps=6", "--rl-max-new-tokens=4", "--peft",
+        "--lora-r=4", "--lora-dropout=0.3", "--lr=1e-3", "--rl-kl-coef=0", "--output-dir=runs", "--save-strategy=steps",
+        "--save-steps=2", "--save-total-limit=9", "--project-name=run",
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

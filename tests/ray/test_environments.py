@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.runs.run_folder import read_lines
+from tests.conftest import episodes_of
 from tests.machines.namespaces import Network, cannot_make_machines, end_of
 from tests.ray.cluster import SECONDS, variables
 
@@ -56,9 +56,8 @@ def test_calls_run_on_all_machines_with_the_deadlines_and_failures_of_local_proc
     code, printed = end_of(machine.aitrain(*command, **variables(machine.folder)), SECONDS)
     assert code == 0, printed
     cases: dict[int, list[dict[str, Any]]] = {}
-    for file in (tmp_path / "ray" / "rollouts").glob("*.jsonl"):
-        for each in read_lines(file):
-            cases.setdefault(each["case_idx"], []).append(each)
+    for each in episodes_of(tmp_path / "ray"):
+        cases.setdefault(each["case_idx"], []).append(each)
     assert {case: len(episodes) for case, episodes in cases.items()} == dict.fromkeys(range(4), 4)
     scored = cases[0] + cases[3]
     assert [each["score"] for each in scored] == [len(each["completion"]) % 2 for each in scored]

@@ -6,14 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from aitrain.runs.run_folder import read_lines
 from tests.execution.waiting import eventually
-from tests.machines.namespaces import Network, cannot_make_machines, end_of
+from tests.machines.namespaces import Network, end_of
+from tests.ray import test_environments
 from tests.ray.cluster import SECONDS, add_machine, variables
 from tests.training.conftest import difference
 
@@ -24,8 +25,7 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from aitrain.launch.ray_processes import cause_of
 
-pytestmark = pytest.mark.skipif(bool(cannot_make_machines()), reason="network namespaces cannot be created here")
-
+pytestmark = test_environments.pytestmark
 STEPS = 60
 TRAIN = [
     "grpo", "--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-prompts-per-step", "2",
@@ -46,13 +46,8 @@ def saves(run: Path, step: int) -> bool:
 
 def workers_of(run: Path) -> list[int]:
     """The training processes of a run, on all machines."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (process / "cmdline").read_text().split("\0")
-            if "aitrain.jobs.worker" in words and str(run) in words:
-                found.append(int(process.name))
-    return sorted(found)
+    words = {one.pid: one.info["cmdline"] or () for one in psutil.process_iter(["cmdline"])}
+    return sorted(pid for pid, said in words.items() if {"aitrain.jobs.worker", str(run)} <= {*said})
 
 
 def test_two_machines_train_as_two_local_processes_do_though_a_rank_and_a_machine_are_killed(

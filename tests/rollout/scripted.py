@@ -11,7 +11,7 @@ from aitrain import TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.rollout.chat_format import ChatFormat, TemplateSupport
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, Trajectory
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 
@@ -39,6 +39,11 @@ def text(ids: list[int]) -> str:
     return "".join(map(chr, ids))
 
 
+def trained(trajectory: Trajectory) -> str:
+    """What the policy sampled."""
+    return text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own])
+
+
 class Scripted:
     """An engine: each answer is a function of the text so far; versions count the completions."""
 
@@ -57,7 +62,7 @@ class Scripted:
 
 def cases(count: int = 1, chat: bool = True) -> list[Case]:
     """Rows that ask for their own number."""
-    prompts: list[Any] = [[{"role": "user", "content": f"{n}?"}] if chat else f"{n}?" for n in range(count)]
+    prompts: list[Any] = [[user(f"{n}?")] if chat else f"{n}?" for n in range(count)]
     return [Case(n, prompt, {"prompt": prompt}, n) for n, prompt in enumerate(prompts)]
 
 
@@ -96,6 +101,10 @@ class WithTools(TemplateSupport):
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
 
 
 def play_with_notes(

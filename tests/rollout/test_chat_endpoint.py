@@ -21,7 +21,7 @@ from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
 from aitrain.training.training_batch import episode_record
 from tests.rollout import scripted
-from tests.rollout.scripted import Asks, cases
+from tests.rollout.scripted import Asks, assistant, cases, user
 
 Answer = Callable[[dict[str, Any]], httpx.Response]
 URL = "http://127.0.0.1:1/v1"
@@ -99,11 +99,11 @@ def test_messages_and_sampling_are_sent_and_the_answer_is_scored_and_recorded(mo
     record = episode_record(episodes[1], step=0, weight_version=0)
     assert (record.tokens, record.completion, record.stop) == (7, "1?", "done")
 
-    assert record.messages == [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1?"}]
+    assert record.messages == [user("1?"), assistant("1?")]
     body = next(body for body in server.bodies if body["messages"][0]["content"] == "1?")
     seed = body.pop("seed")
     assert body == {
-        "model": "some-model", "messages": [{"role": "user", "content": "1?"}], "temperature": 0.5, "top_p": 1.0,
+        "model": "some-model", "messages": [user("1?")], "temperature": 0.5, "top_p": 1.0,
         "stop": ["END"], "max_tokens": 99,
     }  # fmt: skip
     assert seed != next(body for body in server.bodies if body["messages"][0]["content"] == "0?")["seed"]
@@ -115,7 +115,7 @@ def test_greedy_decoding_is_temperature_0_without_a_seed_and_a_string_prompt_is_
     (episode,) = play(Echo(), server, cases(chat=False), decoding=Decoding.GREEDY)
     assert server.bodies[0]["temperature"] == 0.0
     assert "seed" not in server.bodies[0]
-    assert server.bodies[0]["messages"] == [{"role": "user", "content": "0?"}]
+    assert server.bodies[0]["messages"] == [user("0?")]
     assert episode.result.score == 1.0
 
 

@@ -17,7 +17,8 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, RolloutClock
 from aitrain.rollout.limits import Limits
 from aitrain.training.training_batch import episode_record
-from tests.rollout.scripted import END, Asks, Letters, Scripted, cases, play, text
+from tests.rollout.scripted import END, Asks, Letters, Scripted, cases, play, text, trained
+from tests.served.environments import Objects
 
 Talk = Generator[str | None, str, float]
 
@@ -40,7 +41,7 @@ def test_what_the_policy_samples_is_trained_and_what_the_environment_says_is_not
     trajectory = episode.trajectory
     assert text(trajectory.prompt_ids) == "u:0?$a:"
     assert text(trajectory.ids) == "0$u:more$a:1$u:more$a:2$"
-    assert text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own]) == "0$1$2$"
+    assert trained(trajectory) == "0$1$2$"
     assert [value != 0 for value in trajectory.logprobs] == list(map(bool, trajectory.mask))
     assert (episode.stop, episode.result.score) == ("done", 0.3)
     assert [turn.weight_version for turn in trajectory.turns] == [1, 2, 3]
@@ -66,39 +67,11 @@ def test_what_ends_an_episode(limits: Limits, stop: str, turns: int) -> None:
     assert episode.is_truncated == (stop != "done")
 
 
-class Closing:
-    """An episode that notes that it was closed."""
-
-    def __init__(self, closed: threading.Semaphore) -> None:
-        self.closed = closed
-
-    def step(self, reply: str) -> Any:
-        return None
-
-    def score(self) -> float:
-        return 1.0
-
-    def close(self) -> None:
-        self.closed.release()
-
-
-class Closes(Asks):
-    """An environment whose episodes note that they were closed."""
-
-    concurrent = True
-
-    def __init__(self) -> None:
-        self.closed = threading.Semaphore(0)
-
-    def start(self) -> Any:
-        return Closing(self.closed)
-
-
 def test_an_engine_that_fails_ends_the_rollout_with_its_error_and_leaves_no_session_open() -> None:
     def fail(so_far: str) -> str:
         raise RuntimeError("out of memory")
 
-    environment = Closes()
+    environment = Objects()
     with pytest.raises(RuntimeError, match="out of memory"):
         play(environment, Scripted(fail), of=cases(5))
     assert all(environment.closed.acquire(blocking=False) for _ in range(5))
@@ -107,10 +80,10 @@ def test_an_engine_that_fails_ends_the_rollout_with_its_error_and_leaves_no_sess
 def test_an_episode_that_begins_after_its_deadline_is_closed() -> None:
     may_begin = threading.Event()
 
-    class Late(Closes):
-        def start(self) -> Any:
+    class Late(Objects):
+        def start(self, case_idx: int) -> Any:
             may_begin.wait(60)
-            return super().start()
+            return super().start(case_idx)
 
     environment = Late()
     (episode,) = play(environment, Scripted(lambda _: "x$"), rl_env_timeout=0.1)
@@ -191,16 +164,11 @@ class Rounds(BatchingEngine):
         return [Completion([ord("x")] * max_tokens) for _ in rows]
 
 
-def out_of_memory(made: list[Completion]) -> list[Completion]:
-    raise RuntimeError("out of memory")
-
-
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
         (lambda made: made[1:], RunFailed),  # instead of waiting for the rest
         (lambda made: [made[0], *(Completion(None) for _ in made[1:])], TypeError),  # after some were handed out
-        (out_of_memory, RuntimeError),
     ],
 )
 def test_a_batch_that_fails_ends_the_rollout_with_its_error(spoil: Any, error: type[Exception]) -> None:
@@ -284,9 +252,6 @@ def test_a_template_with_a_date_is_appended_to_after_midnight_too() -> None:
 # -- episodes that the environment begins
 
 
-SYSTEM = {"role": "system", "content": "s"}
-
-
 class Spoken:
     """Says its number first, and that it was right."""
 
@@ -309,24 +274,14 @@ class Speaks(Asks):
         return Spoken(case_idx)
 
 
-def of(*prompts: Any) -> list[Case]:
-    return [Case(number, prompt, {"word": "x"}, number) for number, prompt in enumerate(prompts)]
-
-
 def test_the_opening_is_in_the_prompt_and_not_among_the_trained_tokens() -> None:
-    silent, joined, strings = [
-        play(Speaks(), Scripted(lambda _: "x$"), of=of(prompt))[0]
-        for prompt in ([], [SYSTEM, {"role": "user", "content": "q"}], "q ")
-    ]
-
-    assert text(silent.trajectory.prompt_ids) == "u:0!$a:"
-    assert text(joined.trajectory.prompt_ids) == "s:s$u:q\n\n0!$a:"
-    assert text(strings.trajectory.prompt_ids) == "q 0!"
-    for trajectory in (silent.trajectory, joined.trajectory):
-        assert text(trajectory.ids) == "x$u:more$a:x$"
-        assert text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own]) == "x$x$"
-    assert strings.result.score == 1.0
-    asked, said = episode_record(silent, 1, 0).transcript()
+    (episode,) = play(Speaks(), Scripted(lambda _: "x$"), of=[Case(0, [], {}, 0)])
+    trajectory = episode.trajectory
+    assert text(trajectory.prompt_ids) == "u:0!$a:"
+    assert text(trajectory.ids) == "x$u:more$a:x$"
+    assert trained(trajectory) == "x$x$"
+    assert episode.result.score == 1.0
+    asked, said = episode_record(episode, 1, 0).transcript()
     assert [message.text for message in (*asked, *said)] == ["0!", "x", "more", "x"]
 
 

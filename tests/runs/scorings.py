@@ -25,9 +25,9 @@ def interval(mean: float, low: float | None, high: float | None, count: int = 64
     return {"mean": mean, "low": low, "high": high, "count": count}
 
 
-def table_of(scorings: Mapping[str, Scoring], bounds: Bounds | None = UNIT, tries: int = 1) -> ScoreTable:
+def table_of(scorings: Mapping[str, Scoring], tries: int) -> ScoreTable:
     """The table of a run with one environment."""
-    return score_table(scorings, only({case for scoring in scorings.values() for case in scoring}, bounds), tries)
+    return score_table(scorings, only({case for scoring in scorings.values() for case in scoring}), tries)
 
 
 def episode(case: str, score: float | None, **differences: Any) -> dict[str, Any]:

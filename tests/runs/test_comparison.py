@@ -15,10 +15,10 @@ from aitrain.errors import ConfigError
 from aitrain.runs.comparison import Comparison, compare_all
 from aitrain.runs.recorded_scoring import CaseKey, match_cases, read_scorings
 from aitrain.runs.records import RolloutRecord
-from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.overview import Overview
 from tests.runs.scorings import ENVIRONMENT, episode, episodes, table_of, write_scoring
+from tests.ui.conftest import read
 
 
 def compared(tmp_path: Path, *scorings: Sequence[dict[str, Any]], **options: Any) -> list[Comparison]:
@@ -117,9 +117,7 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_
     run.environment.write_text(json.dumps(ENVIRONMENT | {"environments": envs}))
     run.result.unlink()
     run.write_status("finished", job="grpo")
-    rollouts = RolloutIndex(run.rollouts)
-    rollouts.refresh()
-    table = Overview(run.path, rollouts).scores
+    table = Overview(run.path, read(run.path)).scores
     (comparison,) = compare_all(read_scorings([run.path]))
 
     for name in ("sampled", "sampled, half", "sampled, game", "pass@4"):

@@ -91,14 +91,9 @@ TO_DO = ("--", "aitrain env check", "less weight")
 
 
 def found_in(kind: Kind) -> list[RunFinding]:
-    if kind.name not in FOUND:
-        traits, lines = simulate(kind, 1)
-        diagnosis = Diagnosis(traits)
-        FOUND[kind.name] = [finding for line in lines for finding in diagnosis.see(line)]
-    return FOUND[kind.name]
-
-
-FOUND: dict[str, list[RunFinding]] = {}
+    traits, lines = simulate(kind, 1)
+    diagnosis = Diagnosis(traits)
+    return [finding for line in lines for finding in diagnosis.see(line)]
 
 
 @pytest.mark.parametrize("kind", PLANTED, ids=lambda kind: kind.name)

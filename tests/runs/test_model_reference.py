@@ -8,12 +8,9 @@ import pytest
 from aitrain.errors import ConfigError
 from aitrain.runs.model_reference import before_training, read_model, run_options
 
+pytestmark = pytest.mark.usefixtures("here")
+
 PEFT_TINY = {"base_model_name_or_path": "/elsewhere/site-packages/aitrain/tiny_model"}
-
-
-@pytest.fixture(autouse=True)
-def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def weights(folder: Path, adapter: dict[str, object] | None = None) -> Path:
@@ -24,11 +21,11 @@ def weights(folder: Path, adapter: dict[str, object] | None = None) -> Path:
     return folder
 
 
-def run_folder(path: Path, config: str = "model: tiny\nrl_env: env.py:Env\noutput_dir: runs\n", step: int = 40) -> Path:
+def run_folder(path: Path, config: str = "model: tiny\nrl_env: env.py:Env\noutput_dir: runs\n") -> Path:
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(config)
     (path / "status.json").write_text(json.dumps({"status": "finished"}))
-    (path / "result.json").write_text(json.dumps({"model_step": step, "steps": 50}))
+    (path / "result.json").write_text(json.dumps({"model_step": 40, "steps": 50}))
     return path
 
 
@@ -97,20 +94,20 @@ def test_an_address_is_an_engine_and_may_not_hold_a_key() -> None:
 
 
 def test_options_of_a_run_are_those_of_its_start_folder_and_its_environment_is_the_recorded_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = "model: base\nchat_template: null\nrl_env: env.py:Env\nseed: 7\noutput_dir: runs\nproject_name: sums\n"
     run = run_folder(Path("runs/sums"), config)
     weights(run / "model", PEFT_TINY)
     weights(Path("base"))
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "env.py").touch()
-    (run / "environment.json").write_text(json.dumps({"file": str(tmp_path / "other" / "env.py")}))
-    monkeypatch.chdir(tmp_path / "other")
+    (here / "other").mkdir()
+    (here / "other" / "env.py").touch()
+    (run / "environment.json").write_text(json.dumps({"file": str(here / "other" / "env.py")}))
+    monkeypatch.chdir(here / "other")
     found = read_model("../runs/sums")
     options = run_options(found)
     assert options == {
-        "model": str(tmp_path / "base"), "chat_template": None, "rl_env": f"{tmp_path}/other/env.py:Env", "seed": 7
+        "model": str(here / "base"), "chat_template": None, "rl_env": f"{here}/other/env.py:Env", "seed": 7
     }  # fmt: skip
-    assert before_training(found) == read_model(str(tmp_path / "base"))
+    assert before_training(found) == read_model(str(here / "base"))
     assert run_options(read_model("tiny")) == {}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from aitrain.runs.run_folder import read_lines
-from tests.conftest import Run
+from aitrain.runs.run_folder import read_object
+from tests.conftest import Run, episodes_of
+from tests.training.test_resume import assert_same
 
 ENVIRONMENT = """\
 import random
@@ -34,11 +33,6 @@ OPTIONS = (
 TOKEN = "a-token-that-is-in-no-file"
 
 
-def episodes(run: Path) -> list[dict[str, Any]]:
-    """The rollout records of a run without their times."""
-    return [{**line, "seconds": 0} for file in sorted((run / "rollouts").iterdir()) for line in read_lines(file)]
-
-
 def test_a_training_on_a_server_is_that_on_the_environment_itself(
     here: Path, aitrain_grpo: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,12 +47,11 @@ def test_a_training_on_a_server_is_that_on_the_environment_itself(
         assert server.wait(20) == 130
     assert (local.returncode, remote.returncode) == (0, 0), local.stderr + remote.stderr
     runs = here / "runs"
-    assert len(episodes(runs / "local")) >= 16
-    assert {*episodes(runs / "local")[0]["row"]} == {"pair"}
-    assert episodes(runs / "remote") == episodes(runs / "local")
-    weights = [(runs / name / "model" / "model.safetensors").read_bytes() for name in ("local", "remote")]
-    assert weights[0] == weights[1]
-    kept, served = (json.loads((runs / name / "environment.json").read_text()) for name in ("local", "remote"))
+    episodes = episodes_of(runs / "local")
+    assert len(episodes) == 16
+    assert {*episodes[0]["row"]} == {"pair"}
+    assert_same(runs / "local", runs / "remote")
+    kept, served = (read_object(runs / name / "environment.json") for name in ("local", "remote"))
     assert (served["sha256"], served["served_by"]) == (kept["sha256"], [url])
     assert (runs / "remote" / "environment" / "guess.py").read_text() == ENVIRONMENT
     for folder, _, names in os.walk(runs):

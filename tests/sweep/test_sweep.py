@@ -194,7 +194,6 @@ def test_the_end_shows_the_trials_the_best_one_and_what_to_do_next(
     assert f"aitrain grpo --config runs/lrs/trial-{best.number}/config.yaml --project-name lrs-best" in shown
     assert Path("runs/lrs/sweep.html").exists()
     row = Overview(Path("runs/lrs")).row()
-    assert (row["status"], row["step"], row["steps"]) == ("finished", 8, 8)
     assert (row["before"]["mean"], row["after"]["mean"]) == (0.2, pytest.approx(0.832))
     assert run("sweep.yaml", "--json", "--trials", "2") == 0
     result = json.loads(capsys.readouterr().out)

@@ -15,6 +15,8 @@ from aitrain.options.sweep import SweepConfig
 from tests.conftest import run_in_process
 from tests.sweep.test_sweep import OPTIONS, PLANTED, write_file
 
+pytestmark = pytest.mark.usefixtures("here")
+
 
 def read(**changes: object) -> SweepPlan:
     return check_sweep(resolve(SweepConfig, write_file(**changes)))
@@ -38,7 +40,7 @@ def read(**changes: object) -> SweepPlan:
         ({"search": {**PLANTED, "rl_num_generations": [4, 7]}}, "cannot be divided"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_found_before_the_first_trial(here: Path, changes: dict[str, object], message: str) -> None:
+def test_a_mistake_is_found_before_the_first_trial(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(**changes)
     assert message in str(caught.value)
@@ -46,16 +48,14 @@ def test_a_mistake_is_found_before_the_first_trial(here: Path, changes: dict[str
 
 
 @pytest.mark.parametrize("package", ["optuna", "plotly"])
-def test_a_missing_package_is_named_with_how_to_install_it(
-    here: Path, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
+def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setattr("aitrain.cli.sweep.installed", lambda name: None if name == package else name)
     code, _, err = run_in_process(f"sweep {write_file()}")
     assert code == 2
     assert 'Install them with: pip install "aitrain[sweep]"' in err
 
 
-def test_the_number_of_trials_follows_from_the_space_where_none_is_given(here: Path) -> None:
+def test_the_number_of_trials_follows_from_the_space_where_none_is_given() -> None:
     endless = {"search": {"lr": {"low": 1e-6, "high": 1e-4}}}
     sizes = [
         (8, {"sampler": "grid"}),
@@ -68,7 +68,7 @@ def test_the_number_of_trials_follows_from_the_space_where_none_is_given(here: P
     assert [plan.trials for plan in plans] == [size for size, _ in sizes]
 
 
-def test_a_dry_run_shows_the_plan_and_makes_nothing(here: Path) -> None:
+def test_a_dry_run_shows_the_plan_and_makes_nothing() -> None:
     write_file(search={"lr": {"low": 1e-6, "high": 1e-4, "log": True}, "peft": [True, False]})
     shown = run_in_process("sweep sweep.yaml --dry-run")[1]
     assert yaml.safe_load(shown)["search"]["peft"] == [True, False]

@@ -16,9 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import aitrain
 from aitrain import Result, TrainConfig
-from aitrain.runs.run_folder import read_lines
-from tests.conftest import free_port
+from tests.conftest import episodes_of, free_port
 from tests.finished_runs import SHORT, quick
+
+Train = Callable[..., Result]
+"""`train(environment, option=...)`."""
 
 torch.set_num_threads(1)  # threads that wait for each other gain nothing on the small model
 
@@ -30,7 +32,7 @@ def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def train(small_model: Path, tmp_path: Path) -> Callable[..., Result]:
+def train(small_model: Path, tmp_path: Path) -> Train:
     """`train(environment, option=...)`: a run of a few steps on the small model, in this process."""
 
     def run(environment: Any, **options: Any) -> Result:
@@ -41,11 +43,16 @@ def train(small_model: Path, tmp_path: Path) -> Callable[..., Result]:
     return run
 
 
-def save_adapter(base: Path | str, folder: Path, **options: Any) -> PeftModel:
-    """An adapter of random weights, which change what the model says, saved with the tokenizer of its base."""
+def random_adapter(base: Path | str, **options: Any) -> PeftModel:
+    """A model with an adapter of random weights, which change what it says."""
     torch.manual_seed(1)
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM", **options)
-    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora).eval()
+    return get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora).eval()
+
+
+def save_adapter(base: Path | str, folder: Path, **options: Any) -> PeftModel:
+    """The same, saved with the tokenizer of its base."""
+    adapter = random_adapter(base, **options)
     adapter.save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     return adapter
@@ -53,14 +60,17 @@ def save_adapter(base: Path | str, folder: Path, **options: Any) -> PeftModel:
 
 def rollouts(result: Result, phase: str | None = None) -> list[dict[str, Any]]:
     """The records of training, of all processes; or those of a scoring of held-out cases."""
-    records = [record for file in sorted(result.folder.glob("rollouts/*.jsonl")) for record in read_lines(file)]
-    return [record for record in records if record.get("eval_phase") == phase]
+    return episodes_of(result.folder, phase)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a saved model."""
-    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
-    return tensors
+    """All tensors of a saved model, or of an adapter."""
+    return dict(load_file(min(folder.glob("*.safetensors"))))
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether all tensors are the same bits."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def difference(one: Path, other: Path) -> float:

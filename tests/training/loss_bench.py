@@ -20,6 +20,7 @@ from aitrain.training.passes import KEPT, KEPT_ROWS
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 
+CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
 WORDS, LONGEST = 7, 5
 WHOLE = PassLimit(100)
 Rows = dict[str, torch.Tensor]
@@ -84,7 +85,7 @@ def arguments(folder: Path, layout: Layout, **options: Any) -> GRPOConfig:
     """TRL's configuration as aitrain makes it."""
     config = TrainConfig(rl_max_new_tokens=LONGEST, rl_updates_per_rollout=layout.steps, **options)
     plan = plan_batch(config, 1)
-    made = grpo_config(grpo_arguments(config, plan, Precision(torch.float32, False, False, True)), config, folder)
+    made = grpo_config(grpo_arguments(config, plan, CPU), config, folder)
     made.algorithm = AlgorithmParts.of(config)
     return made
 

@@ -32,7 +32,7 @@ def scripted(answer: Callable[[int, str], str]) -> Sample:
 
 
 def played(
-    environment: Any, tokenizer: Any, said: Callable[[str], str], *following: str, room: int = 200, **options: Any
+    environment: Any, tokenizer: Any, said: Callable[[str], str], *following: str, **options: Any
 ) -> tuple[Episode, list[GenerationRequest]]:
     """An episode of the environment's first case, whose later messages are of the roles `following`, and the requests
     that the policy got. `said` makes an answer of all text before it."""
@@ -48,5 +48,5 @@ def played(
     chat = format_for_episodes(chat_format(tokenizer, TrainConfig(**options)), following)
     case = Case(0, environment.build_dataset()[0]["prompt"], {}, 0)
     end = EndOfTurn([tokenizer.eos_token_id])
-    (episode,) = play(environment, engine, Limits(9, room), [case], chat, end=end)
+    (episode,) = play(environment, engine, Limits(9, 200), [case], chat, end=end)
     return episode, engine.requests

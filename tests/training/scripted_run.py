@@ -18,6 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from accelerate import state
+from accelerate.utils import DistributedType
 
 from aitrain.engines import scopes
 from aitrain.engines.batching import BatchRow
@@ -31,13 +33,18 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Completion
 from aitrain.runs.checkpoint import PREFIX
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training import passes
+from aitrain.training import passes, sharding
 from aitrain.training.distributed import init_processes, shutdown_group
 from aitrain.training.model import choose_precision
 from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import EpisodeTrainer
 
 ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
+
+
+def early_letters(text: str) -> float:
+    """The share of letters below n."""
+    return sum(letter < "n" for letter in text) / max(1, len(text))
 
 
 class Scripted:
@@ -50,7 +57,7 @@ class Scripted:
         return [{"prompt": f"say {number}:"} for number in range(7)]
 
     def score_episode(self, completion: str) -> float:
-        return sum(letter < "n" for letter in completion) / max(1, len(completion))
+        return early_letters(completion)
 
 
 class ScriptedTalk(Scripted):
@@ -63,7 +70,7 @@ class ScriptedTalk(Scripted):
         for turn in range(case_idx % 3 + len(reply) % 2):
             reply = yield f" more {turn}:"
             said += reply
-        return sum(letter < "n" for letter in said) / max(1, len(said))
+        return early_letters(said)
 
 
 class Unscored(Scripted):
@@ -90,7 +97,7 @@ class Endless(Scripted):
         reply = yield None
         while case_idx % 2:
             yield " more:"
-        return sum(letter < "n" for letter in reply) / max(1, len(reply))
+        return early_letters(reply)
 
 
 class Evaluated(Scripted):
@@ -156,13 +163,30 @@ JOBS: dict[str, dict[str, Any]] = {
 """Options of the runs, beside OPTIONS."""
 
 
+def shard_on_cpu() -> None:
+    """Let accelerate 1.15 shard on the CPU: its AcceleratorState turns MULTI_GPU into FSDP, but never MULTI_CPU, so
+    that an FSDP plugin is silently ignored there."""
+    make = state.AcceleratorState.__init__
+
+    def init(self: Any, *arguments: Any, fsdp_plugin: Any = None, **keywords: Any) -> None:
+        make(self, *arguments, fsdp_plugin=fsdp_plugin, **keywords)
+        if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type = DistributedType.FSDP
+            if self._mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(self._mixed_precision)
+            self.fsdp_plugin = fsdp_plugin
+            state.PartialState._shared_state["distributed_type"] = self.distributed_type
+
+    state.AcceleratorState.__init__ = init
+    sharding.UNSHARDED_DEVICES = ()
+
+
 def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
     # two thirds of a short run: see conftest.py
     scopes.gc = SimpleNamespace(collect=int, freeze=int, unfreeze=int)  # type: ignore[assignment]
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if backend == "fsdp2":
-        sys.path.append(str(Path(__file__).parents[1] / "cpu_sharding"))
-        import shard_on_cpu  # type: ignore[import-not-found]  # noqa: F401
+        shard_on_cpu()
     trainers: list[EpisodeTrainer] = []
     make = EpisodeTrainer.__init__
 

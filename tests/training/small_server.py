@@ -20,6 +20,9 @@ from transformers import AutoModelForCausalLM
 from tests.adapters.http_servers import Handler
 
 END = 258
+Reply = tuple[int, Any]
+"""The status of an answer, and its JSON."""
+
 _LOADING = threading.Lock()
 """transformers replaces methods of its classes while it loads a model: two loads at a time leave them replaced."""
 
@@ -54,7 +57,7 @@ class Fake:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
-        self.troubles: list[Callable[[Fake], tuple[int, Any] | None]] = []
+        self.troubles: list[Callable[[Fake], Reply | None]] = []
         """What the next completions meet with; None: the connection ends without an answer."""
         self.missing: set[str] = set()
         self.details: dict[str, Any] | None = None
@@ -87,10 +90,10 @@ class Fake:
         self.stop()
         self.start()
 
-    def dies(self, seconds: float = 0.2) -> None:
+    def dies(self) -> None:
         """And comes back."""
         self.stop()
-        threading.Timer(seconds, self.start).start()
+        threading.Timer(0.2, self.start).start()
 
     @property
     def transport(self) -> httpx.MockTransport:
@@ -106,7 +109,7 @@ class Fake:
             raise httpx.RemoteProtocolError("no response")
         return httpx.Response(answer[0], json=answer[1])
 
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
+    def answer(self, path: str, body: dict[str, Any]) -> Reply | None:
         path = path.partition("?")[0]
         self.asked.append((path, body))
         if path in self.missing:
@@ -116,30 +119,30 @@ class Fake:
     def bodies(self, path: str) -> list[Any]:
         return [body for asked, body in self.asked if asked == path]
 
-    def _health(self, _: Any) -> tuple[int, Any]:
+    def _health(self, _: Any) -> Reply:
         return 200, {}
 
-    def _models(self, _: Any) -> tuple[int, Any]:
+    def _models(self, _: Any) -> Reply:
         base = {"id": "base", "root": "some/model", "parent": None, "max_model_len": 100}
         adapters = [{"id": name, "root": root, "parent": "base"} for name, root in self.adapters.items()]
         return 200, {"data": [base, *adapters]}
 
-    def _server_info(self, _: Any) -> tuple[int, Any]:
+    def _server_info(self, _: Any) -> Reply:
         return (404, {"detail": "Not Found"}) if self.details is None else (200, {"vllm_config": self.details})
 
-    def _weight_info(self, _: Any) -> tuple[int, Any]:
+    def _weight_info(self, _: Any) -> Reply:
         return 200, {"weight_version": self.version}
 
-    def _update_weight_version(self, body: Any) -> tuple[int, Any]:
+    def _update_weight_version(self, body: Any) -> Reply:
         self.version = body["new_version"]
         return 200, {}
 
-    def _collective_rpc(self, body: Any) -> tuple[int, Any]:
+    def _collective_rpc(self, body: Any) -> Reply:
         assert body["method"] == "reload_weights"
         assert (Path(body["kwargs"]["weights_path"]) / "model.safetensors").is_file()
         return 200, {"results": [None]}
 
-    def _load_lora_adapter(self, body: Any) -> tuple[int, Any]:
+    def _load_lora_adapter(self, body: Any) -> Reply:
         if not (Path(body["lora_path"]) / "adapter_model.safetensors").is_file():
             return 404, {"error": {"message": f"No adapter found for {body['lora_path']}"}}
         if body["lora_name"] in self.adapters:
@@ -147,11 +150,11 @@ class Fake:
         self.adapters[body["lora_name"]] = body["lora_path"]
         return 200, {}
 
-    def _unload_lora_adapter(self, body: Any) -> tuple[int, Any]:
+    def _unload_lora_adapter(self, body: Any) -> Reply:
         del self.adapters[body["lora_name"]]
         return 200, {}
 
-    def _completions(self, body: Any) -> tuple[int, Any] | None:
+    def _completions(self, body: Any) -> Reply | None:
         if self.troubles:
             return self.troubles.pop(0)(self)
         if body["model"] not in ("base", *self.adapters):
@@ -178,18 +181,18 @@ class SmallServer(Fake):
         self.base = copy.deepcopy(self.policy)
         super().start()
 
-    def _models(self, body: Any) -> tuple[int, Any]:
+    def _models(self, body: Any) -> Reply:
         status, answer = super()._models(body)
         answer["data"][0] |= {"root": self.model, "max_model_len": 512}
         return status, answer
 
-    def _collective_rpc(self, body: Any) -> tuple[int, Any]:
+    def _collective_rpc(self, body: Any) -> Reply:
         answer = super()._collective_rpc(body)
         if not self.ignores:
             self.policy = load(body["kwargs"]["weights_path"]).eval()
         return answer
 
-    def _load_lora_adapter(self, body: Any) -> tuple[int, Any]:
+    def _load_lora_adapter(self, body: Any) -> Reply:
         with _GENERATING:  # no completion between the adapter's name and its weights
             answer = super()._load_lora_adapter(body)
             if answer[0] == 200 and not self.ignores:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
+from aitrain import ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.batch import PassLimit
 from aitrain.options.algorithms import ALGORITHMS
 from aitrain.rollout.engine import Completion, Trajectory
-from aitrain.training import passes
 from aitrain.training.algorithm import (
     AlgorithmParts,
     Overlong,
@@ -32,7 +30,7 @@ from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of, share_passes
 from aitrain.training.trainer import EpisodeTrainer
 from tests.conftest import write
 from tests.environments.vowels import Vowels
-from tests.training.conftest import difference, rollouts
+from tests.training.conftest import Train, rollouts
 from tests.training.loss_bench import (
     LONGEST,
     Layout,
@@ -300,7 +298,7 @@ def stops():
 
 
 def test_penalties_are_subtracted_from_rewards_before_the_advantages_and_custom_callbacks_are_called(
-    train: Callable[..., Result], here: Path
+    train: Train, here: Path
 ) -> None:
     write(here, {"mine.py": CALLBACKS})
     result = train(
@@ -354,7 +352,7 @@ PAGE = Path(__file__).parents[2] / "docs/extending.md"
 
 
 def test_an_algorithm_trains_on_the_advantages_that_its_class_returns(
-    train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = re.search(
         r"^```python file=best_of_group.py\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
@@ -391,33 +389,3 @@ def test_every_row_is_in_one_pass_that_is_within_the_limit(
     assert len({len(share) for share in shares}) == 1, "as many passes on each process"
     for rows in (rows for share in shares for rows in share):
         assert limit.holds(len(rows), max(lengths[row] for row in rows))
-
-
-class Letters:
-    """Prompts of several lengths; some completions have no score."""
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {'a' * (number % 5 * 9)}:"} for number in range(16)]
-
-    def score_episode(self, completion: str) -> float | None:
-        return None if len(completion) % 5 == 0 else sum(letter < "n" for letter in completion) / len(completion)
-
-
-def test_a_training_ends_with_the_weights_that_it_has_with_padding_and_rows_apart(
-    train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With two updates a batch, and prompts and completions of several lengths."""
-    monkeypatch.setattr(passes, "LEAST_GAIN", -math.inf)  # however short the prompts are
-    options = {
-        "rl_prompts_per_step": 2, "optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0, "eval_cases": 0, "rl_kl_coef": 0.1,
-        "rl_max_new_tokens": 12, "max_steps": 4, "scheduler": "constant", "rl_loss_type": "dapo",
-        "trl": {"num_iterations": 2},
-    }  # fmt: skip
-    padded, trimmed = (train(Letters(), **options, **more) for more in ({"rl_trim_padding": False}, {"batch_size": 3}))
-
-    assert difference(padded.model, trimmed.model) < 1e-6
-    assert max(line.get("grad_norm", 0) for line in padded.history) > 1e-3
-    rewards = [[line["reward"] for line in run.history if "reward" in line] for run in (padded, trimmed)]
-    assert rewards[0] == rewards[1]
-    wasted = [max(line.get("padding", 0) for line in run.history) for run in (padded, trimmed)]
-    assert wasted[1] < 0.5 * wasted[0]

@@ -4,7 +4,6 @@ the same to the model."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,17 @@ from typing import Any
 import pytest
 from trl import GRPOConfig
 
-from aitrain import Result, TrainConfig
+from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
 from aitrain.environment.dataset import Cases
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.runs.run_folder import RunFolder
 from aitrain.training.batch_source import UniformOrder
 from aitrain.training.holdout import DatasetSplit, PromptLimit, split
 from aitrain.training.model import load_tokenizer
 from aitrain.training.trl_arguments import fit_warmup
 from tests.environments.vowels import Vowels
-
-Train = Callable[..., Result]
+from tests.training.conftest import Train, rollouts
 
 
 @pytest.mark.parametrize(("cases", "prompts", "epochs"), [(10, 4, 1), (7, 4, 3), (8, 4, 2), (3, 4, 5), (5, 12, 1)])
@@ -53,17 +51,11 @@ LEFTOVERS: dict[str, Any] = {
 """10 cases in steps of 4: epochs end after steps 3, 5 and 8."""
 
 
-def cases_of(folder: Path) -> list[int]:
-    """The case of each group that was trained on, in order."""
-    lines = [line for file in sorted((folder / "rollouts").glob("*.jsonl")) for line in read_lines(file)]
-    return [line["case_idx"] for line in lines if "eval_phase" not in line][::2]
-
-
 def test_a_run_trains_on_the_leftover_cases_of_each_epoch_and_counts_saves_and_scores_where_epochs_end(
     train: Train,
 ) -> None:
     result = train(Vowels(10), **LEFTOVERS)
-    seen = cases_of(result.folder)
+    seen = [record["case_idx"] for record in rollouts(result)][::2]  # one of each group
     assert [Counter(seen[n : n + 10]) for n in (0, 10, 20)] == [Counter(range(10))] * 3
     assert (result.steps, len(seen)) == (8, 32)
     epochs = [line["epoch"] for line in result.history if "loss" in line]
@@ -76,13 +68,9 @@ def test_a_run_trains_on_the_leftover_cases_of_each_epoch_and_counts_saves_and_s
 # -- runs that would train nothing
 
 
-def arguments_of(tmp_path: Path, **options: Any) -> GRPOConfig:
-    return GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, learning_rate=1e-3, **options)
-
-
 def test_a_warm_up_is_dropped_where_the_only_step_would_have_no_rate(tmp_path: Path) -> None:
     for steps, warmup in ((1, 0), (3, 0.5)):
-        arguments = arguments_of(tmp_path, max_steps=steps, warmup_steps=0.5)
+        arguments = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, max_steps=steps, warmup_steps=0.5)
         assert (fit_warmup(arguments) is None) == (steps > 1)
         assert arguments.warmup_steps == warmup
 

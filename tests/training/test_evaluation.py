@@ -3,7 +3,6 @@ a run."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
@@ -23,23 +22,16 @@ from aitrain.options.train import TrainConfig
 from aitrain.runs.model_reference import read_model, run_options
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.result import EvalResult
-from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.run_folder import RunFolder, append_lines, read_lines
+from aitrain.runs.run_folder import RunFolder, append_lines, read_object
 from aitrain.training.held_out_scoring import reason_to_stop
 from aitrain.training.run_context import RunContext
 from aitrain.ui.overview import Overview
 from aitrain.ui.terminal import outcome_texts
+from tests.conftest import episodes_of
 from tests.environments.vowels import Vowels
 from tests.finished_runs import Words
-from tests.training.conftest import rollouts
-
-Train = Callable[..., Result]
-
-
-def result_of(result: Result) -> dict[str, Any]:
-    """result.json."""
-    values: dict[str, Any] = json.loads((result.folder / "result.json").read_text())
-    return values
+from tests.training.conftest import Train, rollouts
+from tests.ui.conftest import read
 
 
 def played(result: Result, phase: str) -> list[dict[str, Any]]:
@@ -67,7 +59,7 @@ def test_a_case_is_sampled_as_often_as_asked_and_every_place_shows_the_same_scor
     assert all(len({record["seed"] for record in case}) == 1 for case in cases)  # the environment's: the same case
 
     assert result.score_after == pytest.approx(fmean(record["score"] for record in sampled))
-    recorded = result_of(result)["scores"]
+    recorded = read_object(result.folder / "result.json")["scores"]
     after = recorded["pass@3"]["after"]
     assert after["mean"] == fmean(any(record["score"] == 1.0 for record in case) for case in cases)
     assert after["count"] == 5
@@ -103,21 +95,20 @@ def test_a_run_that_gets_no_better_ends_and_its_best_checkpoint_is_scored_once_m
 
     assert result.status == "stopped"
     assert "(--patience 2)" in str(result.stopped_because)
-    values = result_of(result)
+    values = read_object(result.folder / "result.json")
     names = ("model_step", "steps", "score_after", "greedy_after", "selection_score", "selection_scorings")
     assert tuple(values[name] for name in names) == (2, 4, 0.5, 0.6, 0.9, 4)
     assert values["scores"]["sampled"]["after"]["mean"] == 0.5
 
     (after,), (chosen,) = played(result, "after_sampled"), played(result, "step2_sampled")
     assert (after["weight_version"], after["step"], after["sample"], chosen["sample"]) == (2, 4, 1, 0)
-    rollouts = RolloutIndex(result.folder / "rollouts")
-    rollouts.refresh()
-    found = [(point["step"], point["sampled"]["mean"]) for point in Overview(result.folder, rollouts).held_out]
+    shown = Overview(result.folder, read(result.folder)).held_out
+    found = [(point["step"], point["sampled"]["mean"]) for point in shown]
     assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
 
 
 def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_an_eval_of_the_run(
-    train: Train, evaluate: Callable[..., EvalResult]
+    train: Train, evaluate: Evaluate
 ) -> None:
     class Held(Vowels):
         def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
@@ -131,7 +122,7 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
     assert (len(before), len(chosen), len(reported)) == (12, 6, 6)
     assert chosen == {record["row_number"] for record in before} - reported
 
-    values = result_of(result)
+    values = read_object(result.folder / "result.json")
     assert (values["eval_cases"], values["selection_cases"]) == (6, 6)
     kept = [record["score"] for record in before if record["row_number"] in reported]
     assert values["score_before"] == pytest.approx(fmean(kept))
@@ -181,23 +172,11 @@ def test_a_patience_that_could_never_end_the_run_is_refused(
 # -- evals of a model
 
 
-Records = list[dict[str, Any]]
-
-
-class FailsOn(Words):
-    """Fails on some cases."""
-
-    def __init__(self, *failing: int) -> None:
-        self.failing = failing
-
-    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-        if case_idx in self.failing:
-            raise ValueError("no score")
-        return 1.0
+Evaluate = Callable[..., EvalResult]
 
 
 @pytest.fixture
-def evaluate(small_model: Path, tmp_path: Path) -> Callable[..., EvalResult]:
+def evaluate(small_model: Path, tmp_path: Path) -> Evaluate:
     """Run an eval in the folder of its name, which may exist."""
 
     def run(name: str, environment: object, announce: Callable[[Event], None] = lambda _: None, **options: Any) -> Any:
@@ -212,41 +191,34 @@ def evaluate(small_model: Path, tmp_path: Path) -> Callable[..., EvalResult]:
     return run
 
 
-def recorded(folder: Path) -> Records:
-    """All records in the order of the file, without the one value that differs each time."""
-    found = [record for file in sorted(folder.glob("rollouts/*.jsonl")) for record in read_lines(file)]
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in found]
-
-
 def test_a_stop_request_ends_it_after_a_batch_and_status_has_the_progress(
-    evaluate: Callable[..., EvalResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aitrain.training.run_context.StopRequest.on_any_rank", lambda self: True)
     monkeypatch.setattr("aitrain.training.run_context.StopRequest.check", lambda self: None)
     with pytest.raises(Interrupted, match="after 4 of 24 episodes"):
         evaluate("stopped", Words())
-    assert len(recorded(tmp_path / "stopped")) == 4
+    assert len(episodes_of(tmp_path / "stopped", "eval_sampled")) == 4
 
 
-def test_failures_are_apart_and_an_environment_that_only_fails_ends_the_eval(
-    evaluate: Callable[..., EvalResult], tmp_path: Path
-) -> None:
-    some = evaluate("some", FailsOn(*range(0, 30, 3)))
-    assert some.scores["sampled"]["mean"] == 1.0  # type: ignore[index]
-    assert some.failures["raised"] == sum(record["error"] is not None for record in recorded(tmp_path / "some")) > 0
+class AlwaysFails(Words):
+    def score_episode(self, completion: str) -> float:
+        raise ValueError("no score")
 
+
+def test_an_environment_that_only_fails_ends_the_eval(evaluate: Evaluate) -> None:
     with pytest.raises(EnvironmentFailed, match="failed on every episode"):
-        evaluate("all", FailsOn(*range(30)))
+        evaluate("all", AlwaysFails())
 
 
-def test_an_eval_without_a_case_is_refused(evaluate: Callable[..., EvalResult]) -> None:
+def test_an_eval_without_a_case_is_refused(evaluate: Evaluate) -> None:
     with pytest.raises(ConfigError, match="all 30 cases have a prompt of more than 1 tokens"):
         evaluate("none", Words(), eval_cases=30, rl_max_prompt_length=1)
 
 
 @pytest.mark.parametrize(("save_best", "count"), [(False, 2), (True, 3)])
 def test_cases_that_were_trained_on_or_chose_the_step_are_counted(
-    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path, save_best: bool, count: int
+    evaluate: Evaluate, small_model: Path, tmp_path: Path, save_best: bool, count: int
 ) -> None:
     config = TrainConfig(output_dir=str(tmp_path), project_name="run", save_best=save_best, rl_env="named.otherwise")
     trained = RunFolder.create(config)

@@ -33,10 +33,10 @@ from aitrain.training import model
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.batch_source import batch_source
 from aitrain.training.callbacks import custom_callbacks
-from aitrain.training.model import Precision, choose_precision
+from aitrain.training.model import choose_precision
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
+from tests.training.loss_bench import CPU
 
-CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
 Observe = Callable[[TrainConfig], object]
 
 

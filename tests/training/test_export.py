@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +17,14 @@ from peft import PeftModel
 from peft.tuners.lora import LoraModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain import Result, TrainConfig
+from aitrain import TrainConfig
 from aitrain.jobs.export import main
 from aitrain.runs.requests import ExportRequest
+from aitrain.runs.run_folder import read_object
 from aitrain.training.saving import upload_model
 from tests.conftest import listing, write
 from tests.environments.vowels import Vowels
-from tests.training.conftest import save_adapter
+from tests.training.conftest import Train, save_adapter
 
 TEMPLATE = "{% for message in messages %}[{{ message['content'] }}]{% endfor %}"
 SAMPLING = {"eos_token_id": [258, 10], "temperature": 0.6}
@@ -79,7 +79,7 @@ def test_the_export_computes_what_base_plus_adapter_compute_and_leaves_both_alon
     assert before == {file: file.read_bytes() for file in (here / "base").iterdir()}
     assert len(list((here / "out").glob("model-*.safetensors"))) > 1
     assert AutoTokenizer.from_pretrained(here / "out").chat_template == TEMPLATE
-    generation = json.loads((here / "out" / "generation_config.json").read_text())
+    generation = read_object(here / "out" / "generation_config.json")
     assert generation.items() >= SAMPLING.items()
     assert str(here) not in "".join(path.read_text() for path in (here / "out").glob("*.json"))
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("aitrain.training.saving.get_token", lambda: None)
     write(here, {"full/mine": "mine"})
-    config = json.loads((here / "base" / "config.json").read_text())
+    config = read_object(here / "base" / "config.json")
     quantized = {**config, "quantization_config": {"quant_method": "gptq", "bits": 4}}
     (here / "base" / "config.json").write_text(json.dumps(quantized))
     refused: dict[str, dict[str, Any]] = {
@@ -178,7 +178,7 @@ def test_a_push_uploads_every_byte_to_a_private_repository_and_nothing_of_a_trai
 
 def test_nothing_that_is_uploaded_tells_where_the_base_is_on_this_machine(here: Path, run: Path, hub: Hub) -> None:
     write(run, {"config.yaml": f"model: {here}/base\npeft: true\nrl_env: {here}/own.py:Own\noutput_dir: {here}\n"})
-    config = json.loads((run / "model" / "adapter_config.json").read_text())
+    config = read_object(run / "model" / "adapter_config.json")
     config["base_model_name_or_path"] = f"{here}/base"
     write(run, {"model/adapter_config.json": json.dumps(config)})
     assert export(run, push_to_hub=True, adapter_only=True) == 0
@@ -197,7 +197,7 @@ def test_a_private_model_is_not_uploaded_to_a_public_repository(
 
 
 def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(
-    train: Callable[..., Result], hub: Hub, small_model: Path, tmp_path: Path
+    train: Train, hub: Hub, small_model: Path, tmp_path: Path
 ) -> None:
     """Its base has a temperature and no sampling: transformers loads such a config, and refuses to save it."""
     base = tmp_path / "warm"
@@ -205,7 +205,7 @@ def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(
     (base / "generation_config.json").write_text(json.dumps(SAMPLING))
     push = {"push_to_hub": True, "username": "us", "project_name": "mine"}
     result = train(Vowels(), model=str(base), **push, max_steps=1, eval_cases=0, save_strategy="steps", save_steps=1)
-    generation = json.loads((result.model / "generation_config.json").read_text())
+    generation = read_object(result.model / "generation_config.json")
     assert (generation["temperature"], generation["do_sample"]) == (0.6, True)
     assert result.folder.joinpath("checkpoints", "checkpoint-1").is_dir()
 

@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from aitrain import Result, TrainConfig
+from aitrain import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.runs.model_reference import read_model
 from aitrain.training import model
@@ -23,9 +23,8 @@ from aitrain.training.model import load_model, load_policy, load_tokenizer
 from aitrain.training.trainer import EpisodeTrainer
 from tests.conftest import write
 from tests.environments.vowels import Vowels
-from tests.training.conftest import save_adapter
+from tests.training.conftest import Train, save_adapter
 
-Train = Callable[..., Result]
 CONTEXT = 64
 
 

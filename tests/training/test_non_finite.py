@@ -14,15 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from aitrain import ConfigError, Result
+from aitrain import ConfigError
 from aitrain.errors import RunFailed
+from aitrain.runs.run_folder import read_object
 from aitrain.training.step_events import all_finite
 from aitrain.training.trainer import EpisodeTrainer
 from tests.environments.vowels import Vowels
-from tests.training.conftest import difference, weights
+from tests.training.conftest import Train, difference, weights
 from tests.training.test_processes import Command
-
-Train = Callable[..., Result]
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def test_three_such_steps_in_a_row_end_the_run_with_the_last_good_weights(
     with pytest.raises(RunFailed, match=r"3 steps in a row, up to step 7.*(?s:.*)those of step 4.*(?s:.*)Lower --lr"):
         train(Vowels(), max_steps=10, project_name="bad")
     bad = tmp_path / "runs" / "bad"
-    assert json.loads((bad / "result.json").read_text())["status"] == "failed"
+    assert read_object(bad / "result.json")["status"] == "failed"
     assert all(torch.isfinite(tensor).all() for tensor in weights(bad / "model").values())
 
 
@@ -86,7 +85,7 @@ def test_weights_that_are_not_finite_end_the_run_at_the_newest_checkpoint(
     with pytest.raises(RunFailed, match="no longer finite after step 3"):
         train(Vowels(), **plain, save_strategy="steps", save_steps=1, project_name="kept")
     kept = tmp_path / "runs" / "kept"
-    assert json.loads((kept / "result.json").read_text())["steps"] == 2
+    assert read_object(kept / "result.json")["steps"] == 2
     assert difference(kept / "model", kept / "checkpoints" / "checkpoint-2") == 0.0
     assert difference(kept / "model", small_model) > 0
     assert [folder.name for folder in (kept / "checkpoints").iterdir()] == ["checkpoint-2"]

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from aitrain.runs.run_folder import read_lines
-from tests.training.conftest import difference, run_group
+from tests.conftest import episodes_of
+from tests.training.conftest import are_equal, difference, run_group, weights
 from tests.training.scripted_run import KINDS
 
-HERE = Path(__file__).parent
-ENVIRONMENTS = HERE.parent / "environments" / "vowels.py"
+LETTERS = Path(__file__).parents[2] / "benchmarks" / "letters.py"
 
 SAME: dict[str, Any] = {
     "max_steps": 4, "num_train_epochs": 1, "learning_rate": 1e-3, "beta": 0.1, "epsilon": 0.2, "num_generations": 4,
@@ -30,7 +27,7 @@ SAME: dict[str, Any] = {
 FLAGS = [
     "--max-steps=4", "--lr=1e-3", "--rl-kl-coef=0.1", "--rl-num-generations=4", "--rl-max-new-tokens=6",
     "--batch-size=4", "--gradient-accumulation=2", "--seed=7", "--save-strategy=no", "--project-name=ours",
-    "--no-rl-trim-padding", "--no-share-prefixes",
+    "--no-rl-trim-padding", "--no-share-prefixes", "--eval-cases=0",
 ]  # fmt: skip
 
 
@@ -47,19 +44,16 @@ LORA = {"r": 4, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-li
 def test_a_run_ends_with_the_weights_of_a_plain_trl_script(
     lora: dict[str, Any] | None, small_model: Path, tmp_path: Path, preloaded_aitrain: Path
 ) -> None:
-    environment = f"{ENVIRONMENTS}:{'ChatVowels' if lora else 'Vowels'}"
-    settings = {**SAME, "lora": lora} if lora else SAME
-    script = [preloaded_aitrain / "preloaded-python", "-P", "-m", HERE / "plain_trl.py"]
-    run(*script, small_model, tmp_path / "plain", environment, json.dumps(settings))
-    command = ["grpo", "--model", small_model, "--rl-env", environment, "--output-dir", tmp_path]
+    task = json.dumps({"clock": str(tmp_path / "clock"), "completions_per_step": 8})
+    (tmp_path / "plain.json").write_text(json.dumps({"model": str(small_model), "grpo": SAME, "lora": lora}))
+    script = [preloaded_aitrain / "preloaded-python", "-P", "-m", "benchmarks.plain_trl"]
+    run(*script, tmp_path / "plain.json", task, tmp_path / "plain")
+    command = ["grpo", "--model", small_model, "--rl-env", f"{LETTERS}:Letters", f"--rl-env-config={task}"]
     command += ["--peft", "--lora-r=4"] if lora else []
-    run(preloaded_aitrain / "aitrain", *command, *FLAGS)
+    run(preloaded_aitrain / "aitrain", *command, "--output-dir", tmp_path, *FLAGS)
 
-    file = "adapter_model.safetensors" if lora else "model.safetensors"
-    plain, ours = (load_file(tmp_path / folder / file) for folder in ("plain", "ours/model"))
-    assert plain.keys() == ours.keys()
-    assert all(torch.equal(plain[name], ours[name]) for name in plain)
-    start = load_file(small_model / file) if not lora else {}
+    ours, start = weights(tmp_path / "ours/model"), {} if lora else weights(small_model)
+    assert are_equal(weights(tmp_path / "plain"), ours)
     assert any(
         (weight - start.get(name, 0)).abs().max() > 1e-4 for name, weight in ours.items() if "lora_A" not in name
     )
@@ -92,8 +86,7 @@ def test_two_processes_score_held_out_cases_like_one(when: str, scripted: Path) 
     """What the policy samples, what the environment samples with it, and what that is worth."""
 
     def records(run: Path) -> list[dict[str, Any]]:
-        found = [record for file in (run / "rollouts").iterdir() for record in read_lines(file)]
-        return sorted((r for r in found if r.get("eval_phase") == when), key=lambda record: int(record["case_idx"]))
+        return sorted(episodes_of(run, when), key=lambda record: int(record["case_idx"]))
 
     one, two = (records(scripted / number / "held-out") for number in ("one", "two"))
     assert [record["case_idx"] for record in one] == list(range(9))

@@ -9,13 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aitrain.runs.run_folder import LOCK, lock_file, read_lines, read_object
 from aitrain.ui.overview import Overview
-from tests.conftest import free_port, processes_in, run_in_process
+from tests.conftest import episodes_of, free_port, processes_in, run_in_process
 from tests.execution.waiting import eventually
 from tests.training.test_resume import assert_same
 
@@ -41,10 +40,6 @@ class Command:
         process = self.start(environment, *flags)
         out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    def records(self, run: str = "run") -> list[dict[str, Any]]:
-        records = [r for file in (self.folder / run / "rollouts").glob("*.jsonl") for r in read_lines(file)]
-        return [record for record in records if "eval_phase" not in record]
 
     def wait_until(self, is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:
         """Wait until something is so, while the process runs; fails after 240 s."""
@@ -73,7 +68,8 @@ def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Comma
     done = command.run("Shared", "--num-processes=2", "--max-steps=2", f"--rl-env-config={notes}", *samples)
 
     assert done.returncode == 0, done.stderr
-    run, records = command.folder / "run", command.records()
+    run = command.folder / "run"
+    records = episodes_of(run)
     assert len(list(command.folder.glob("built-by-*"))) == 1
     assert len(list((run / "rollouts").iterdir())) == 2
     assert all(record["metrics"]["same"] == 1.0 for record in records)
@@ -84,8 +80,7 @@ def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Comma
         assert line["env/some"] == pytest.approx(sum(values) / len(values))
 
     # each sample of a held-out case is played once, on whichever process, and all of them make the score
-    files = (run / "rollouts").glob("*.jsonl")
-    played = [r for file in files for r in read_lines(file) if r.get("eval_phase") == "after_sampled"]
+    played = episodes_of(run, "after_sampled")
     assert len({(r["row_number"], r["sample"]) for r in played}) == len(played) == 9
     result = read_object(run / "result.json")
     assert result["score_after"] == pytest.approx(sum(r["score"] for r in played) / 9)
@@ -187,11 +182,12 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_behind(command: Command) ->
 # -- processes that another program starts
 
 
+Torchrun = Callable[..., Command]
 TRAIN = ["--eval-cases=0", "--save-strategy=steps", "--save-steps=1"]
 
 
 @pytest.fixture
-def torchrun(small_model: Path, folder: Path, preloaded_aitrain: Path) -> Callable[..., Command]:
+def torchrun(small_model: Path, folder: Path, preloaded_aitrain: Path) -> Torchrun:
     """`aitrain` on two ranks of torchrun, which gets these flags."""
     python = str(preloaded_aitrain / "preloaded-python")
     place = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
@@ -207,7 +203,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_though_one_was_killed(
-    small_model: Path, folder: Path, torchrun: Callable[..., Command], preloaded_aitrain: Path
+    small_model: Path, folder: Path, torchrun: Torchrun, preloaded_aitrain: Path
 ) -> None:
     own = folder / "own"
     own.mkdir()
@@ -228,9 +224,7 @@ def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_thoug
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
-def test_nothing_survives_a_torchrun_that_is_ended(
-    number: signal.Signals, folder: Path, torchrun: Callable[..., Command]
-) -> None:
+def test_nothing_survives_a_torchrun_that_is_ended(number: signal.Signals, folder: Path, torchrun: Torchrun) -> None:
     command = torchrun()
     running = command.start("Slow", "--eval-cases=0", "--max-steps=500")
     command.wait_for_step(1, running)
@@ -241,7 +235,7 @@ def test_nothing_survives_a_torchrun_that_is_ended(
     assert read_object(folder / "run" / "status.json")["status"] == "stopped"
 
 
-def test_the_cause_of_a_failure_is_in_torchruns_error_file(folder: Path, torchrun: Callable[..., Command]) -> None:
+def test_the_cause_of_a_failure_is_in_torchruns_error_file(folder: Path, torchrun: Torchrun) -> None:
     done = torchrun().run("Slow", "--rl-env-config", json.dumps({"wrong": 1}))
 
     assert done.returncode == 1

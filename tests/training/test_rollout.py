@@ -13,7 +13,7 @@ import pytest
 import torch
 import trl
 
-from aitrain import ConfigError, Result, TrainConfig
+from aitrain import ConfigError, TrainConfig
 from aitrain.engines.hf import HFEngine
 from aitrain.rollout.engine import Completion
 from aitrain.training.chat_templates import chat_format
@@ -21,12 +21,12 @@ from aitrain.training.model import load_tokenizer
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.training_batch import episode_metrics, episode_record
 from tests.finished_runs import FinishedRuns, Talk, Vault
-from tests.training.conftest import rollouts
+from tests.training.conftest import Train, rollouts
 from tests.training.scripted_policy import played
 
-Train = Callable[..., Result]
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 FORGETFUL = "forgetful.jinja"
+Speaks = Callable[[str], Any]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_every_sampled_token_is_in_the_loss_and_no_other(
 
 
 @pytest.fixture
-def speaks(small_model: Path) -> Callable[[str], Any]:
+def speaks(small_model: Path) -> Speaks:
     """`speaks("gemma")`: the small model's tokenizer, with a chat template that TRL ships."""
 
     def tokenizer_with(name: str) -> Any:
@@ -97,9 +97,7 @@ def speaks(small_model: Path) -> Callable[[str], Any]:
 @pytest.mark.parametrize(
     "name", ["qwen2_5", "qwen3_instruct_2507", "llama3", "llama3_1", "gemma", "gemma3", "cohere", "phi3", "lfm2"]
 )
-def test_an_episode_is_written_as_its_chat_template_writes_it(
-    speaks: Callable[[str], Any], name: str, ends: str
-) -> None:
+def test_an_episode_is_written_as_its_chat_template_writes_it(speaks: Speaks, name: str, ends: str) -> None:
     tokenizer = speaks(name)
     episode, _ = played(Talk(), tokenizer, lambda given: f"answer {given.count('more')}{ends}", "user")
     messages, trajectory = episode_record(episode, 1, 0).messages, episode.trajectory
@@ -200,9 +198,7 @@ QWEN_3_6 = (
 @pytest.mark.parametrize(
     ("name", "call"), [("qwen2_5", QWEN), ("qwen3", QWEN), ("llama3_1", LLAMA), ("qwen3_6", QWEN_3_6)]
 )
-def test_calls_are_read_as_the_models_own_template_writes_them(
-    speaks: Callable[[str], Any], name: str, call: str
-) -> None:
+def test_calls_are_read_as_the_models_own_template_writes_them(speaks: Speaks, name: str, call: str) -> None:
     def answer(given: str) -> str:
         assert "open" in given
         return "no more" if re.search(r"calls\W+1", given) else call

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine, HFModel, with_noise
 from aitrain.engines.logprob_check import LogprobShift, SampledRow
 from aitrain.engines.sampling import Sampling
-from aitrain.environment.seeds import SampleSeed, derived_seed
+from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.limits import EndOfTurn, StopStrings
 
 
@@ -63,16 +62,16 @@ SHAPES = [
 
 # -- generate
 
+LENGTH = 12
+
 
 def sample(
-    model: Any, tokenizer: Any, sampling: Sampling, prompts: list[list[int]], begun: list[int], max_tokens: int = 1
+    model: Any, tokenizer: Any, rows: Sequence[BatchRow], sampling: Sampling = SHAPES[0], most: int = LENGTH
 ) -> list[list[int]]:
-    """Answers of the engine."""
+    """Answers of the engine, in one batch."""
     end = EndOfTurn([tokenizer.eos_token_id], sampling.stop_strings(tokenizer))
     engine = HFEngine(HFModel(model, tokenizer), sampling, end)
-    rows = [BatchRow(prompt, tokens) for prompt, tokens in zip(prompts, begun, strict=True)]
-    torch.manual_seed(0)
-    return [completion.ids for completion in engine.sample(rows, sampling, max_tokens)]
+    return [completion.ids for completion in engine.sample(rows, sampling, most)]
 
 
 @pytest.mark.parametrize("sampling", SHAPES, ids=str)
@@ -87,8 +86,7 @@ def test_generate_samples_from_that_distribution_whatever_the_padding_and_the_mo
     monkeypatch.setattr(torch, "multinomial", lambda probabilities, **_: drawn.append(probabilities.clone()) or
                         probabilities.argmax(-1, keepdim=True))  # fmt: skip
 
-    sample(model, tokenizer, sampling, prompts, begun)
-
+    sample(model, tokenizer, list(map(BatchRow, prompts, begun)), sampling, 1)
     logits = [model(torch.tensor([prompt])).logits[0, -1].float().tolist() for prompt in prompts]
     for row, prompt in enumerate(prompts):
         expected = by_hand(logits[row], sampling, prompt, prompt[len(prompt) - begun[row] :])
@@ -109,9 +107,8 @@ def test_answers_have_their_fewest_tokens_also_in_pieces(
         return output
 
     monkeypatch.setattr(type(model), "forward", wants_to_end)
-    prompts, begun = [prompt, [*prompt, 7, 7], prompt], [0, 2, 0]
-    answers = sample(model, tokenizer, Sampling(min_new_tokens=3), prompts, begun, max_tokens=6)
-
+    rows = [BatchRow(prompt), BatchRow([*prompt, 7, 7], 2), BatchRow(prompt)]
+    answers = sample(model, tokenizer, rows, Sampling(min_new_tokens=3), 6)
     assert [answer.index(end) for answer in answers] == [3, 1, 3]
 
 
@@ -136,14 +133,14 @@ def test_an_answer_ends_with_its_stop_string_which_it_keeps(model: Any, tokenize
     """And is at its end, not cut off."""
     sampling = Sampling(stop=tuple(STOPS), min_new_tokens=2)
     end, ended = EndOfTurn([tokenizer.eos_token_id], sampling.stop_strings(tokenizer)), 0
-    prompts = [tokenizer(f"say {number}:").input_ids for number in range(12)]
-    for ids in sample(model, tokenizer, sampling, prompts, [0] * len(prompts), max_tokens=60):
+    rows = [BatchRow(tokenizer(f"say {number}:").input_ids, seed=SampleSeed(number)) for number in range(12)]
+    for ids in sample(model, tokenizer, rows, sampling, 60):
         text = re.sub(r"<\|\w+\|>", "x", tokenizer.decode(ids))  # a special token is one of the fewest two
         assert len(ids) > 2
         assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
         assert end.is_reached(ids) or not text.endswith(tuple(STOPS))
         ended += text.endswith(tuple(STOPS))
-    assert ended > len(prompts) / 2
+    assert ended > 3
 
 
 # -- like with like
@@ -184,44 +181,25 @@ def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(samp
 
 # -- with a seed for each row
 
-LENGTH = 12
+ROWS = [BatchRow(prompt, seed=SampleSeed(len(prompt))) for prompt in ([10, 20, 30], [40] * 9, [50, 60])]
 
 
-def sampled(
-    model: Any, prompts: list[list[int]], seeds: list[SampleSeed], sampling: Sampling = SHAPES[0], most: int = LENGTH
-) -> list[list[int]]:
-    """What each prompt gets, in one batch."""
-    engine = HFEngine(HFModel(model, SimpleNamespace(pad_token_id=256)), sampling, EndOfTurn([]))  # type: ignore[arg-type]
-    rows = [BatchRow(prompt, seed=seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-    return [completion.ids for completion in engine.sample(rows, sampling, most)]
-
-
-PROMPTS = [[10, 20, 30], [40] * 9, [50, 60], [10, 20, 30]]
-DRAWS = [SampleSeed(1), SampleSeed(2), SampleSeed(3), SampleSeed(4)]
-
-
-def test_a_row_is_the_same_alone_and_beside_any_others(model: Any) -> None:
-    together = sampled(model, PROMPTS, DRAWS)
-    assert together[::-1] == sampled(model, PROMPTS[::-1], DRAWS[::-1])
-    assert together == [sampled(model, [prompt], [draw])[0] for prompt, draw in zip(PROMPTS, DRAWS, strict=True)]
-    assert together[0] != together[3]
-    assert sampled(model, PROMPTS[:1], [SampleSeed(9)])[0] != together[0]
-
-
-def test_an_answer_in_two_pieces_is_the_same_as_in_one(model: Any) -> None:
-    (whole,) = sampled(model, PROMPTS[:1], DRAWS[:1])
-    (first,) = sampled(model, PROMPTS[:1], DRAWS[:1], most=5)
-    (second,) = sampled(model, [PROMPTS[0] + first], [SampleSeed(1, 5)], most=LENGTH - 5)
+def test_an_answer_in_two_pieces_is_the_same_as_in_one(model: Any, tokenizer: Any) -> None:
+    (whole,) = sample(model, tokenizer, ROWS[:1])
+    (first,) = sample(model, tokenizer, ROWS[:1], most=5)
+    (second,) = sample(model, tokenizer, [ROWS[0].after(first)], most=LENGTH - 5)
     assert first + second == whole
 
 
-def test_temperature_and_truncation_come_before_the_draw_and_the_global_generator_is_as_before(model: Any) -> None:
+def test_temperature_and_truncation_come_before_the_draw_and_the_global_generator_is_as_before(
+    model: Any, tokenizer: Any
+) -> None:
     torch.manual_seed(5)
     before, attributes = torch.get_rng_state(), set(vars(model))
-    likeliest = sampled(model, PROMPTS, DRAWS, Sampling().greedy)
-    assert sampled(model, PROMPTS, DRAWS, Sampling(top_k=1)) == likeliest
-    assert sampled(model, PROMPTS, DRAWS, Sampling(1e-4)) == likeliest
-    assert sampled(model, PROMPTS, DRAWS) != likeliest
+    likeliest = sample(model, tokenizer, ROWS, Sampling().greedy)
+    assert sample(model, tokenizer, ROWS, Sampling(top_k=1)) == likeliest
+    assert sample(model, tokenizer, ROWS, Sampling(1e-4)) == likeliest
+    assert sample(model, tokenizer, ROWS) != likeliest
     assert torch.equal(torch.get_rng_state(), before)
     assert set(vars(model)) == attributes
 
@@ -247,9 +225,4 @@ def test_tokens_of_a_seed_are_those_of_every_version() -> None:
     seeds = [[SampleSeed(row).token_seed(step) for row in range(4)] for step in range(3)]
     steps = [with_noise(torch.zeros(4, 100), of_rows).argmax(-1).tolist() for of_rows in seeds]
     assert steps == [[47, 54, 14, 23], [74, 26, 23, 38], [17, 40, 13, 98]]
-
-
-def test_seeds_follow_from_names_and_places() -> None:
-    assert derived_seed(1, "a", 2) == derived_seed(1, "a", 2) != derived_seed(1, "a", 3)
     assert len({SampleSeed(5, position).request_seed for position in range(100)}) == 100
-    assert SampleSeed(5, 3).token_seed(2) == SampleSeed(5, 5).token_seed(0) != SampleSeed(5, 5).request_seed

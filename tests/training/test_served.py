@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from peft import PeftModel
 
 from aitrain.engines import server as server_engine
 from aitrain.engines import server_fleet
@@ -30,25 +29,25 @@ from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.client import VLLMClient
-from tests.training.small_server import END, Fake
+from tests.training.conftest import are_equal, random_adapter
+from tests.training.small_server import END, Fake, Reply
 
 FIRST = WeightVersion(0, 1)
 run = EventLoop().run
 
 
-def adapted(**options: Any) -> PeftModel:
-    """The tiny model with an adapter that changes what it says."""
-    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", init_lora_weights=False, **options)
-    return get_peft_model(base, lora).eval()
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fake]]:
+    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.01)
+    servers = [Fake() for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.stop()
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.05)
-    server = Fake()
-    yield server
-    server.stop()
+def fake(servers: list[Fake]) -> Fake:
+    return servers[0]
 
 
 def by(*servers: Fake, sync: Any = None, **settings: Any) -> VLLMServerEngine:
@@ -79,7 +78,7 @@ def is_current(engine: VLLMServerEngine) -> bool:
 
 @pytest.fixture(scope="module")
 def model() -> PeftModel:
-    return adapted()
+    return random_adapter(TINY_MODEL)
 
 
 @pytest.fixture(params=[AdapterSync, DiskSync])
@@ -143,11 +142,11 @@ def test_each_answer_is_asked_for_with_its_own_seed(fake: Fake) -> None:
 # -- trouble
 
 
-def take_too_long(_: Fake) -> tuple[int, Any]:
+def take_too_long(_: Fake) -> Reply:
     raise httpx.ReadTimeout("slow")
 
 
-def said(prompt: list[int], ids: list[int], reason: str = "stop") -> tuple[int, Any]:
+def said(prompt: list[int], ids: list[int], reason: str = "stop") -> Reply:
     """A server's answer of these tokens to this prompt."""
     logprobs = {"token_logprobs": [0.0] * len(ids)}
     choice = {"index": 0, "prompt_token_ids": prompt, "token_ids": ids, "logprobs": logprobs, "finish_reason": reason}
@@ -177,7 +176,7 @@ def test_an_answer_as_long_as_was_asked_for_is_an_answer(fake: Fake) -> None:
 
 
 def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weights_again_and_is_asked_again(
-    fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, sync: Any
 ) -> None:
     engine = by(fake, sync=sync)
     fake.dies()  # while it takes the weights
@@ -200,7 +199,7 @@ def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(
     engine = by(fake, sync=DiskSync(model, tmp_path / "sync"))
     load(engine, 1)
 
-    def answer_with_other_weights(fake: Fake) -> tuple[int, Any]:
+    def answer_with_other_weights(fake: Fake) -> Reply:
         fake.restart()
         return said([1], [7])
 
@@ -249,13 +248,12 @@ def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -
 
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"modules_to_save": ["norm"]}], ids=str)
 def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(options: dict[str, Any]) -> None:
-    model = adapted(**options)
+    model = random_adapter(TINY_MODEL, **options)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     ours = dict(merged_weights(model))
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     merged = dict(copy.deepcopy(model).merge_and_unload().named_parameters())
-    assert ours.keys() == merged.keys()
-    assert all(torch.equal(ours[name], merged[name]) for name in ours)
+    assert are_equal(ours, merged)
 
 
 def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that_was_killed_are_removed_there(
@@ -272,15 +270,6 @@ def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that
 
 
 # -- several servers
-
-
-@pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fake]]:
-    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.01)
-    servers = [Fake() for _ in range(3)]
-    yield servers
-    for server in servers:
-        server.stop()
 
 
 async def ask(engine: VLLMServerEngine, *prompts: list[int], max_tokens: int = 10) -> list[Completion]:

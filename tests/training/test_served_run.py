@@ -26,13 +26,12 @@ from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync
 from aitrain.errors import RunFailed
 from aitrain.options.train import TrainConfig
-from aitrain.runs.records import read_rollouts
-from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.training.engine_setup import notify_difference
 from aitrain.training.model import TINY_MODEL
+from tests.conftest import episodes_of
 from tests.environments.vowels import Vowels
-from tests.training.conftest import rollouts
+from tests.training.conftest import Train, rollouts
 from tests.training.small_server import SmallServer
 from tests.training.test_grpo import Asks
 from tests.training.test_processes import Command, command
@@ -41,7 +40,6 @@ from tests.training.test_served import by, run
 
 __all__ = ["command"]  # a fixture
 
-Train = Callable[..., Result]
 REACHED: dict[str, Any] = {"max_steps": 1, "eval_cases": 0, "rl_max_new_tokens": 2, "rl_top_k": 0, "use_vllm": True,
                            "vllm_mode": "server"}  # fmt: skip
 
@@ -201,11 +199,10 @@ def test_kl_by_position_shows_where_the_sampler_drifts() -> None:
 
 def trained(folder: RunFolder) -> tuple[set[tuple[int, int]], list[tuple[int, int | None, object]]]:
     """Step and weight version of all episodes in training, and step, group and case of each."""
-    files = sorted(folder.rollouts.glob("*.jsonl"))
-    records = [record for file in files for record in read_rollouts(file) if not record.eval_phase]
-    assert all(turn.weight_version == record.weight_version for record in records for turn in record.turns)
-    cases = sorted((record.step, record.group, record.case_idx) for record in records)
-    return {(record.step, record.weight_version) for record in records}, cases
+    records = episodes_of(folder.path)
+    assert all(turn["weight_version"] == record["weight_version"] for record in records for turn in record["turns"])
+    cases = sorted((record["step"], record["group"], record["case_idx"]) for record in records)
+    return {(record["step"], record["weight_version"]) for record in records}, cases
 
 
 @pytest.mark.slow

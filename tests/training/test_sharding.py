@@ -16,7 +16,7 @@ from aitrain.options.train import FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import refuse_other_backend
 from aitrain.runs.model_reference import read_model
 from aitrain.training.sharding import check_can_shard, check_sharded, load_weights
-from tests.training.conftest import difference, run_group
+from tests.training.conftest import are_equal, difference, run_group, weights
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +33,6 @@ def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.Te
     resumed = [f"{name}-resumed-from-fsdp2<../fsdp2/{name}" for name in ("talk", "adapter")]
     run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", *resumed)
     return out
-
-
-def adapter(folder: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = load_file(folder / "adapter_model.safetensors")
-    return tensors
-
-
-def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 # -- training
@@ -71,9 +62,9 @@ def test_a_run_ends_like_one_that_was_not_sharded_or_not_stopped(
 @pytest.mark.parametrize("name", ["fsdp2/adapter-resumed", "fsdp2/adapter-resumed-from-ddp", "ddp/adapter",
                                   "ddp/adapter-resumed-from-fsdp2"])  # fmt: skip
 def test_a_sharded_adapter_ends_equal_to_the_last_bit(name: str, runs: Path) -> None:
-    ours = adapter(runs / "fsdp2/adapter/model")
+    ours = weights(runs / "fsdp2/adapter/model")
 
-    assert are_equal(ours, adapter(runs / name / "model"))
+    assert are_equal(ours, weights(runs / name / "model"))
     assert any(tensor.abs().max() > 0 for name, tensor in ours.items() if "lora_B" in name)
 
 
@@ -116,7 +107,7 @@ def test_the_weights_for_a_server_are_those_of_the_model_and_merged_ones_are_rou
 ) -> None:
     assert difference(runs / "fsdp2/talk/by-disk", runs / "fsdp2/talk/model") == 0.0
     run = runs / "fsdp2" / "adapter"
-    assert are_equal(adapter(run / "by-adapter"), adapter(run / "model"))
+    assert are_equal(weights(run / "by-adapter"), weights(run / "model"))
     base = AutoModelForCausalLM.from_pretrained(small_model)
     merged = PeftModel.from_pretrained(base, str(run / "model")).merge_and_unload().state_dict()
     written = load_file(run / "by-disk" / "model.safetensors")
@@ -136,21 +127,6 @@ def test_sharding_that_is_not_active_or_cannot_be_is_refused() -> None:
         check_can_shard(sharded, "cpu")
     check_can_shard(sharded, "cuda")
     check_can_shard(TrainConfig(), "cpu")
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"optimizer": "adafactor"}, "adafactor"),
-        ({"quantization": "int4", "peft": True}, "quantized"),
-        ({"trl": {"fsdp_config": {"version": 1}}}, "version"),
-        ({"trl": {"fsdp_config": {"reshard_after_forward": False}}, "peft": True}, "reshard_after_forward"),
-        ({"trl": {"fsdp_config": {"state_dict_type": "sharded_state_dict"}}, "peft": True}, "have the adapter, whole"),
-    ],
-)
-def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
-        TrainConfig(distributed_backend="fsdp2", **options)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from aitrain import Result, RunFailed, activity, notebook
+from aitrain import RunFailed, activity, notebook
 from aitrain.activity import SLOT, Activity
 from aitrain.engines.colocated import counting_tokens
 from aitrain.engines.hf import HFEngine
@@ -22,15 +21,19 @@ from aitrain.runs.watchdog import Watchdog
 from aitrain.training.model import count_forward_passes
 from aitrain.ui.overview import Overview
 from tests.finished_runs import Words
+from tests.training.conftest import Train, random_adapter
 
-Train = Callable[..., Result]
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the phase of another test's run."""
+    monkeypatch.setattr(activity, "own", Activity(bytearray(SLOT)))
 
 
 @pytest.fixture
 def dogs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Watchdog]]:
     """The watchdog of the run under way, which looks twenty times a second."""
     monkeypatch.setattr(watchdog, "LONGEST_POLL", 0.05)
-    monkeypatch.setattr(activity, "own", Activity(bytearray(SLOT)))  # without the phase of another test's run
     dogs: list[Watchdog] = []
 
     def made(*arguments: Any, **keywords: Any) -> Watchdog:
@@ -105,8 +108,7 @@ def test_a_call_to_the_environment_may_take_as_long_as_its_own_deadline(
     assert train(Patient(), max_steps=1, eval_cases=0, rl_max_new_tokens=2, rl_check=False).steps == 1
 
 
-def test_a_token_of_a_colocated_engine_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "own", Activity(bytearray(SLOT)))
+def test_a_token_of_a_colocated_engine_is_progress() -> None:
     step = counting_tokens(list)
     before = activity.total()
     assert step() == []
@@ -114,13 +116,8 @@ def test_a_token_of_a_colocated_engine_is_progress(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("has_adapter", [False, True], ids=["weights", "adapter"])
-def test_each_token_of_generate_and_each_forward_pass_are_progress(
-    has_adapter: bool, small_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(activity, "own", Activity(bytearray(SLOT)))
-    model = AutoModelForCausalLM.from_pretrained(small_model)
-    if has_adapter:
-        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+def test_each_token_of_generate_and_each_forward_pass_are_progress(has_adapter: bool, small_model: Path) -> None:
+    model: Any = (random_adapter if has_adapter else AutoModelForCausalLM.from_pretrained)(small_model)
     count_forward_passes(model)
     ids, before = torch.tensor([[5, 6, 7]]), activity.total()
 

@@ -12,8 +12,9 @@ from aitrain.rollout.message_format import MessageFormat, NotBehindAPI
 from aitrain.rollout.thinking import offered_thinking
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.training_batch import episode_metrics, episode_record
+from tests.rollout.scripted import assistant, user
 from tests.training.scripted_policy import played
-from tests.training.test_rollout import TEMPLATES, Train, batches, speaks  # noqa: F401
+from tests.training.test_rollout import Speaks, speaks  # noqa: F401
 
 SMOL = """\
 {%- if enable_thinking is not defined %}{%- set enable_thinking = true %}{%- endif %}
@@ -26,8 +27,6 @@ SMOL = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' + silence }}{%- endif %}"""
 """Behaves as SmolLM3's template does."""
 
-Speaks = Callable[[str], Any]
-
 
 class Sums:
     """One turn: right is 42 and nothing else."""
@@ -36,7 +35,7 @@ class Sums:
         self.seen: list[tuple[Any, str, str]] = []
 
     def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": [{"role": "user", "content": "40 + 2 ="}]} for _ in range(8)]
+        return [{"prompt": [user("40 + 2 =")]} for _ in range(8)]
 
     def score_episode(self, completion: Any, text: str, thought: str) -> float:
         self.seen.append((completion, text, thought))
@@ -86,14 +85,14 @@ def template(speaks: Speaks, name: str) -> Any:  # noqa: F811
     return tokenizer
 
 
-def thinks(answer: str = "42", thought: str = "forty and two") -> Callable[[str], str]:
+def thinks(thought: str = "forty and two") -> Callable[[str], str]:
     """Thinks, and answers; where its thought has ended, it only answers."""
 
     def said(given: str) -> str:
         last = given.rsplit("assistant\n", 1)[1]
         if "</think>" in last:
-            return f"{answer}<|im_end|>"
-        return f"{'' if '<think>' in last else '<think>'}\n{thought}\n</think>\n\n{answer}<|im_end|>"
+            return "42<|im_end|>"
+        return f"{'' if '<think>' in last else '<think>'}\n{thought}\n</think>\n\n42<|im_end|>"
 
     return said
 
@@ -109,7 +108,6 @@ def thinks(answer: str = "42", thought: str = "forty and two") -> Callable[[str]
         ("deepseek_r1_distill", "on N"),
         ("qwen3_instruct_2507", ""),
         ("qwen2_5", ""),
-        ("llama3", ""),
     ],
 )
 def test_what_a_template_offers_is_found_by_rendering_it(speaks: Speaks, name: str, offered: str) -> None:  # noqa: F811
@@ -126,7 +124,7 @@ def test_what_a_template_offers_is_found_by_rendering_it(speaks: Speaks, name: s
 
 
 def test_off_ends_the_thought_in_the_prompt_also_where_the_environment_renders_it(speaks: Speaks) -> None:  # noqa: F811
-    asked = [{"role": "user", "content": "hi"}]
+    asked = [user("hi")]
     for name in ("qwen3", "smol"):
         chat = chat_format(template(speaks, name), TrainConfig(thinking="off"))
         by_environment = chat.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
@@ -140,7 +138,7 @@ def test_scores_see_the_answer_only_unless_the_environment_asks_for_all(speaks: 
     for name in ("qwen3", "smol", "qwen3_6"):
         environment, tokenizer = Sums(), template(speaks, name)
         episode, _ = played(environment, tokenizer, thinks())
-        assert environment.seen == [([{"role": "assistant", "content": "42"}], "42", "forty and two")]
+        assert environment.seen == [([assistant("42")], "42", "forty and two")]
         record = episode_record(episode, 1, 0)
         assert record.messages[-1] == {"role": "assistant", "content": "42", "reasoning_content": "forty and two"}
         assert (record.completion, record.score) == ("42", 1.0)
@@ -213,7 +211,7 @@ def test_a_thought_that_does_not_end_is_no_answer(speaks: Speaks) -> None:  # no
         environment = Sums()
         episode, _ = played(environment, template(speaks, name), thinks(thought="42 " * 99))
         record = episode_record(episode, 1, 0)
-        assert environment.seen[0][0] == [{"role": "assistant", "content": ""}]
+        assert environment.seen[0][0] == [assistant("")]
         assert (record.completion, record.score, record.stop) == ("", 0.0, "max_tokens")
         assert record.messages[-1]["reasoning_content"].startswith("42 42")
         metrics = episode_metrics(episode)

@@ -12,22 +12,17 @@ import torch
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.training.model import Precision, choose_precision, load_model
+from aitrain.training.model import choose_precision, load_model
 from aitrain.training.trl_arguments import fit_vllm, grpo_arguments, grpo_config, refuse_zero_3
-
-CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
-
-
-def arguments(**options: object) -> dict[str, object]:
-    config = TrainConfig(**options)  # type: ignore[arg-type]
-    return grpo_arguments(config, plan_batch(config, 1), CPU)
+from tests.training.loss_bench import CPU
 
 
 @pytest.mark.parametrize(("options", "rate"), [({}, 1e-6), ({"peft": True}, 1e-5), ({"peft": True, "lr": 3e-4}, 3e-4)])
 def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(
     options: dict[str, Any], rate: float
 ) -> None:
-    assert arguments(**options)["learning_rate"] == rate
+    config = TrainConfig(**options)
+    assert grpo_arguments(config, plan_batch(config, 1), CPU)["learning_rate"] == rate
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -37,26 +32,18 @@ def test_weights_that_deepspeed_shards_are_refused(stage: int) -> None:
         refuse_zero_3(made)
 
 
-def test_what_trl_refuses_is_refused_with_its_reason(tmp_path: Path) -> None:
-    config = TrainConfig(scheduler="zigzag")
-    with pytest.raises(ConfigError, match="zigzag"):
-        grpo_config(arguments(scheduler="zigzag"), config, tmp_path)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_without_a_gpu_weights_are_float32_and_fp16_is_refused() -> None:
+def test_without_a_gpu_weights_are_float32_fp16_is_refused_and_bf16_that_the_cpu_would_emulate_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert choose_precision(TrainConfig(peft=True)).dtype == torch.float32
     assert choose_precision(TrainConfig()).use_cpu
     with pytest.raises(ConfigError, match="fp16 needs a CUDA GPU"):
         choose_precision(TrainConfig(mixed_precision="fp16"))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-@pytest.mark.parametrize("has_bf16", [True, False])
-def test_a_cpu_that_would_emulate_bf16_computes_in_float32(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16, raising=False)
-    precision = choose_precision(TrainConfig(mixed_precision="bf16"))
-    assert (precision.bf16, bool(precision.note)) == (has_bf16, not has_bf16)
+    for has_bf16 in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has=has_bf16: has, raising=False)
+        precision = choose_precision(TrainConfig(mixed_precision="bf16"))
+        assert (precision.bf16, bool(precision.note)) == (has_bf16, not has_bf16)
 
 
 @pytest.mark.parametrize(

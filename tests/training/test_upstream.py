@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import atexit
 import functools
+import importlib
 import inspect
 import multiprocessing.util
 import random
 import re
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,6 @@ from trl.trainer import utils as trl_utils
 from typer.core import TyperCommand, TyperGroup
 
 from aitrain.launch.resource_estimate import TILE
-from tests.training.upstream_uses import members, uses
 
 pytestmark = pytest.mark.slow
 
@@ -240,6 +242,57 @@ def test_trl_generates_with_the_settings_of_the_hf_engine() -> None:
         "max_new_tokens", "do_sample", "pad_token_id", "bos_token_id", "eos_token_id", "temperature", "top_p", "top_k",
         "min_p", "repetition_penalty", "cache_implementation",
     }  # fmt: skip
+
+
+ROOT = Path(__file__).parents[2]
+UPSTREAM = r"(?:accelerate|click|datasets|peft|transformers|trl|typer|vllm)\b[\w.]*"
+HELD_AS = r"\b(?:trainer|vllm_generation|scheduler|lr_scheduler|_?generation)\.(\w+)"
+"""Attributes of variables that hold an object of TRL or transformers."""
+GIVEN = re.compile(r"(?:def |class |self\.|for |as |^\s*)(_\w+)", re.MULTILINE)
+"""Names that aitrain gives itself."""
+
+
+@cache
+def uses() -> dict[str, set[str]]:
+    """Each inside name that aitrain reads, sets, calls, replaces, overrides or imports, with the places.
+
+    These are: names that begin with an underscore and that aitrain does not define; names from private modules;
+    upstream members that a subclass uses or overrides; and attributes of TRL's trainer and its vLLM generation, public
+    ones as well, because none of them is documented.
+    """
+    files = sorted((ROOT / "aitrain").rglob("*.py"))
+    texts = {str(file.relative_to(ROOT)): re.sub("#.*", "", file.read_text(encoding="utf-8")) for file in files}
+    own = {name for text in texts.values() for name in GIVEN.findall(text)}
+    held = members("trl", "GRPOTrainer") | members("trl.generation.vllm_generation", "VLLMGeneration")
+    found: dict[str, set[str]] = defaultdict(set)
+    for place, text in texts.items():
+        imports = {
+            name: module
+            for module, names in re.findall(rf"from ({UPSTREAM}) import (\([^)]*\)|.*)", text)
+            for name in re.findall(r"\w+", names)
+        }
+        names = {name for name, module in imports.items() if re.search(r"(^|\.)_", f"{module}.{name}")}
+        names |= set(re.findall(r"""[."'](_[A-Za-z]\w*)\b""", re.sub(r"(from|import) \S+", "", text))) - own
+        names |= set(re.findall(HELD_AS, text)) & held
+        for base in re.findall(r"class \w+\((\w+)", text):
+            if base in imports:
+                used = re.findall(r"""(?:self|super\(\))\.(\w+)|def (\w+)|"(\w+)":""", text)
+                names |= {name for parts in used for name in parts} & members(imports[base], base)
+        for name in names:
+            found[name].add(place)
+    return dict(found)
+
+
+@cache
+def members(module: str, name: str) -> set[str]:
+    """Names of an upstream class and of its upstream bases: members, and attributes that their methods set."""
+    kinds = [
+        kind
+        for kind in getattr(importlib.import_module(module), name).__mro__[:-1]
+        if re.match(UPSTREAM, kind.__module__)
+    ]
+    set_in = (name for kind in kinds for name in re.findall(r"self\.(\w+)\b", inspect.getsource(kind)))
+    return {name for name in (*set_in, *(name for kind in kinds for name in vars(kind))) if not name.startswith("__")}
 
 
 def test_every_use_of_inside_api_is_named_in_this_file() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import aitrain
-from aitrain import Result, RunFailed
+from aitrain import RunFailed
 from aitrain.batch import PassLimit
 from aitrain.jobs import grpo
 from aitrain.rollout.episode import Limits
@@ -23,9 +22,8 @@ from aitrain.training.trainer import EpisodeTrainer
 from aitrain.workbench.check import before_training
 from aitrain.workbench.check.before_training import check_quickly
 from tests.finished_runs import Words
+from tests.training.conftest import Train
 from tests.training.test_resume import assert_same
-
-Train = Callable[..., Result]
 
 
 @pytest.fixture

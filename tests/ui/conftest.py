@@ -15,6 +15,8 @@ from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.server import PageServer
 from tests.finished_runs import FinishedRuns
 
+Serve = Callable[..., PageServer]
+
 
 @pytest.fixture(scope="session")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -74,7 +76,7 @@ def read(folder: Path) -> RolloutIndex:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., PageServer]]:
+def serve() -> Iterator[Serve]:
     """`serve(folder, ...)`: the page of these places, on a free port."""
     servers: list[PageServer] = []
 

@@ -16,17 +16,14 @@ from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.run_folder import RunFolder, append_lines
 from aitrain.ui.comparison_view import page_of_comparisons
 from aitrain.ui.page import ReportWriter
-from aitrain.ui.server import PageServer
 from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
-from tests.ui.conftest import record, said, write_run
+from tests.ui.conftest import Serve, record, said, write_run
 from tests.ui.made_runs import RENDERED, make_sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium")
-
-Serve = Callable[..., PageServer]
 
 
 class Tab:

@@ -77,11 +77,9 @@ def test_the_page_of_a_sweep_shows_hostile_words_as_text_and_loads_nothing(tmp_p
 
 
 def test_a_run_leaves_a_report_of_all_that_it_did(real_run: Path) -> None:
-    data, result = data_of(real_run), json.loads((real_run / "result.json").read_text())
+    data = data_of(real_run)
     shown = data["summary"]
     assert shown["status"] == "finished"
-    assert shown["scores"]["sampled"]["before"]["mean"] == pytest.approx(result["score_before"])
-    assert shown["scores"]["greedy"]["after"]["mean"] == pytest.approx(result["greedy_after"])
     assert [point["step"] for point in shown["held_out"]] == [0, 1, 2, 3, 4]
     rewards = [line["reward"] for line in read_lines(real_run / "metrics.jsonl") if "reward" in line]
     assert shown["curves"]["series"]["reward"] == rewards

@@ -17,7 +17,7 @@ from aitrain.ui.episodes import CaseRow, Query, case_changes, case_rows, find
 from aitrain.ui.overview import DEAD, LOG_LINES, Overview
 from aitrain.ui.run_registry import RunRegistry, stamp
 from tests.ui.conftest import read, record, write_run
-from tests.ui.made_runs import make_eval, make_failed, make_live, make_run
+from tests.ui.made_runs import held_out, make_eval, make_failed, make_live, make_run
 
 
 def state_of(folder: Path) -> dict[str, Any]:
@@ -50,9 +50,11 @@ def test_a_run_that_was_killed_is_dead_and_an_eval_is_continued_by_its_own_comma
 
 
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30))
+ODD = '{"status": ["running"], "step": "three", "heartbeat": "now", "pid": {}, "host": 3}'
 HARM: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
     "an endless line": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 2**40),
+    "odd values": lambda path: path.write_text(ODD),
     "aliases": lambda path: path.write_text(ALIASES + "model: *a29\nrl_env: *a29\n"),
 }
 
@@ -113,13 +115,9 @@ def test_cases_are_counted_by_the_direction_of_their_change() -> None:
     }
 
 
-def scored(row: int, when: str, score: float | None, **more: Any) -> dict[str, Any]:
-    return record(row_number=row, case_idx=7, eval_phase=when, score=score, step=4, weight_version=4, **more)
-
-
 def test_scores_are_paired_by_row_and_before_is_of_the_cases_that_are_reported(tmp_path: Path) -> None:
-    before = [scored(row, "before_sampled", score) for row, score in ((1, 0.0), (2, 1.0), (3, 1.0))]
-    after = [scored(row, "after_sampled", score) for row, score in ((1, 1.0), (2, 1.0))]
+    before = [held_out(row, "before_sampled", score) for row, score in ((1, 0.0), (2, 1.0), (3, 1.0))]
+    after = [held_out(row, "after_sampled", score) for row, score in ((1, 1.0), (2, 1.0))]
     found = Overview(tmp_path, read(write_run(tmp_path, [*before, *after]))).scores["sampled"]
     assert (found["before"]["mean"], found["after"]["mean"], found["change"]["mean"]) == (0.5, 1.0, 0.5)
     assert found["before"]["count"] == found["change"]["count"] == 2

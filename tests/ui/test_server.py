@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from aitrain.ui.page import SERVED_SCRIPTS, STYLES
 from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.server import PageServer
 from tests.execution.waiting import eventually
-from tests.ui.conftest import record, write_run
+from tests.ui.conftest import Serve, record, write_run
 from tests.ui.made_runs import make_sweep
 
-Serve = Callable[..., PageServer]
 Answer = tuple[int, http.client.HTTPMessage, bytes]
 
 

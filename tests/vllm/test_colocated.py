@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -14,16 +15,24 @@ from transformers import AutoTokenizer
 from aitrain.rollout.limits import StopStrings
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
+from tests.conftest import episodes_of
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 SHORT = ["--model=tiny", "--rl-kl-coef=0", "--lr=4e-4", "--rl-num-generations=8", "--save-strategy=no",
          "--eval-strategy=no", "--rl-loss-type=dapo", "--disable-gradient-checkpointing"]  # fmt: skip
 
 
-def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The real command with --use-vllm; the lines of metrics.jsonl that are steps."""
-    command = [sys.executable, "-m", "aitrain", "grpo", "--use-vllm", "--project-name=run", *SHORT, *arguments]
+def aitrain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The real command."""
+    command = [sys.executable, "-m", "aitrain", *words]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """A training with --use-vllm; the lines of metrics.jsonl that are steps."""
+    done = aitrain(folder, "grpo", "--use-vllm", "--project-name=run", *SHORT, *arguments)
     log = folder / "runs" / "run" / "train.log"
     assert done.returncode == 0, done.stderr + (log.read_text()[-3000:] if log.exists() else "")
     return [line for line in read_lines(folder / "runs" / "run" / "metrics.jsonl") if "reward" in line]
@@ -74,7 +83,7 @@ def test_every_sampling_option_means_the_same_as_with_transformers(tmp_path: Pat
     assert all(line["sampling/logprob_shift/mean"] < -0.01 for line in lines)
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     stops, ends = StopStrings(tokenizer, ["1", "3", "7", "e"], min_tokens=6), 0
-    for record in read_lines(tmp_path / "runs" / "run" / "rollouts" / "rank0.jsonl"):
+    for record in episodes_of(tmp_path / "runs" / "run"):
         for message in record["messages"]:
             if message["role"] == "assistant":
                 ids = tokenizer(message["content"], add_special_tokens=False)["input_ids"]

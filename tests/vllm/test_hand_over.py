@@ -18,11 +18,13 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.runs.result import EvalResult
-from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
-from tests.conftest import free_port, write
+from tests.conftest import episodes_of, free_port, write
 from tests.training.conftest import save_adapter
+from tests.vllm import test_colocated
+from tests.vllm.test_colocated import aitrain
 
+pytestmark = test_colocated.pytestmark
 PROMPTS = ["3+4=", "17+25=", "say", "12+", "aaaa", "90+9="]
 TOKENS = 24
 
@@ -34,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_adapter(TINY_MODEL, place / "runs/mine/model")
     config = "model: tiny\npeft: true\nmodel_max_length: 256\nrl_env: envs.arithmetic\nrl_max_new_tokens: 8\n"
     write(place / "runs/mine", {"config.yaml": config, "status.json": "{}"})
-    subprocess.run([sys.executable, "-m", "aitrain", "export", "mine"], cwd=place, check=True)
+    aitrain(place, "export", "mine").check_returncode()
     return place
 
 
@@ -99,13 +101,10 @@ def test_the_adapter_beside_its_base_and_the_export_say_what_transformers_says(f
 
 def evaluated(folder: Path, *arguments: str) -> tuple[EvalResult, dict[int, str]]:
     """What `aitrain eval` finds, and the greedy answers by their cases."""
-    command = [sys.executable, "-m", "aitrain", "eval", "mine", "--cases=20", "--samples=4", *arguments]
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    done = aitrain(folder, "eval", "mine", "--cases=20", "--samples=4", *arguments)
     assert done.returncode == 0, done.stderr
     result = EvalResult.read(folder / done.stdout.rpartition("eval folder: ")[2].strip())
-    records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
-    return result, {one["row_number"]: one["completion"] for one in records if one["eval_phase"] == "eval_greedy"}
+    return result, {one["row_number"]: one["completion"] for one in episodes_of(result.folder, "eval_greedy")}
 
 
 @pytest.mark.slow

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import httpx
 import pytest
 
 from aitrain.runs.result import Result
-from aitrain.runs.run_folder import read_lines
+from aitrain.runs.run_folder import read_object
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.server_arguments import common_arguments, key_header
 from aitrain.vllm.server_process import ServerConfig, running
-from tests.conftest import processes_in
+from tests.conftest import episodes_of, processes_in
+from tests.vllm import test_colocated
 from tests.vllm.test_colocated import DEMO, check_agreement, run
 
+pytestmark = test_colocated.pytestmark
 SERVER = "--vllm-mode=server"
 
 
@@ -42,7 +43,7 @@ def test_a_run_learns_with_a_base_in_fp8_and_copies(tmp_path: Path) -> None:
 
     ratios = [line["sampling/importance_sampling_ratio/mean"] for line in lines]
     assert 0.9 <= sum(ratios) / len(ratios) <= 1.1
-    result = json.loads((tmp_path / "runs" / "run" / "result.json").read_text())
+    result = read_object(tmp_path / "runs" / "run" / "result.json")
     assert result["score_before"] <= 0.45
     assert result["score_after"] >= 0.6
 
@@ -57,9 +58,7 @@ def test_two_training_processes_ask_one_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(tmp_path: Path) -> None:
     """Other users of the machine reach 127.0.0.1 as well: every path but its health asks for the key."""
     arguments = common_arguments(str(TINY_MODEL), (), lora_rank=8, dtype="float32")
     plan = ServerConfig({**arguments, "max_model_len": 64}, tmp_path / "log", timeout=180.0)
@@ -164,14 +163,14 @@ def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_process
                 "--num-processes=2", "--rl-env=kills.py", "--max-steps=4", "--eval-cases=0", "--rl-max-new-tokens=4",
                 "--rl-prompts-per-step=4", "--batch-size=16", "--rl-env-timeout=500", "--no-rl-check")  # fmt: skip
 
-    assert json.loads((tmp_path / "seen.json").read_text()) == []  # the key, in commands and files
+    assert read_object(tmp_path / "seen.json") == []  # the key, in commands and files
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     check_agreement(lines)
     assert Result.read(folder).vllm_restarts == 1
-    records = [record for path in (folder / "rollouts").glob("rank*.jsonl") for record in read_lines(path)]
+    records = episodes_of(folder)
     assert len(records) == 4 * 32
     assert not any(record["error"] for record in records)
     assert (tmp_path / "moved").exists()
-    assert set(json.loads((folder / "status.json").read_text())["vllm_servers"].values()) == {"live"}
+    assert set(read_object(folder / "status.json")["vllm_servers"].values()) == {"live"}
     assert [line["vllm/servers"] for line in lines if line["step"] != 2] == [2, 2, 2]
     assert processes_in(tmp_path) == []

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.cli.env import init
 from aitrain.errors import ConfigError
 from aitrain.workbench.opening import KINDS, write_environment
+from tests.conftest import run_in_process
 from tests.workbench.check.test_faults import found
 
 
@@ -50,15 +50,12 @@ def test_existing_files_are_left_as_they_are(here: Path) -> None:
 # -- the command
 
 
-def test_the_next_two_commands_are_printed_and_the_environment_is_ready(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    init("my_task")
-    commands = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  aitrain ")]
+def test_the_next_two_commands_are_printed_and_the_environment_is_ready(here: Path) -> None:
+    _, out, _ = run_in_process("env init my_task")
+    commands = [line.split() for line in out.splitlines() if line.startswith("  aitrain ")]
     assert [command[:2] for command in commands] == [["aitrain", "env"], ["aitrain", "grpo"]]
     assert "class MyTask" in (here / "my_task.py").read_text()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(here)]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    with pytest.raises(ConfigError, match="--service, --judges: give one alone"):
-        init("more", judges=True, tools=True)
+    assert "give one alone" in run_in_process("env init more --judges --tools")[2]

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.cli.env import list_environments
 from aitrain.environment.adapters import ADAPTERS
-from tests.conftest import install_package, write
+from tests.conftest import install_package, run_in_process, write
 
 
 def install(site: Path, name: str, version: str, entry_points: str = "") -> None:
@@ -19,13 +18,12 @@ def install(site: Path, name: str, version: str, entry_points: str = "") -> None
 
 
 def test_installed_environments_and_adapters_are_listed_with_what_is_wrong_with_their_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "hotels", "1.2", "[aitrain.environments]\nhotel = hotels.booking:Hotel\n")
     install(tmp_path, "textarena", "0.1")
     monkeypatch.syspath_prepend(tmp_path)
-    list_environments(as_json=True)
-    listed = {one["rl_env"].partition(":")[0]: one for one in json.loads(capsys.readouterr().out)}
+    listed = {one["rl_env"].partition(":")[0]: one for one in json.loads(run_in_process("env list --json")[1])}
     assert set(ADAPTERS) <= set(listed)
     hotel = listed["hotels.booking"]
     assert (hotel["source"], hotel["package"], hotel["version"]) == ("installed", "hotels", "1.2")

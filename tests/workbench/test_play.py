@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +56,12 @@ class Add:
         return float(text == "5")
 
 
-def played(environment: Any, capsys: pytest.CaptureFixture[str], turns: int = 3, **options: Any) -> str:
+def played(environment: Any, turns: int = 3, **options: Any) -> str:
     config = TrainConfig(rl_max_turns=turns)
     opened, chosen = OpenedEnvironment(environment, cases()), PlayOptions(**options)
-    play(opened, written_rollout(opened, config, None, chosen), chosen, VIEW)
-    return capsys.readouterr().out
+    with redirect_stdout(io.StringIO()) as out:
+        play(opened, written_rollout(opened, config, None, chosen), chosen, VIEW)
+    return out.getvalue()
 
 
 def replies(folder: Path, *texts: str) -> str:
@@ -66,8 +69,8 @@ def replies(folder: Path, *texts: str) -> str:
     return str(folder / "replies.txt")
 
 
-def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = played(OneTurn(), capsys, case="c1", policy="reference").splitlines()
+def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown() -> None:
+    lines = played(OneTurn(), case="c1", policy="reference").splitlines()
     assert lines == [
         "OneTurn, case 1 (case_idx c1) of 3, seed 0; template and tokens of tiny",
         "-- turn 1: the model gets 21 tokens --------------------------------------------",
@@ -99,9 +102,9 @@ def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown(caps
     ],
 )  # fmt: skip
 def test_turns_are_shown_as_the_model_gets_them_up_to_the_end_of_the_episode(
-    environment: Any, said: list[str], shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    environment: Any, said: list[str], shown: list[str], tmp_path: Path
 ) -> None:
-    text = played(environment, capsys, policy="script", script=replies(tmp_path, *said), seed=7)
+    text = played(environment, policy="script", script=replies(tmp_path, *said), seed=7)
     assert all(part in text for part in shown), text
     assert "\x1b" not in text  # text of an environment cannot move the cursor
 
@@ -109,18 +112,19 @@ def test_turns_are_shown_as_the_model_gets_them_up_to_the_end_of_the_episode(
 # -- aitrain env show
 
 
-def shown(environment: Any, capsys: pytest.CaptureFixture[str], count: int = 3, **options: Any) -> str:
-    show(OpenedEnvironment(environment, cases(count), ()), VIEW, **options)
-    return capsys.readouterr().out
+def shown(environment: Any, count: int = 3, **options: Any) -> str:
+    with redirect_stdout(io.StringIO()) as out:
+        show(OpenedEnvironment(environment, cases(count), ()), VIEW, **options)
+    return out.getvalue()
 
 
-def test_tools_and_what_the_environment_says_first_are_part_of_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(Add(), capsys, count=10)
+def test_tools_and_what_the_environment_says_first_are_part_of_the_prompt() -> None:
+    text = shown(Add(), count=10)
     assert "tools     add(first: integer, second: integer)\n" in text
     assert '{"type": "function", "function": {"name": "add"' in text
     assert [line.split(" (")[0] for line in text.splitlines() if line.startswith("--")] == [
         "-- case 0", "-- case 3", "-- case 6",
     ]  # fmt: skip
-    assert "0?\n\nseed 0<|im_end|>" in shown(Talk(), capsys, case="0")
+    assert "0?\n\nseed 0<|im_end|>" in shown(Talk(), case="0")
     with pytest.raises(ConfigError, match="rows are numbered from 0 to 2"):
-        shown(Talk(), capsys, case="7")
+        shown(Talk(), case="7")

@@ -22,11 +22,11 @@ from tests.rollout.scripted import Scripted, play
 DIFFERENT = "the environment answered differently"
 
 
-def rows(count: int = 4) -> list[Case]:
+def rows() -> list[Case]:
     """Rows whose answer is their number; a tuple shows whether the row or its JSON is scored."""
     return [
         Case(n, [{"role": "user", "content": f"{n}?"}], {"prompt": f"{n}?", "answer": str(n), "pair": (n, n)}, n)
-        for n in range(count)
+        for n in range(4)
     ]
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from aitrain.cli import env
-from aitrain.cli.env import rescore
 from aitrain.jobs import env_terminal
-from tests.conftest import write
+from tests.conftest import json_lines, run_in_process, write
 from tests.ui.conftest import record
 
 ENVIRONMENT = """
@@ -45,9 +44,15 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         said(0, "0", 1.0, step=0, eval_phase="before_sampled"),
         said(1, "9", 0.0, step=0, eval_phase="before_sampled"),
     ]
-    lines = "".join(json.dumps(each) + "\n" for each in records)
     config = f"model: tiny\nrl_env: {here / 'numbers_env.py'}\n"
-    write(here, {"numbers_env.py": ENVIRONMENT, "runs/mine/config.yaml": config, "runs/mine/rollouts/1.jsonl": lines})
+    write(
+        here,
+        {
+            "numbers_env.py": ENVIRONMENT,
+            "runs/mine/config.yaml": config,
+            "runs/mine/rollouts/1.jsonl": json_lines(records),
+        },
+    )
 
     def run_here(module: str, request: Any) -> int:
         assert module == "aitrain.jobs.env_terminal"
@@ -59,9 +64,9 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("run")
-def test_an_unchanged_scorer_changes_nothing_but_what_had_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rescore("mine") == 0
-    printed = capsys.readouterr().out
+def test_an_unchanged_scorer_changes_nothing_but_what_had_failed() -> None:
+    code, printed, _ = run_in_process("env rescore mine")
+    assert code == 0
     rows = [line.split() for line in printed.splitlines()]
     assert ["held-out,", "before,", "sampled", "2", "2", "0.500", "0.500", "0"] in rows
     assert ["training", "4", "3", "0.667", "0.667", "1"] in rows
@@ -70,23 +75,20 @@ def test_an_unchanged_scorer_changes_nothing_but_what_had_failed(capsys: pytest.
 
 
 @pytest.mark.usefixtures("run")
-def test_another_environment_is_given_by_name_with_its_keywords(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_environment_is_given_by_name_with_its_keywords(here: Path) -> None:
     (here / "kinder.py").write_text(ENVIRONMENT.replace("text == answer", "text.strip() == answer"))
-    assert rescore("mine", env="kinder.py", keywords=["rows=2"], as_json=True, last=False) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run_in_process("env rescore mine --env kinder.py -E rows=2 --json")[1])
     assert found["phases"]["training"]["mean_after"] == 1.0
     assert found["scored_with_saved_rows"] == 2  # two of the four rows are gone
     assert [one["case"] for one in found["most_changed"]] == [3, 1]
 
 
 @pytest.mark.usefixtures("run")
-def test_one_step_or_the_last_one_can_be_chosen_and_a_scorer_that_always_fails_is_shown(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for chosen, cases in (({"step": 1}, 2), ({"last": True}, 2), ({}, 6)):
-        rescore("mine", as_json=True, **chosen)
-        assert json.loads(capsys.readouterr().out)["episodes"] == cases
-    assert rescore("mine", step=7) == 2
+def test_one_step_or_the_last_one_can_be_chosen_and_a_scorer_that_always_fails_is_shown(here: Path) -> None:
+    for chosen, cases in (("--step 1", 2), ("--last", 2), ("", 6)):
+        assert json.loads(run_in_process(f"env rescore mine --json {chosen}")[1])["episodes"] == cases
+    assert run_in_process("env rescore mine --step 7")[0] == 2
     (here / "broken.py").write_text(ENVIRONMENT.replace("float(text == answer)", "1 / 0"))
-    assert rescore("mine", env="broken.py") == 3
-    assert "broken.py, line 10, in score_episode: return 1 / 0" in capsys.readouterr().err
+    code, _, err = run_in_process("env rescore mine --env broken.py")
+    assert code == 3
+    assert "broken.py, line 10, in score_episode: return 1 / 0" in err

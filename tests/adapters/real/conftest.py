@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aitrain.runs.run_folder import read_lines
-from tests.conftest import Run
+from tests.conftest import Run, episodes_of
 
 ENVIRONMENT = os.environ.get("AITRAIN_REAL_ADAPTERS", "")
 """Name of the environment of `.ci/adapters`; a package that is missing there fails its tests."""
@@ -43,8 +43,7 @@ def train(here: Path, aitrain_grpo: Run) -> Train:
         done = aitrain_grpo("--model=tiny", f"--rl-env={rl_env}", given, *small, *flags)
         assert done.returncode == 0, done.stdout + done.stderr
         *_, last = read_lines(here / "run" / "metrics.jsonl")
-        records = [one for file in (here / "run" / "rollouts").glob("*.jsonl") for one in read_lines(file)]
-        trained = [one for one in records if "eval_phase" not in one]
+        trained = episodes_of(here / "run")
         assert last["step"] == 5
         assert [one["error"] for one in trained if one["error"]] == []
         assert all(one["score"] is not None and one["messages"] for one in trained)

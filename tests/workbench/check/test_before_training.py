@@ -23,7 +23,8 @@ from aitrain.workbench.check.registry import EnvCheck, chosen, run_checks
 from aitrain.workbench.check.subject import NO_TIME, EnvFinding, Subject
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import Constant
-from tests.conftest import has_ended
+from tests.conftest import is_alive
+from tests.execution.waiting import eventually
 
 
 class Sums:
@@ -153,7 +154,7 @@ def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) 
     assert list(found.lines()) == [
         f"Environment checks: {found.passed} passed, {found.left_out} left out for lack of time."
     ]
-    assert has_ended(int(Path("pid").read_text()))
+    assert eventually(lambda: not is_alive(int(Path("pid").read_text())))
 
 
 # -- the parts that they are made of
