@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import aitrain
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aitrain"
 
@@ -34,10 +32,6 @@ def test_light_commands_load_nothing_heavy(arguments: str, preloaded_aitrain: Pa
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "HEAVY"
-
-
-def test_the_version_is_the_package_version() -> None:
-    assert f'version = "{aitrain.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def tracked() -> list[Path]:

@@ -202,7 +202,8 @@ class ChatFormat:
             message = {"role": "assistant", "content": answer or ""}
         if thought:
             message[THOUGHT_KEYS[0]] = thought
-        return self._parsed(message, tools, str(self.tokenizer.decode(whole)).removesuffix(answer or ""))
+        tagged = str(self.tokenizer.decode(whole)).removesuffix(answer or "") if self.keeps_thoughts else ""
+        return self._parsed(message, tools, tagged)
 
     def _parsed(self, message: Message, tools: Schemas, thought: str) -> ParsedTurn:
         """A message with its tool calls, which may be in its text. `thought`: that of the answer, with its tags."""
