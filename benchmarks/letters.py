@@ -17,20 +17,22 @@ from typing import Any
 class Letters:
     """Asks for words and scores the share of letters in the answer, so that a model of random weights gets rewards."""
 
-    def __init__(self, clock: str, completions_per_step: int) -> None:
+    def __init__(self, clock: str, completions_per_step: int, chat: bool = True) -> None:
         self.clock = Path(clock)
         self.completions_per_step = completions_per_step
+        self.chat = chat
         self.scored = 0
         self.seen = 0  # a sum, as aitrain scores at the same time what plain TRL scores in order
         self.lock = threading.Lock()
 
     def build_dataset(self, tokenizer: Any = None) -> list[dict[str, Any]]:
         """One row per prompt."""
-        return [{"prompt": [{"role": "user", "content": f"word {number}"}]} for number in range(200)]
+        asked = [f"word {number}" for number in range(200)]
+        return [{"prompt": [{"role": "user", "content": text}] if self.chat else text} for text in asked]
 
-    def score_episode(self, completion: list[dict[str, Any]]) -> float:
+    def score_episode(self, completion: list[dict[str, Any]] | str) -> float:
         """The share of ASCII letters, 0 to 1."""
-        text = str(completion[-1]["content"])
+        text = completion if isinstance(completion, str) else str(completion[-1]["content"])
         digest = hashlib.sha256(text.encode(errors="replace")).digest()
         with self.lock:
             if self.scored % self.completions_per_step == 0:

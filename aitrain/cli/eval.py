@@ -151,16 +151,16 @@ def _configs(
         taken["gradient_accumulation"] = passes * max(1, processes)  # cases are held out as for the run's step
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
-    if "thinking" in given and isinstance(answer := taken.get("rl_max_new_tokens"), int):
-        thought = thought_tokens(taken.get("thinking"))
-        answer -= thought if thought < answer else 0  # as long as in the run, beside another thought
-        taken["rl_max_new_tokens"] = answer + thought_tokens(given["thinking"])
+    before, now = (thought_tokens(options.get("thinking")) for options in (taken, {**taken, **given}))
+    if now != before and isinstance(answer := taken.get("rl_max_new_tokens"), int):
+        # an answer is as long as in the run, beside another thought
+        taken["rl_max_new_tokens"] = now + answer - (before if before < answer else 0)
     if "eval_cases" in given:
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
     if {**taken, **given}.get("dtype") == "float16" or {**taken, **given}.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
-    before = place_of_run(config) if config and resume else {}
-    shared = resolve(EvalConfig, config, {"model": "tiny", **before, **flags}, taken)
+    continued = place_of_run(config) if config and resume else {}
+    shared = resolve(EvalConfig, config, {"model": "tiny", **continued, **flags}, taken)
     configs = list[tuple[ModelReference, EvalConfig]]()
     for reference in references:
         label = replace(reference, name=shared.model_name).label

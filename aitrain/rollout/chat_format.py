@@ -214,7 +214,7 @@ class ChatFormat:
             content, calls = read_calls(content)
         if calls:
             message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
-        if self.keeps_thoughts:
+        if self.keeps_thoughts and thought:
             content = thought + content
             message = {**without_thought(message), "content": content}
         return message, AssistantTurn(content, tuple(calls), thought=thought_of(message))

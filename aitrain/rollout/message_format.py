@@ -79,7 +79,8 @@ class MessageFormat(ChatFormat):
         if not tools:
             message = {name: value for name, value in message.items() if name != "tool_calls"}
         thought = thought_of(message)
-        tagged = f"{THINK.begin}\n{thought}{THINK.ending if message['content'] else ''}" if thought else ""
+        has_ended = message["content"] or message.get("tool_calls")
+        tagged = f"{THINK.begin}\n{thought}{THINK.ending if has_ended else ''}" if thought else ""
         return self._parsed(message, tools, tagged)  # a server without a parser of tool calls leaves them in the text
 
     def check_tools(self) -> None:

@@ -140,7 +140,7 @@ def weights_stamp(*folders: str | Path | None) -> list[str]:
     """Names and digests of the files with weights in some folders, to see that they have changed; empty for those of
     the Hub. A digest is that of parts of the file: a training changes all of it."""
     stamp = list[str]()
-    for place in [Path(folder).expanduser() for folder in folders if folder]:
+    for place in [named_folder(str(folder)) or Path(folder).expanduser() for folder in folders if folder]:
         for file in sorted(place.glob("*.safetensors")):
             digest, size = hashlib.sha256(), file.stat().st_size
             with file.open("rb") as stream:

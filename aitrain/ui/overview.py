@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
-from aitrain.redaction import redact, without_secrets
+from aitrain.redaction import MIN_SECRET_LENGTH, redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import RunFinding, findings_of
 from aitrain.runs.heartbeat import read_nodes, state_of
@@ -454,9 +454,9 @@ class Overview:
 
 
 def _scalar(text: str) -> object:
-    """The number, boolean or null that a text is in YAML; else the text."""
+    """The short number, boolean or null that a text is in YAML; else the text."""
     try:
-        return json.loads(text)
+        return json.loads(text) if len(text) < MIN_SECRET_LENGTH else text
     except ValueError:
         return text
 

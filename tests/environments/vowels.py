@@ -15,16 +15,3 @@ class Vowels:
 
     def score_episode(self, model, tokenizer, completion, case_idx):
         return sum(letter < "n" for letter in completion) / max(1, len(completion))
-
-
-class ChatVowels(Vowels):
-    """The same with chat prompts."""
-
-    def build_dataset(self, tokenizer):
-        return [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in super().build_dataset(tokenizer)]
-
-    def build_eval_dataset(self, tokenizer):
-        return [{"prompt": [{"role": "user", "content": "tell:"}]}]
-
-    def score_episode(self, text):  # type: ignore[override]
-        return sum(letter < "n" for letter in text) / max(1, len(text))

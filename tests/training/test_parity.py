@@ -44,7 +44,7 @@ LORA = {"r": 4, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-li
 def test_a_run_ends_with_the_weights_of_a_plain_trl_script(
     lora: dict[str, Any] | None, small_model: Path, tmp_path: Path, preloaded_aitrain: Path
 ) -> None:
-    task = json.dumps({"clock": str(tmp_path / "clock"), "completions_per_step": 8})
+    task = json.dumps({"clock": str(tmp_path / "clock"), "completions_per_step": 8, "chat": lora is not None})
     (tmp_path / "plain.json").write_text(json.dumps({"model": str(small_model), "grpo": SAME, "lora": lora}))
     script = [preloaded_aitrain / "preloaded-python", "-P", "-m", "benchmarks.plain_trl"]
     run(*script, tmp_path / "plain.json", task, tmp_path / "plain")
