@@ -124,7 +124,7 @@ def run_in(
 
 def _has_results(folder: RunFolder, plan: RunPlan) -> bool:
     """Whether the folder was there before, or has a step, or an episode of an eval."""
-    files = folder.rollouts.glob("*.jsonl") if isinstance(plan.config, EvalConfig) else [folder.metrics]
+    files = folder.rollout_files if isinstance(plan.config, EvalConfig) else [folder.metrics]
     return not folder.made or folder.result.exists() or any(True for file in files for _ in read_lines(file))
 
 

@@ -90,7 +90,7 @@ def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedE
         prepared.overlap,
         progress.seconds or 0.0,
     )
-    records = (record for file in sorted(folder.rollouts.glob("*.jsonl")) for record in read_rollouts(file))
+    records = (record for file in folder.rollout_files for record in read_rollouts(file))
     result = eval_result(folder.path, reference, facts, records)
     result.write()
     context.announce(Ended("finished", progress.step))

@@ -220,7 +220,7 @@ def rewind(folder: RunFolder, to: Manifest) -> None:
         if step_of(checkpoint) > to.step:
             delete(checkpoint)
     keep_lines(folder.metrics, lambda line: line_stays(to, line), MetricsLine.from_json)
-    for file in folder.rollouts.glob("*.jsonl"):
+    for file in folder.rollout_files:
         keep_lines(file, lambda record: _record_stays(to, record), RolloutRecord.from_json)
 
 

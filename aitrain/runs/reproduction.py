@@ -95,7 +95,7 @@ def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
 
 def _in_order(folder: RunFolder) -> list[RolloutRecord]:
     """The records of all processes by step; those of one step in the order of the processes."""
-    records = [record for file in sorted(folder.rollouts.glob("*.jsonl")) for record in read_rollouts(file)]
+    records = [record for file in folder.rollout_files for record in read_rollouts(file)]
     return sorted(records, key=lambda record: (record.step, record.eval_phase))
 
 

@@ -89,6 +89,11 @@ class RunFolder:
     log = Part("train.log")
     """Everything that the libraries and the environment print."""
 
+    @property
+    def rollout_files(self) -> list[Path]:
+        """Those in `rollouts`, one of each process."""
+        return sorted(self.rollouts.glob("*.jsonl"))
+
     def system_of(self, node: int) -> Path:
         """The same of one of several machines."""
         return self.path / f"system-node{node}.jsonl" if node else self.system

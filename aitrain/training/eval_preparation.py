@@ -116,7 +116,8 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
             " same as such a case: their score does not show what was learned for new prompts."
         )
     before = read_object(RunFolder(reference.run).environment).get("weights") if reference.run else None
-    if reference.adapter and before not in (None, weights_stamp(reference.base)):
+    now = weights_stamp(reference.base) if reference.adapter else None
+    if before and now and before != now:  # what is on the Hub has none
         context.note(f"{reference.base}, the base of {reference.given}, has changed since the training of its adapter.")
     engine: ChatEndpoint | HFEngine | VLLMServerEngine
     evaluating: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -162,7 +163,7 @@ def _trained_on(reference: ModelReference, cases: Sequence[Case]) -> int:
     if reference.run is None:
         return 0
     seen, chose = set[str](), run_options(reference).get("save_best")
-    for file in RunFolder(reference.run).rollouts.glob("*.jsonl"):
+    for file in RunFolder(reference.run).rollout_files:
         for record in read_rollouts(file):
             is_used = record.discarded is None if not record.eval_phase else chose and record.eval_phase[:4] == "step"
             if is_used and (reference.step is None or record.step <= reference.step):

@@ -193,7 +193,7 @@ def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores
     other columns."""
     asked = {case.number: (to_jsonable(case.prompt), row_columns(case.row)) for case in plan.cases}
     found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in plan.decodings}
-    for file in sorted(folder.rollouts.glob("*.jsonl")):
+    for file in folder.rollout_files:
         for record in read_rollouts(file):
             name, _, decoding = record.eval_phase.rpartition("_")
             row, sample = record.row_number, record.sample or 0

@@ -104,7 +104,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             broadcast_object_list(recorded)
             scores = recorded[0]
             if scores is None and is_main:
-                for file in folder.rollouts.glob("*.jsonl"):
+                for file in folder.rollout_files:
                     keep_lines(file, lambda record: record.eval_phase[:6] != "before", RolloutRecord.from_json)
             self.trainer.accelerator.wait_for_everyone()
         if scores is None:
