@@ -119,11 +119,11 @@ def evaluate(
     """Score the cases with the policy's present weights; returns the same scores on every rank.
 
     Every rank must call this. `write` gets the records of the rank's own episodes after each batch, as often on every
-    rank. If an environment fails on all of its cases, there are no scores with this decoding, and a note says so:
-    without it, the mean would be that of the others.
+    rank.
 
     Raises:
-        EpisodesFailed: it failed with the first decoding.
+        EpisodesFailed: an environment failed on all of its cases: without it, the mean score would be that of the
+            others. A second decoding in which everything failed has no scores, and a note says so.
         EnvironmentFailed: too many calls hang.
         ServerFailed: a vLLM server failed one of the ranks.
     """
@@ -153,10 +153,9 @@ def evaluate(
         for env in sorted({each.env for each in failures} - scored):
             kinds = [each.failure[0] for each in failures if each.failure and each.env == env]
             what = f"failed on all {len(kinds)} {name} episodes of held-out cases ({', '.join(sorted(set(kinds)))})"
-            if len(scorings) > 1:
-                scorings[name] = {}
-                rollouts.notify(f"No {name} score: the environment {env}".rstrip() + f" {what}.")
-                continue
+            if len(scorings) > 1 and not scores:
+                rollouts.notify(f"No {name} score: the environment {what}.")
+                break
             with errors_of(env):
                 raise EpisodesFailed(
                     f"The environment {what}.\n"

@@ -204,27 +204,14 @@ def test_a_stop_request_ends_it_after_a_batch_and_status_has_the_progress(
     assert len(episodes_of(tmp_path / "stopped", "eval_sampled")) == 4
 
 
-class Fails(Words):
-    """Fails after the given scores."""
-
-    def __init__(self, *scores: float) -> None:
-        self.scores = list(scores)
-
-    def score_episode(self) -> float:
-        return self.scores.pop()
+class AlwaysFails(Words):
+    def score_episode(self, completion: str) -> float:
+        raise ValueError("no score")
 
 
 def test_an_environment_that_only_fails_ends_the_eval(evaluate: Evaluate) -> None:
     with pytest.raises(EnvironmentFailed, match="failed on every episode"):
-        evaluate("all", Fails())
-
-
-def test_a_decoding_in_which_every_episode_fails_has_no_score_and_the_other_one_keeps_its_own(
-    evaluate: Evaluate,
-) -> None:
-    result = evaluate("greedy", Fails(0.5), eval_cases=1)
-    assert result.scores["sampled"]["mean"] == 0.5
-    assert (result.scores["greedy"], result.failures) == (None, {"raised": 1})
+        evaluate("all", AlwaysFails())
 
 
 def test_generators_are_seeded_when_no_batch_is_played_ahead(

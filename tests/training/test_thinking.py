@@ -65,13 +65,10 @@ class SumsWithTool(SumsWithThoughts):
         return float(text.removeprefix("<think>") == f"\n{CALL}\n</think>\n\n42")
 
 
-class Apart:
+class Apart(SumsWithThoughts):
     """Asks for an answer that is not trained, and for one that is: right is the same."""
 
-    sees_thoughts = True
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return Sums().build_dataset()
+    score_episode: Any = None
 
     async def rollout(self, endpoint: Any) -> float:
         said = [await endpoint.chat([user("40 + 2 =")], trained=trained) for trained in (False, True)]
