@@ -128,16 +128,16 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     environment = tmp_path / "env.py"
     environment.write_text(ENVIRONMENT)
     resume = f"sums --rl-env {environment} --resume"
-    first = Path("runs/eval-sums")
+    first, weights = Path("runs/eval-sums"), trained / "model/adapter_model.safetensors"
     assert run(resume) == run(resume)
     if changes == "package":
         played = read_object(RunFolder(first).environment)
         write_json(RunFolder(first).environment, {**played, "package": "torch 1.0"})
     elif changes == "weights":
-        (trained / "model/adapter_model.safetensors").write_bytes(b"trained further")
+        weights.write_bytes(b"trained further")
     elif changes == "link":
-        (trained / "model/adapter_model.safetensors").unlink()
-        (trained / "model/adapter_model.safetensors").symlink_to("gone")
+        weights.unlink()
+        weights.symlink_to("gone")
     else:
         environment.write_text(f"{ENVIRONMENT}\n# another score\n")
     assert ("cannot read" if changes == "link" else "has changed") in run(resume)
