@@ -453,18 +453,6 @@ def test_a_seed_that_another_thread_sets_is_no_change_of_a_call() -> None:
 here = sys.modules[__name__]
 
 
-class Game:
-    def __init__(self) -> None:
-        self.board = 0
-
-    def begin(self, number: int) -> Game:
-        self.board = number
-        return self
-
-    def value(self) -> int:
-        return self.board
-
-
 class Registry:
     current: Any = None
 
@@ -473,31 +461,15 @@ class Registry:
         cls.current = value
 
 
-class Viewer:
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
-
-    def score(self) -> float:
-        return self.environment.case / 100
-
-
 class Holds(Rows):
     """What the environments below hold."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.array, self.tensor = np.zeros((2, 2)), torch.zeros(2)
-        self.viewer = Viewer(self)
-        self.made: Any = None
+        self.tensor = torch.zeros(2)
         box: dict[str, int] = {}
         self.get = lambda: box["n"]
         self.fill = _filling(box)
-
-    @property
-    def lazy(self) -> Game:
-        if self.made is None:
-            self.made = Game()
-        return self.made
 
 
 def _filling(box: dict[str, int]) -> Any:
@@ -509,10 +481,8 @@ def _filling(box: dict[str, int]) -> Any:
 
 FILE = Path(tempfile.gettempdir()) / f"aitrain-answer-{os.getpid()}"
 STATEFUL = {
-    "fill": ("env.array.fill(n)", "env.array[0, 0]"),
     "data of a tensor, which counts no version": ("env.tensor.data.fill_(n)", "float(env.tensor[0])"),
     "closure": ("env.fill(n)", "env.get()"),
-    "made when needed": ("env.lazy.begin(n)", "env.lazy.value()"),
     "another class": ("Registry.put(n)", "Registry.current"),
     "a module": ("here.current = n", "here.current"),
     "os.environ": ('os.environ["AITRAIN_TEST"] = str(n)', 'int(os.environ["AITRAIN_TEST"])'),
@@ -520,8 +490,7 @@ STATEFUL = {
         "thread = threading.Thread(target=FILE.write_text, args=[str(n)]); thread.start(); thread.join()",
         "int(FILE.read_text())",
     ),
-    "random.seed": ("random.seed(n)", "random.random()"),
-    "a helper that sees the environment": ("env.case = n", "env.viewer.score()"),
+    "the working directory": ('os.chdir("/" if n % 2 else "/usr")', "len(os.getcwd())"),
 }  # fmt: skip
 """What a call writes, and what it reads after a wait."""
 
@@ -543,23 +512,8 @@ def test_state_anywhere_in_memory_gives_the_scores_of_calls_one_after_another(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AITRAIN_TEST", "0")
+    monkeypatch.chdir(tmp_path)
     write, read = STATEFUL[name]
     kind = environment_of(tmp_path, [write, "wait()", f"return ({read}) / 100"])
 
     assert scored(kind(), batches=2)[0] == serially(kind(), batches=2)
-
-
-def test_the_working_directory_that_a_call_sets_is_its_own() -> None:
-    class Moves(Rows):
-        def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
-            before = os.getcwd()
-            with tempfile.TemporaryDirectory() as folder:
-                os.chdir(folder)
-                try:
-                    Path("answer").write_text(completion)
-                    wait()
-                    return int(Path("answer").read_text()) / 100
-                finally:
-                    os.chdir(before)
-
-    assert scored(Moves())[0] == serially(Moves())

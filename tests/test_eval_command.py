@@ -77,8 +77,9 @@ def trained(evals: Evals) -> Path:
     (folder.model / "adapter_model.safetensors").write_bytes(b"weights")
     (folder.result).write_text(json.dumps({"steps": 5}))
     folder.rollouts.mkdir()
-    for rank in (0, 1):
+    for rank in range(4):  # of earlier starts
         (folder.rollouts / f"rank{rank}.jsonl").touch()
+    write_json(folder.environment, {"processes": 2})
     return folder.path
 
 
@@ -120,23 +121,26 @@ def test_resume_continues_the_same_eval_and_refuses_other_options(evals: Evals) 
     assert "runs/eval-tiny-2" in run(killed)
 
 
-@pytest.mark.parametrize("changes", ["weights", "environment", "package"])
+@pytest.mark.parametrize("changes", ["weights", "environment", "package", "link"])
 def test_what_has_changed_since_an_eval_makes_it_another_one(
     evals: Evals, trained: Path, tmp_path: Path, changes: str
 ) -> None:
     environment = tmp_path / "env.py"
     environment.write_text(ENVIRONMENT)
     resume = f"sums --rl-env {environment} --resume"
-    first = Path("runs/eval-sums")
+    first, weights = Path("runs/eval-sums"), trained / "model/adapter_model.safetensors"
     assert run(resume) == run(resume)
     if changes == "package":
         played = read_object(RunFolder(first).environment)
         write_json(RunFolder(first).environment, {**played, "package": "torch 1.0"})
     elif changes == "weights":
-        (trained / "model/adapter_model.safetensors").write_bytes(b"trained further")
+        weights.write_bytes(b"trained further")
+    elif changes == "link":
+        weights.unlink()
+        weights.symlink_to("gone")
     else:
         environment.write_text(f"{ENVIRONMENT}\n# another score\n")
-    assert "has changed" in run(resume)
+    assert ("cannot read" if changes == "link" else "has changed") in run(resume)
 
 
 @pytest.mark.parametrize(

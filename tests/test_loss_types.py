@@ -84,7 +84,7 @@ def test_given_options_and_what_an_environment_declares_win_over_a_preset() -> N
     config = TrainConfig(rl_preset="recommended", rl_loss_type="gspo", gradient_accumulation=4)
     assert (config.loss.high, plan_batch(config, 1).prompts_per_step) == (4e-4, 1)
     assert {"--gradient-accumulation", "4"} <= {*as_command(config)}  # which is the option's default
-    declared = SimpleNamespace(requirements=EnvRequirements(max_new_tokens=64))
-    assert with_requirements(config, declared)[0].rl_max_new_tokens == 64
+    declared = SimpleNamespace(requirements=EnvRequirements(max_new_tokens=9))
+    assert with_requirements(config, declared)[0].rl_max_new_tokens == 9
     thinks = TrainConfig(rl_preset="recommended", thinking=100)  # which adds to the limit of an answer
-    assert (thinks.rl_max_new_tokens, with_requirements(thinks, declared)[0].rl_max_new_tokens) == (612, 164)
+    assert (thinks.rl_max_new_tokens, with_requirements(thinks, declared)[0].rl_max_new_tokens) == (628, 125)

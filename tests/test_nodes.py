@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli.running import report_refusal
+from aitrain.environment.rollout_session import BackgroundRun
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
@@ -58,8 +59,8 @@ def stores() -> list[MachineStore]:
 
 
 def beside(call: Callable[[], Any]) -> Future[Any]:
-    """What a call in another thread returns or raises."""
-    return ThreadPoolExecutor(1).submit(call)
+    """What a call returns or raises in another thread, which does not keep the tests from ending."""
+    return BackgroundRun(call, lambda: None).returned
 
 
 def group_of(stores: list[MachineStore], rank: int, count: int = 2) -> NodeGroup:

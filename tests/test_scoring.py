@@ -50,7 +50,7 @@ def test_a_score_comes_in_many_types_and_metrics_are_the_numbers_beside_it(value
     result = parse_score(value)
 
     assert (result.score, type(result.score), result.failure) == (score, type(score), None)
-    beside: dict[str, Any] = {"turns": 3, "kept": True, "far": math.inf, "note": "text"}
+    beside: dict[str, Any] = {"turns": 3, "kept": True, "far": math.inf, "large": 1e308, "note": "text"}
     for given in (Score(score, beside), {"score": score, "metrics": {"turns": 3}, "kept": np.True_, "note": None}):
         assert parse_score(given).metrics == {"turns": 3.0, "kept": 1.0}
 
@@ -76,8 +76,8 @@ def test_what_is_no_score_is_unscored_with_its_kind(value: Any, kind: str, told:
 
 @pytest.mark.parametrize(
     ("score_range", "value", "kind"),
-    [("-1,1", -1, None), ("-1,1", -1.5, "out_of_range"), ([-5, 5], -4, None), ("any", -1e9, None),
-     ("any", math.inf, "not_finite")],
+    [("-1,1", -1, None), ("-1,1", -1.5, "out_of_range"), ([-5, 5], -4, None), ("any", -1e18, None),
+     ("any", 1e308, "out_of_range")],
 )  # fmt: skip
 def test_the_option_says_which_scores_are_in_range(score_range: Any, value: float, kind: str | None) -> None:
     (result,) = scored_by(lambda: value, rl_score_range=score_range)
@@ -102,6 +102,14 @@ def test_an_error_is_told_with_the_users_line_and_harms_no_other_episode() -> No
     assert failed.failure.message.endswith('in fail_deep: return {"ok": 1.0}[text]')
     assert "Traceback" in failed.failure.trace
     assert "Traceback" not in failed.failure.message
+
+
+def test_an_error_of_a_library_is_told_with_the_users_error_that_it_was_raised_for() -> None:
+    error = RuntimeError("so")
+    with pytest.raises(KeyError) as caught:
+        fail_deep("no")
+    error.__context__ = caught.value
+    assert "so\nraised for KeyError: 'no'\nat " in as_failure(error).message
 
 
 def answered(status: int) -> Exception:

@@ -148,7 +148,7 @@ def _configs(
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if run and run.run and isinstance(passes := taken.get("gradient_accumulation"), int):
         # cases are held out as for a step of all of the run's processes
-        taken["gradient_accumulation"] = passes * max(1, len(RunFolder(run.run).rollout_files))
+        taken["gradient_accumulation"] = passes * RunFolder(run.run).processes
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
     before, now = (thought_tokens(options.get("thinking")) for options in (taken, {**taken, **given}))

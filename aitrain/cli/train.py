@@ -271,7 +271,7 @@ def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
     options = run_options(ModelReference(str(before.path), "run", "", run=before.path))
     options |= {"project_name": f"{before.path.resolve().name}-again", "output_dir": str(before.path.parent)}
     if options.get("nnodes") is None and options.get("launcher") == "local":
-        options["num_processes"] = len(before.rollout_files)
+        options["num_processes"] = before.processes
     made = read_object(before.environment)
     packages: dict[str, str] = made.get("packages", {})
     notes = [

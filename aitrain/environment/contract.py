@@ -328,6 +328,10 @@ Bounds = tuple[float, float]
 """The lowest and the highest score that a run allows (`--rl-score-range`)."""
 
 ZERO_TO_ONE: Bounds = (0.0, 1.0)
+LARGEST_SCORE = 1e18
+"""With larger ones, positive or negative, the float32 variance of a group's scores would overflow."""
+LARGEST_METRIC = 1e300
+"""With larger ones, a mean of metrics would overflow."""
 ROUNDING = 1e-9
 """What a score may be outside of its range and counts as the bound: weighted parts may add up to 1.0000000000000002."""
 
@@ -342,11 +346,11 @@ def parse_score(returned: Any, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
         metrics = {**returned, **nested} if isinstance(nested, Mapping) else {**returned}
         del metrics["score"]
     numbers = {str(name): _number(metric) for name, metric in metrics.items()}
-    finite = {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
+    finite = {name: number for name, number in numbers.items() if number is not None and abs(number) <= LARGEST_METRIC}
     if value is None:
         return ScoreResult(None, finite)
-    low, high = bounds
-    expected = "not a finite number" if math.isinf(low) else f"not a number from {low:g} to {high:g}"
+    low, high = (min(max(bound, -LARGEST_SCORE), LARGEST_SCORE) for bound in bounds)
+    expected = f"not a number from {low:g} to {high:g}"
     number = _number(value)
     if number is None:
         needs_score = isinstance(returned, Mapping) and "score" not in returned

@@ -79,12 +79,14 @@ def with_requirements(config: TrainConfig, environment: object) -> tuple[TrainCo
     """
     given = config.model_fields_set
     declared = {name: value for name, value in requirements_of(environment).as_options().items() if name not in given}
-    if isinstance(answer := declared.get("rl_max_new_tokens"), int):
-        declared["rl_max_new_tokens"] = answer + thought_tokens(config.thinking)
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in declared.items()]
+    note = f"{type(environment).__name__} requires {', '.join(flags)}." if flags else ""
+    if (thought := thought_tokens(config.thinking)) and isinstance(answer := declared.get("rl_max_new_tokens"), int):
+        declared["rl_max_new_tokens"] = answer + thought
+        note += f" --thinking adds {thought} to --rl-max-new-tokens."
     values = {name: getattr(config, name) for name in (*given, *DECLARED_OPTIONS.values())}
     try:
         resolved = type(config)(**{**values, **declared})
     except ConfigError as error:
         raise EnvironmentFailed(f"{type(environment).__name__}.requirements: {error}") from error
-    flags = [f"--{name.replace('_', '-')} {getattr(resolved, name)}" for name in declared]
-    return resolved, f"{type(environment).__name__} requires {', '.join(flags)}." if flags else ""
+    return resolved, note

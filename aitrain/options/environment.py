@@ -66,7 +66,7 @@ class EnvironmentOptions(Options):
     """How often a failed start or score is tried again (steps and tools change the episode, and are not); unset: twice,
     if score_episode could not reach a service."""
     rl_score_range: ScoreRange = "0,1"
-    """Lowest and highest score that an environment may return, as in -1,1; any: all finite numbers."""
+    """Lowest and highest score that an environment may return, as in -1,1; any: all numbers up to 1e18."""
     rl_max_failed: ResumeSafe[Fraction] = 0.5
     """Fraction of failed episodes in a batch that is too high; three such batches in a row end the run."""
 

@@ -20,8 +20,8 @@ class EvalOptions(Options):
     decoding: Literal["sampled", "greedy", "both"] = "both"
     """Play each case with sampled completions, with the likeliest ones (greedy), or both."""
     concurrency: PositiveInt | None = None
-    """Episodes at a time; unset: as many as in a training with transformers, 256 with vLLM, 16 requests to an
-    address."""
+    """Episodes at a time in each process; unset: as many as a forward pass of the training has, and at least 32, with
+    transformers, 256 with vLLM, 16 requests to an address."""
     model_name: str | None = None
     """The model's name at an OpenAI-compatible address; unset: the only one that it lists."""
 

@@ -34,10 +34,11 @@ the end of a thought may have."""
 
 
 def thought_tokens(thinking: object) -> int:
-    """Tokens that a completion is allowed for its thought, besides those of an answer, by `--thinking`."""
+    """Tokens that a completion is allowed for its thought and the end of it, besides those of an answer, by
+    `--thinking`."""
     if thinking in (None, False, "off"):
         return 0
-    return int(str(thinking)) if str(thinking).isdecimal() else THOUGHT_TOKENS
+    return int(str(thinking)) + ENDING_TOKENS if str(thinking).isdecimal() else THOUGHT_TOKENS
 
 
 class GenerationOptions(Options):

@@ -293,7 +293,8 @@ class Rollout:
             return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
         said, seed = Trajectory(ids), None if session.sampling is None else session.sampling.next_call()
         await sample_turn(self.engine, self.chat, said, replace(request, max_tokens=room), seed)
-        _, turn = self.chat.read(said.ids, ids, chat.tools, self.end.eos_ids)
+        reader = replace(self.chat, keeps_thoughts=self.runner.part_of(session.case).sees_thoughts)
+        _, turn = reader.read(said.ids, ids, chat.tools, self.end.eos_ids)
         return replace(turn, usage=TokenUsage(len(ids), len(said.ids), not said.ended_by_policy))
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:

@@ -138,15 +138,23 @@ def public_base(base: str) -> str:
 
 def weights_stamp(*folders: str | Path | None) -> list[str]:
     """Names and digests of the files with weights in some folders, to see that they have changed; empty for those of
-    the Hub. A digest is that of parts of the file: a training changes all of it."""
+    the Hub. A digest is that of parts of the file: a training changes all of it.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
     stamp = list[str]()
     for place in [named_folder(str(folder)) or Path(folder).expanduser() for folder in folders if folder]:
         for file in sorted(place.glob("*.safetensors")):
-            digest, size = hashlib.sha256(), file.stat().st_size
-            with file.open("rb") as stream:
-                for start in range(0, size, size // 64 + 1):
-                    stream.seek(start)
-                    digest.update(stream.read(4096))
+            digest = hashlib.sha256()
+            try:
+                size = file.stat().st_size
+                with file.open("rb") as stream:
+                    for start in range(0, size, size // 64 + 1):
+                        stream.seek(start)
+                        digest.update(stream.read(4096))
+            except OSError as error:
+                raise ConfigError(f"model: cannot read {file}: {error.strerror}") from error
             stamp.append(f"{file.name} {digest.hexdigest()}")
     return stamp
 

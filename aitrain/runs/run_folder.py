@@ -94,6 +94,12 @@ class RunFolder:
         """Those in `rollouts`, one of each process."""
         return sorted(self.rollouts.glob("*.jsonl"))
 
+    @property
+    def processes(self) -> int:
+        """Processes that trained the run when it was last started; of an earlier version, that ever did."""
+        recorded = read_object(self.environment).get("processes")
+        return recorded if isinstance(recorded, int) else max(1, len(self.rollout_files))
+
     def system_of(self, node: int) -> Path:
         """The same of one of several machines."""
         return self.path / f"system-node{node}.jsonl" if node else self.system

@@ -136,7 +136,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         else:
             accelerator.prepare_model(policy.model, evaluation_mode=True)  # the autocast of a training
             engine = policy.engine()
-            size = config.concurrency or max(BATCH, plan_batch(config, processes=1).share)
+            size = config.concurrency or max(BATCH, config.completions_per_pass)
         scoring = offer_model(runner, policy.model, shown.chat.tokenizer, completer)
     engine.clock = clock
     end = EndOfTurn([FILLER]) if policy is None else policy.end

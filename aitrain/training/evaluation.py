@@ -123,7 +123,7 @@ def evaluate(
 
     Raises:
         EpisodesFailed: an environment failed on all of its cases: without it, the mean score would be that of the
-            others.
+            others. A second decoding in which everything failed has no scores, and a note says so.
         EnvironmentFailed: too many calls hang.
         ServerFailed: a vLLM server failed one of the ranks.
     """
@@ -134,6 +134,7 @@ def evaluate(
         failures: list[PlayedEpisode] = []
         for batch in plan.batches(name, rollouts):
             first = batch[0].case * len(numbers) + numbers.index(batch[0].number)
+            rollouts.settle()  # a batch that is played ahead draws from the generators that are seeded now
             with isolated_random_state(rollouts.run_seed + first), rollouts.evaluating():
                 samples, episodes = _play(rollouts, plan, batch, _DECODINGS[name])
             write([_record(episode, here, sample) for sample, episode in zip(samples, episodes, strict=True)])
@@ -151,9 +152,13 @@ def evaluate(
         scored = {case.env for case in plan.cases if str(case.number) in scorings[name]}
         for env in sorted({each.env for each in failures} - scored):
             kinds = [each.failure[0] for each in failures if each.failure and each.env == env]
+            what = f"failed on all {len(kinds)} {name} episodes of held-out cases ({', '.join(sorted(set(kinds)))})"
+            if len(scorings) > 1 and not scores:
+                rollouts.notify(f"No {name} score: the environment {what}.")
+                break
             with errors_of(env):
                 raise EpisodesFailed(
-                    f"The environment failed on all {len(kinds)} held-out cases ({', '.join(sorted(set(kinds)))}).\n"
+                    f"The environment {what}.\n"
                     "aitrain env check finds such failures without a model. The first one:\n"
                     f"{rollouts.failures.of(env).first_failure}"
                 )

@@ -102,7 +102,7 @@ def prepare(context: RunContext) -> Prepared | None:
     if found is None:
         return None
     inputs, split = found
-    facts = describe_run(context.runner) | {"weights": weights_stamp(config.model)}
+    facts = describe_run(context.runner) | {"weights": weights_stamp(config.model), "processes": processes}
     manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, facts["packages"])
     eval_state = resumed_eval_state(context, manifest)
     if precision.note:

@@ -71,7 +71,7 @@ def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Comma
     run = command.folder / "run"
     records = episodes_of(run)
     assert len(list(command.folder.glob("built-by-*"))) == 1
-    assert len(list((run / "rollouts").iterdir())) == 2
+    assert read_object(run / "environment.json")["processes"] == 2
     assert all(record["metrics"]["same"] == 1.0 for record in records)
     # one process has `some` in every episode, and the other one in few: the mean is that of all these episodes
     for line in read_lines(run / "metrics.jsonl"):

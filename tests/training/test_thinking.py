@@ -65,6 +65,16 @@ class SumsWithTool(SumsWithThoughts):
         return float(text.removeprefix("<think>") == f"\n{CALL}\n</think>\n\n42")
 
 
+class Apart(SumsWithThoughts):
+    """Asks for an answer that is not trained, and for one that is: right is the same."""
+
+    score_episode: Any = None
+
+    async def rollout(self, endpoint: Any) -> float:
+        said = [await endpoint.chat([user("40 + 2 =")], trained=trained) for trained in (False, True)]
+        return float(said[0] == said[1])
+
+
 class Again:
     """Two turns: right is 42 in both."""
 
@@ -145,6 +155,7 @@ def test_scores_see_the_answer_only_unless_the_environment_asks_for_all(speaks: 
         whole = SumsWithThoughts()
         played(whole, tokenizer, thinks())
         assert whole.seen[0][1].removeprefix("<think>") == "\nforty and two\n</think>\n\n42"
+        assert played(Apart(), tokenizer, thinks())[0].result.score == 1.0
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_6"])

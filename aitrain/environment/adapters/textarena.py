@@ -114,6 +114,7 @@ class TextArena:
         return env
 
     def _fewest_players(self) -> int:
+        refused: Exception | None = None
         for players in range(1, MOST_PLAYERS + 1):
             try:
                 with RandomStream(0).active():
@@ -121,6 +122,9 @@ class TextArena:
             except (AssertionError, ValueError) as error:  # the game may refuse this number of players
                 if isinstance(error, ValueError) and "player" not in str(error):
                     raise
+                refused = error
             else:
                 return players
-        raise ConfigError(f"rl_env: {self.id} cannot be started with 1 to {MOST_PLAYERS} players")
+        raise ConfigError(
+            f"rl_env: {self.id} cannot be started with 1 to {MOST_PLAYERS} players: {refused!r}"
+        ) from refused
