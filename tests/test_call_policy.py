@@ -520,6 +520,14 @@ STATEFUL = {
         "thread = threading.Thread(target=FILE.write_text, args=[str(n)]); thread.start(); thread.join()",
         "int(FILE.read_text())",
     ),
+    "a file that takes the name of another": (
+        "own = FILE.with_suffix(f'.{n}'); own.write_text(str(n)); own.replace(FILE)", "int(FILE.read_text())"
+    ),
+    "a database": (
+        "import sqlite3; sqlite3.connect(f'{FILE}.db').executescript(f'drop table if exists t;"
+        " create table t as select {n} as n')",
+        "sqlite3.connect(f'{FILE}.db').execute('select n from t').fetchone()[0]",
+    ),
     "random.seed": ("random.seed(n)", "random.random()"),
     "a helper that sees the environment": ("env.case = n", "env.viewer.score()"),
 }  # fmt: skip
