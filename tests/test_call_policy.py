@@ -515,6 +515,10 @@ STATEFUL = {
     "made when needed": ("env.lazy.begin(n)", "env.lazy.value()"),
     "another class": ("Registry.put(n)", "Registry.current"),
     "a module": ("here.current = n", "here.current"),
+    "the working directory": (
+        "before = os.getcwd(); os.chdir(tempfile.mkdtemp()); Path('answer').write_text(text)",
+        "(int(Path('answer').read_text()), os.chdir(before))[0]",
+    ),
     "os.environ": ('os.environ["AITRAIN_TEST"] = str(n)', 'int(os.environ["AITRAIN_TEST"])'),
     "a file that a thread of the call writes": (
         "thread = threading.Thread(target=FILE.write_text, args=[str(n)]); thread.start(); thread.join()",
@@ -528,7 +532,6 @@ STATEFUL = {
         " create table t as select {n} as n')",
         "sqlite3.connect(f'{FILE}.db').execute('select n from t').fetchone()[0]",
     ),
-    "random.seed": ("random.seed(n)", "random.random()"),
     "a helper that sees the environment": ("env.case = n", "env.viewer.score()"),
 }  # fmt: skip
 """What a call writes, and what it reads after a wait."""
@@ -555,19 +558,3 @@ def test_state_anywhere_in_memory_gives_the_scores_of_calls_one_after_another(
     kind = environment_of(tmp_path, [write, "wait()", f"return ({read}) / 100"])
 
     assert scored(kind(), batches=2)[0] == serially(kind(), batches=2)
-
-
-def test_the_working_directory_that_a_call_sets_is_its_own() -> None:
-    class Moves(Rows):
-        def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
-            before = os.getcwd()
-            with tempfile.TemporaryDirectory() as folder:
-                os.chdir(folder)
-                try:
-                    Path("answer").write_text(completion)
-                    wait()
-                    return int(Path("answer").read_text()) / 100
-                finally:
-                    os.chdir(before)
-
-    assert scored(Moves())[0] == serially(Moves())

@@ -436,7 +436,7 @@ def _c_type(kind: type) -> type:
 
 def _process_state() -> list[object]:
     """State that all code of the process shares."""
-    state: list[object] = [dict(os.environ), sys.stdout, sys.stderr]
+    state: list[object] = [dict(os.environ), sys.stdin, sys.stdout, sys.stderr, sys.argv[:], sys.getrecursionlimit()]
     with suppress(FileNotFoundError):  # the folder was deleted
         state.append(os.getcwd())
     return state
