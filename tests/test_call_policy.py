@@ -485,12 +485,24 @@ STATEFUL = {
     "closure": ("env.fill(n)", "env.get()"),
     "another class": ("Registry.put(n)", "Registry.current"),
     "a module": ("here.current = n", "here.current"),
+    "the working directory": (
+        "before = os.getcwd(); os.chdir(tempfile.mkdtemp()); Path('answer').write_text(text)",
+        "(int(Path('answer').read_text()), os.chdir(before))[0]",
+    ),
     "os.environ": ('os.environ["AITRAIN_TEST"] = str(n)', 'int(os.environ["AITRAIN_TEST"])'),
     "a file that a thread of the call writes": (
         "thread = threading.Thread(target=FILE.write_text, args=[str(n)]); thread.start(); thread.join()",
         "int(FILE.read_text())",
     ),
-    "the working directory": ('os.chdir("/" if n % 2 else "/usr")', "len(os.getcwd())"),
+    "a file that takes the name of another": (
+        "own = FILE.with_suffix(f'.{n}'); own.write_text(str(n)); own.replace(FILE)", "int(FILE.read_text())"
+    ),
+    "a database": (
+        "import sqlite3; sqlite3.connect(f'{FILE}.db').executescript(f'drop table if exists t;"
+        " create table t as select {n} as n')",
+        "sqlite3.connect(f'{FILE}.db').execute('select n from t').fetchone()[0]",
+    ),
+    "a helper that sees the environment": ("env.case = n", "env.viewer.score()"),
 }  # fmt: skip
 """What a call writes, and what it reads after a wait."""
 

@@ -70,6 +70,11 @@ def test_a_run_is_its_scores_its_curve_and_what_its_episodes_came_to(run: Path) 
     assert "1 lines of the rollout files are damaged" in text
 
 
+def test_an_eval_has_episodes_and_no_steps(run: Path) -> None:
+    write(run, {"status.json": json.dumps({"status": "finished", "job": "eval", "step": 9})})
+    assert shown("").startswith("mine  finished  9 episodes in ")
+
+
 def test_a_run_that_failed_says_why_and_how_it_is_continued(run: Path) -> None:
     write(run, {"status.json": json.dumps({"status": "failed", "reason": f"no {EVIL}"}), "metrics.jsonl": ""})
     write(run, {"config.yaml": "rl_env: envs.arithmetic\n", "checkpoints/checkpoint-2/manifest.json": "{}"})

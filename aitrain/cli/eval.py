@@ -248,6 +248,9 @@ def _remarks(results: Sequence[EvalResult]) -> Iterator[str]:
             details += [f"{stops[limit] / sum(stops.values()):.0%} ended by {limit}" for limit in limits]
             if details:
                 yield f"{label}, {decoding}: {', '.join(details)}"
+        sampled, most = result.scores.get("sampled"), result.pass_at.get(str(result.samples))
+        if sampled and most and most["count"] < sampled["count"]:
+            yield f"{label}: pass@{result.samples} is that of {most['count']} cases, whose samples all have a score"
         if result.failures:
             kinds = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())
             yield f"{label}: the environment failed on {sum(result.failures.values())} episodes, left out: {kinds}"

@@ -37,6 +37,7 @@ from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
+from urllib.parse import unquote
 
 from aitrain.errors import AitrainError
 from aitrain.execution.user_code import is_users_file
@@ -435,7 +436,7 @@ def _c_type(kind: type) -> type:
 
 def _process_state() -> list[object]:
     """State that all code of the process shares."""
-    state: list[object] = [dict(os.environ), sys.stdout, sys.stderr]
+    state: list[object] = [dict(os.environ), sys.stdin, sys.stdout, sys.stderr, sys.argv[:], sys.getrecursionlimit()]
     with suppress(FileNotFoundError):  # the folder was deleted
         state.append(os.getcwd())
     return state
@@ -529,21 +530,42 @@ _watched_alone: tuple[StateWatch, object] | None = None
 
 @functools.cache
 def _add_hook() -> None:
-    """Note which files are opened to write, from now on: an audit hook cannot be removed."""
+    """Note which files are written, from now on: an audit hook cannot be removed."""
     sys.addaudithook(_note_file)
 
 
+_REPLACING = {"os.rename": 1, "os.remove": 0, "os.rmdir": 0}
+"""Events after which a name stands for another file or none, with the place of its path; the file descriptors of
+folders, to which paths may be relative, are the last arguments."""
+
+
 def _note_file(event: str, given: tuple[Any, ...]) -> None:
-    if event != "open" or (watched := _watched.get() or _watched_alone) is None:
+    is_known = event == "open" or event == "sqlite3.connect" or event in _REPLACING
+    if not is_known or (watched := _watched.get() or _watched_alone) is None:
         return
-    path, _, flags = given
-    is_named = isinstance(path, (str, bytes)) and not os.fsdecode(path).startswith("/dev/")
-    if is_named and flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND:
-        watch, episode = watched
-        name = os.path.abspath(os.fsdecode(path))
-        is_lock = name.endswith(".lock")  # by which calls wait for each other
-        if not is_lock and watch.files.setdefault(name, episode) is not episode:
-            watch.add(f"the file {Path(name).name}", [], is_of_process=True)
+    path = given[_REPLACING.get(event, 0)]
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return
+    name = os.path.abspath(os.fsdecode(path))
+    if event == "sqlite3.connect":
+        name = os.path.abspath(unquote(os.fsdecode(path).removeprefix("file:").partition("?")[0]))
+        opened = watched[0].databases.setdefault(watched[1], {})
+        opened.setdefault(name, _stamp(name))  # whether it is written shows at the end of the call
+    elif event == "open":
+        flags = given[2]
+        if flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND and not name.startswith("/dev/"):
+            watched[0].wrote(name, watched[1])
+    elif given[-1] == -1:
+        watched[0].wrote(name, watched[1])
+
+
+def _stamp(database: str) -> list[tuple[int, int]]:
+    """Time and size of a database's file and of the log that SQLite writes first, as far as they hold anything."""
+    stats = []
+    for file in (database, f"{database}-wal"):
+        with suppress(OSError):
+            stats.append(os.stat(file))
+    return [(stat.st_mtime_ns, stat.st_size) for stat in stats if stat.st_size]
 
 
 # -- the watch
@@ -560,6 +582,8 @@ class StateWatch:
         self._unseen: dict[CodeType, set[int]] = {}  # lines that no watched call has reached
         self.files: dict[str, object] = {}
         """The files that watched calls wrote, with their episodes; one that two of them wrote is a change."""
+        self.databases: dict[object, dict[str, list[tuple[int, int]]]] = {}
+        """The databases that the calls of an episode opened, with their stamps."""
 
     def clear(self) -> None:
         """Forget the changes, and not which lines were reached."""
@@ -618,6 +642,19 @@ class StateWatch:
         self.change = self.change or change
         self.changed += objects
 
+    def wrote(self, file: str, episode: object) -> None:
+        """Note that a call of an episode wrote a file, unless it is a lock by which calls wait for each other."""
+        if not file.endswith(".lock") and self.files.setdefault(file, episode) is not episode:
+            self.add(f"the file {Path(file).name}", [], is_of_process=True)
+
+    def note_databases(self, episode: object) -> None:
+        """Note the databases of an episode that were written until the end of a call."""
+        opened = self.databases.get(episode, {})
+        for file, before in [*opened.items()]:
+            opened[file] = _stamp(file)
+            if opened[file] != before:
+                self.wrote(file, episode)
+
     def unseen_lines(self, code: CodeType) -> set[int]:
         """Lines of a function that no watched call has reached."""
         if code not in self._unseen:
@@ -657,6 +694,7 @@ def watching_files(watch: StateWatch, episode: object, is_alone: bool) -> Iterat
     try:
         yield
     finally:
+        watch.note_databases(episode)
         _watched.reset(token)
         if is_alone:
             _watched_alone = None

@@ -356,6 +356,8 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
             " that uses it, they are not the same cases"
         )
     for scoring in (a, b):
+        if damaged := scoring.rollouts.damaged:
+            yield f"{damaged} lines of the rollout files of {scoring.label} are damaged: they are left out"
         scores = [sample.score for sample in scoring.samples]
         if unscored := scores.count(None):
             yield f"{unscored} of {len(scores)} episodes of {scoring.label} have no score: they are left out"

@@ -322,7 +322,7 @@ class Overview:
     @property
     def learned(self) -> bool:
         """Whether a step changed the weights."""
-        return not self.steps or any(map(_changes_weights, self.steps))
+        return not self.steps or any(_differs(step) and step.values.get("learning_rate") != 0.0 for step in self.steps)
 
     @property
     def advice(self) -> str:
@@ -339,6 +339,11 @@ class Overview:
             return (
                 "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
                 " smaller differences."
+            )
+        if any(map(_differs, self.steps)):
+            return (
+                "Where the completions of a group differed in score, the learning rate was 0, as in the first step of a"
+                " warm-up, so nothing was learned: train for more steps, or set --warmup-ratio 0."
             )
         return (
             "In no step did the completions of a group differ in score, so nothing was learned. Where the reward is"
@@ -473,10 +478,9 @@ def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
-def _changes_weights(step: MetricsLine) -> bool:
-    """Whether the completions of a group differed in score, and the learning rate was not 0, as in a warm-up's first
-    step."""
-    return step.values.get("frac_reward_zero_std") != 1.0 and step.values.get("learning_rate") != 0.0
+def _differs(step: MetricsLine) -> bool:
+    """Whether the completions of a group differed in score."""
+    return step.values.get("frac_reward_zero_std") != 1.0
 
 
 def _scorings(entries: Iterable[IndexEntry]) -> dict[str, dict[str, list[float]]]:

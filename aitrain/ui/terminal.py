@@ -180,7 +180,8 @@ def run_texts(overview: Overview) -> Iterator[Text]:
     do next."""
     run, result, steps = overview.run, overview.result, overview.step
     seconds = f" in {duration(result['seconds'])}" if result.get("seconds") else ""
-    extent = ("" if steps is None else f"  {steps} steps") + seconds
+    unit = "episodes" if overview.job == "eval" else "steps"
+    extent = ("" if steps is None else f"  {steps} {unit}") + seconds
     yield Text.assemble((escape_controls(run.path.name), "bold"), f"  {escape_controls(overview.status)}{extent}")
     counts = {"cases": result.get("train_cases"), "held out": result.get("eval_cases")}
     parts = [overview.model, overview.environment_name, *(f"{count} {name}" for name, count in counts.items() if count)]

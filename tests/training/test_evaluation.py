@@ -229,6 +229,11 @@ def test_an_eval_without_a_case_is_refused(evaluate: Evaluate) -> None:
         evaluate("none", Words(), eval_cases=30, rl_max_prompt_length=1)
 
 
+class TrainedOnHeldOut(Words):
+    def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return self.build_dataset(tokenizer)[:2]
+
+
 @pytest.mark.parametrize(("save_best", "count"), [(False, 2), (True, 3)])
 def test_cases_that_were_trained_on_or_chose_the_step_are_counted(
     evaluate: Evaluate, small_model: Path, tmp_path: Path, save_best: bool, count: int
@@ -244,3 +249,4 @@ def test_cases_that_were_trained_on_or_chose_the_step_are_counted(
     append_lines(trained.rollouts / "rank0.jsonl", [record.to_json() for record in played])
     found = evaluate("more", Words(), model=str(trained.path), decoding="greedy", eval_cases=1000)
     assert found.overlap == count
+    assert evaluate("base", TrainedOnHeldOut(), decoding="greedy").overlap == 0

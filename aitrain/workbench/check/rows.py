@@ -126,10 +126,10 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
             break
     counts = Counter(text_of(case.prompt or "") for case in subject.cases)
     text, times = counts.most_common(1)[0]
-    if times > 1 and len(counts) < FEW_PROMPTS * len(subject.cases):
+    if len(counts) == 1 or len(counts) < FEW_PROMPTS * len(subject.cases):
         yield EnvFinding(
             "warning",
-            f"{len(subject.cases)} rows have {len(counts)} different prompts; one occurs {times} times: "
+            f"Different prompts: {len(counts)} in {len(subject.cases)} rows; one occurs {times} times: "
             f"{short(text, 60)}",
             "The policy learns these few prompts by heart, and the held-out score says nothing.",
             "Vary the prompts, or return each one once: an epoch repeats them anyway.",

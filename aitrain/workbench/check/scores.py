@@ -33,7 +33,13 @@ THE_ANSWER = Script(("the answer",))
 
 
 def reference(subject: Subject) -> Iterator[EnvFinding]:
-    """The reference earns the highest score."""
+    """The reference earns the highest score; without one, a column that does is taken for it."""
+    if subject.kind == "score_episode" and not callable(getattr(subject.environment, "reference", None)):
+        if column := subject.take_column():
+            yield EnvFinding(
+                "info", f"There is no reference; column {column}, which earns the highest score, is taken."
+            )
+        return
     played = [episode for episode in subject.play(subject.referenced) if episode.result.failure is None]
     for number, error in list(subject.reference_errors.items())[:1]:
         fix = "Return the right answer for each case_idx; check which case a row's case_idx means."

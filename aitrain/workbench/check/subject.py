@@ -30,6 +30,10 @@ SLOW_SAMPLE = 4
 SLOW_SECONDS = 0.5
 AT_ONCE = 8
 """Episodes that are played at the same time. They may share one processor, and each has a deadline."""
+LONGEST_ANSWER = 200
+"""Characters of a column's value up to which it is tried as an answer."""
+COLUMNS = 4
+"""Columns whose values are tried as answers where there is no reference."""
 NO_TIME = "no time left"
 """Why a check was skipped after the time of all checks."""
 NO_MODEL = "env check has no model"
@@ -169,7 +173,21 @@ class Subject:
                 self.reference_errors[case.number] = describe_error(error)
         return self._references[case.number]
 
-    @cached_property
+    def take_column(self) -> str:
+        """Take the column whose values earn the highest score in most cases for the reference, in the cases in which
+        they do; returns its name, empty if there is none."""
+        high = self.config.score_bounds[1]
+        names = [name for name, value in self.chosen[0].row.items() if name != "prompt" and _may_be_answer(value)]
+        for name in names[:COLUMNS]:
+            values = [(case, Script((str(case.row.get(name)),))) for case in self.sample]
+            episodes = self.play(values)
+            right = [pair for pair, one in zip(values, episodes, strict=True) if one.result.score == high]
+            if 2 * len(right) > len(values):
+                self._references |= {case.number: script for case, script in right}
+                return name
+        return ""
+
+    @property
     def referenced(self) -> list[tuple[Case, Script]]:
         """The cases of the sample that have a reference, with it."""
         return [(case, script) for case in self.sample if (script := self.reference(case)) and script.replies]
@@ -260,3 +278,7 @@ class Subject:
         """The score of an episode as a share of what the reference earns in its case; None if it is missing."""
         scale, score = self.scale(episode.case), episode.result.score
         return None if score is None or scale is None else (score - scale[0]) / (scale[1] - scale[0])
+
+
+def _may_be_answer(value: object) -> bool:
+    return isinstance(value, (str, int, float)) and 0 < len(str(value)) <= LONGEST_ANSWER

@@ -62,13 +62,11 @@ def test_a_wrong_command_is_refused_with_exit_code_2() -> None:
     assert (code, "Did you mean floor?" in err) == (2, True), err
 
 
-def test_a_finding_says_what_why_and_how_to_mend_it_and_the_exit_code_is_3() -> None:
+def test_a_check_that_fails_says_what_it_found_and_the_exit_code_is_3() -> None:
     done = check(f"{FAULTY}:ShortIsGood --only floor,dataset")
     assert done.returncode == 3
     assert [line.split()[:2] for line in done.stdout.splitlines()[2:4]] == [["ok", "dataset"], ["fail", "floor"]]
     assert "The reply '' earns 100%" in done.stdout
-    assert "\n  why " in done.stdout
-    assert "\n  fix " in done.stdout
 
 
 @pytest.mark.slow
@@ -101,5 +99,4 @@ def test_infos_are_shown_with_verbose_only() -> None:
     result = {"name": "floor", "description": "well", "findings": [finding], "skipped": "", "seconds": 0.0}
     for is_verbose in (False, True):
         found = [unstyle(line) for line in report_lines([{"result": result}], is_verbose)]
-        assert found[0] == "info     floor              well"
         assert ("  why So." in found) == ("      Loose. (case 3)" in found) == is_verbose
