@@ -81,7 +81,7 @@ def read_model_shape(model: str) -> ModelShape | None:
     hidden, heads = size("hidden_size", "n_embd", "d_model"), size("num_attention_heads", "n_head", "num_heads")
     layers, vocabulary = size("num_hidden_layers", "n_layer", "num_layers"), size("vocab_size")
     if not (layers and hidden and heads and vocabulary and tensors):
-        return None
+        return known_shape(model)  # the Hub's cache may have the tokenizer alone
     intermediate = size("intermediate_size", "n_inner", "ffn_dim", usual=4 * hidden)
     kv_heads = size("num_key_value_heads", usual=heads)
     head_dim = size("head_dim", usual=max(1, hidden // heads))
