@@ -70,6 +70,11 @@ class BatchPlan:
         """Completions of the largest forward pass of a process and their length, if none is longer than `longest`."""
         return self.limit.largest(longest, self.share)
 
+    def passes(self, tokens: int) -> int:
+        """Forward passes of a process whose completions all have this many tokens."""
+        size = next(size for size in range(self.share, 0, -1) if self.limit.holds(size, tokens))
+        return math.ceil(self.share / size)
+
     def __str__(self) -> str:
         passes = f"up to {self.limit}" + (", sorted by length" if self.trims else "")
         passes += ", shared prompts" if self.shares_prompts else ""

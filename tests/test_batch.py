@@ -57,6 +57,7 @@ def test_a_pass_holds_as_many_completions_and_tokens_as_the_limits_say() -> None
     assert by_rows.largest_pass(1000) == (4, 1000)
     assert by_tokens.largest_pass(1000) == (5, 819)
     assert by_tokens.largest_pass(5000) == (1, 5000)
+    assert by_tokens.passes(1500) == 8
     assert by_both.largest_pass(1000) == (3, 1000)
     assert by_tokens.limit.holds(16, 256)
     assert not by_tokens.limit.holds(16, 257)

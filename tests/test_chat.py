@@ -97,15 +97,17 @@ def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: P
         "rl_env": "envs.arithmetic",
         "rl_temperature": 0.7,
         "rl_top_p": 0.9,
+        "rl_max_new_tokens": 99,
         "project_name": "r",
     }
     adapter = json.dumps({"base_model_name_or_path": "tiny"})
     write(here / "runs/r", {"config.yaml": write_yaml(options), "model/adapter_config.json": adapter})
     write(here / "runs/r", {"model/adapter_model.safetensors": ""})
 
-    config = ChatSetup("runs/r", chat_options("runs/r", None, {"rl_top_p": 0.5})).config
+    config = ChatSetup("runs/r", chat_options("runs/r", None, {"rl_top_p": 0.5, "thinking": "20"})).config
 
     assert (config.rl_env, config.rl_temperature, config.rl_top_p) == ("envs.arithmetic", 0.7, 0.5)
+    assert config.rl_max_new_tokens == 119  # room for the thought
     assert config.project_name == "project-name"
 
 

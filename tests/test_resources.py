@@ -64,8 +64,11 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_known_shape_has_the_weights_that_its_maker_states(name: str) -> None:
+def test_a_known_shape_has_the_weights_that_its_maker_states(name: str, tmp_path: Path) -> None:
     shape = read_model_shape(f"someone/{name}-Instruct-2507")
+    write(tmp_path / name, {"config.json": SIZES})  # as where the tokenizer alone was downloaded
+    assert read_model_shape(str(tmp_path / name)) == shape
+    assert read_model_shape(f"someone/{name}-bnb-4bit") is None
     assert shape.weights / 1e9 == pytest.approx(PUBLISHED[name], rel=5e-3)
 
 

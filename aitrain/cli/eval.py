@@ -28,7 +28,7 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Event, Note, Phase
 from aitrain.options.environment import DECLARED_OPTIONS, EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
-from aitrain.options.generation import thought_tokens
+from aitrain.options.generation import beside_thought
 from aitrain.options.reading import place_of_run, read_file, resolve
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.held_out import DECODINGS, interval_text
@@ -151,10 +151,7 @@ def _configs(
         taken["gradient_accumulation"] = passes * RunFolder(run.run).processes
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
-    before, now = (thought_tokens(options.get("thinking")) for options in (taken, {**taken, **given}))
-    if now != before and isinstance(answer := taken.get("rl_max_new_tokens"), int):
-        # an answer is as long as in the run, beside another thought
-        taken["rl_max_new_tokens"] = now + answer - (before if before < answer else 0)
+    taken = beside_thought(taken, given)
     if "eval_cases" in given:
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
     if {**taken, **given}.get("dtype") == "float16" or {**taken, **given}.get("quantization"):

@@ -34,6 +34,8 @@ from aitrain.machine import free_memory
 
 KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 """Layers of a cache whose keys and values can be repeated; linear attention and state spaces have others."""
+BY_LENGTH = {"dynamic", "longrope"}
+"""Rotary positions that rotate the keys of a prompt in another way where a completion makes the row longer."""
 CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
 """Name of a cache in the arguments and outputs of models."""
 LEAST_SAVED = 512
@@ -66,8 +68,11 @@ class KeptRow:
 
 
 def can_share(model: Any) -> bool:
-    """Whether a model has a cache of keys and values, whose rows can be repeated and taken out."""
-    if model._is_stateful or CACHE not in _arguments(model):
+    """Whether a model has a cache of keys and values, whose rows can be repeated and taken out, and which are those of
+    rows of any length."""
+    rotary = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {one.get("rope_type") for one in (rotary, *rotary.values()) if isinstance(one, dict)}
+    if model._is_stateful or CACHE not in _arguments(model) or kinds & BY_LENGTH:
         return False
     return all(type(layer) in KNOWN_LAYERS for layer in DynamicCache(config=model.config).layers)
 

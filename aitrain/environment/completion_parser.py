@@ -22,6 +22,8 @@ class ThoughtTags:
     begin: str
     end: str
     ending: str
+    header: str = ""
+    """What an answer may begin with that is not part of it."""
 
     def split(self, text: str, is_open: bool = False) -> tuple[str, str | None]:
         """The thought that a text begins with, and the answer, None if the thought does not end. `is_open`: the text
@@ -34,10 +36,11 @@ class ThoughtTags:
 
 
 THINK = ThoughtTags("<think>", "</think>", "\n</think>\n\n")
-_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+_NEXT, _FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 KNOWN_TAGS = (
     THINK,  # Qwen3, SmolLM3, DeepSeek-R1, GLM, Nemotron, LFM2.5
-    ThoughtTags("<|channel|>analysis<|message|>", _FINAL, _FINAL),  # GPT-OSS
+    # GPT-OSS: after a thought, or in its place, an answer or a call
+    ThoughtTags("<|channel|>analysis<|message|>", _NEXT, _NEXT + _FINAL, _FINAL),
     ThoughtTags("<|channel>thought", "<channel|>", "\n<channel|>"),  # Gemma 4
 )
 

@@ -81,7 +81,7 @@ def read_model_shape(model: str) -> ModelShape | None:
     hidden, heads = size("hidden_size", "n_embd", "d_model"), size("num_attention_heads", "n_head", "num_heads")
     layers, vocabulary = size("num_hidden_layers", "n_layer", "num_layers"), size("vocab_size")
     if not (layers and hidden and heads and vocabulary and tensors):
-        return None
+        return known_shape(model)  # the Hub's cache may have the tokenizer alone
     intermediate = size("intermediate_size", "n_inner", "ffn_dim", usual=4 * hidden)
     kv_heads = size("num_key_value_heads", usual=heads)
     head_dim = size("head_dim", usual=max(1, hidden // heads))
@@ -127,14 +127,17 @@ KNOWN: dict[str, tuple[int, ...]] = {
 }
 """Sizes of popular models, as their config.json has them, by the beginning of their names on the Hub."""
 
+PACKED = re.compile("awq|gptq|gguf|fp8|mlx|[48]-?bit")
+"""What the names of models with quantized weights have, whose files have other sizes."""
+
 
 def known_shape(model: str) -> ModelShape | None:
     """Shape of a model in KNOWN by its name, whoever publishes it, and of variants such as `-Instruct-2507`, without
-    biases; None for other models."""
+    biases; None for other models, and for quantized ones."""
     name = "SmolLM2-135M" if model == SMOLLM2 else model.rpartition("/")[2]
     name = re.sub("^meta-|-(math|coder)(?=-)", "", name.casefold())
     known = next((known for known in KNOWN if f"{name}-".startswith(f"{known.casefold()}-")), None)
-    if known is None:
+    if known is None or PACKED.search(name):
         return None
     hidden, intermediate, layers, heads, kv_heads, head_dim, vocabulary, is_tied, *experts = KNOWN[known]
     count, used = experts or (1, 1)

@@ -88,7 +88,7 @@ class HardwareEstimate:
         shape, device = read_model_shape(config.model), memory_of(hardware.kind)
         assert shape is not None
         has_vllm = config.use_vllm and config.vllm_server_url is None  # the user's own has GPUs that are not known
-        passes = math.ceil(batch.share / batch.largest_pass(sum(assumed_lengths(config)))[0])
+        passes = batch.passes(sum(assumed_lengths(config)))
         fast, slow = (_seconds(shape, config, batch, hardware, assumed) for assumed in (FAST, SLOW))
         return cls(
             hardware,
@@ -144,7 +144,7 @@ def _seconds(
     token = max(forward(running, 2 * prompt + mean), (read + cache / gpus) * gpus / memory) / gpus + between
     generation = forward(rows / batch.generations * prompt, prompt) / gpus + steps * token
 
-    passes = math.ceil(batch.share / batch.largest_pass(prompt + math.ceil(mean))[0])
+    passes = batch.passes(prompt + math.ceil(mean))
     prompts = batch.share / batch.generations if batch.shares_prompts else batch.share
     scorings, recomputed = _scorings(config, rollout), not config.disable_gradient_checkpointing
     forwards = 1 + recomputed + scorings

@@ -1,6 +1,6 @@
 """Options of generation: sampling, the limits of an episode, and vLLM."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -39,6 +39,16 @@ def thought_tokens(thinking: object) -> int:
     if thinking in (None, False, "off"):
         return 0
     return int(str(thinking)) + ENDING_TOKENS if str(thinking).isdecimal() else THOUGHT_TOKENS
+
+
+def beside_thought(trained: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """The options of a run, for a command with other ones that are `given`: an answer is as long as in the run, beside
+    another thought."""
+    before, now = (thought_tokens(options.get("thinking")) for options in (trained, {**trained, **given}))
+    most = trained.get("rl_max_new_tokens")
+    if now == before or not isinstance(most, int):
+        return {**trained}
+    return {**trained, "rl_max_new_tokens": now + most - (before if before < most else 0)}
 
 
 class GenerationOptions(Options):

@@ -198,6 +198,8 @@ class ChatFormat:
         Special tokens are part of the text, except the token of `eos_ids` that ended the completion."""
         message, whole = self.support.parse(ids, prefix, tools), self._without_end(ids, eos_ids)
         thought, answer = self.split_thought(whole, prefix)
+        if self.thoughts is not None and answer is not None:
+            answer = answer.removeprefix(self.thoughts.header)
         if message is None or answer is None:  # what is called inside a thought is no call
             message = {"role": "assistant", "content": answer or ""}
         if thought:

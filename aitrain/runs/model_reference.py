@@ -20,6 +20,7 @@ import yaml
 
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.environment import named_place
+from aitrain.options.generation import beside_thought
 from aitrain.options.reading import LOADER, read_yaml, refuse_bombs
 from aitrain.options.train import TrainConfig
 from aitrain.packages import NAMED_MODELS, SMOLLM2, TINY, named_folder
@@ -291,7 +292,8 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
     if only == "base" and before_training(reference) is None:
         raise ConfigError(f"only: it is not known what {model} was trained from")
     trained = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
-    return {**trained, "model": reference.base, **given}
+    trained.pop("rl_max_episode_tokens", None)  # a conversation has no such limit
+    return {**beside_thought(trained, given), "model": reference.base, **given}
 
 
 # -- config.yaml

@@ -33,7 +33,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from aitrain.engines.sharded_tensors import is_sharded, whole
-from aitrain.engines.shared_cache import CACHE, KNOWN_LAYERS, distinct_prompts
+from aitrain.engines.shared_cache import CACHE, KNOWN_LAYERS, can_share, distinct_prompts
 
 SHORTEST = 2
 """Tokens of the shortest prompt that is shared."""
@@ -142,6 +142,8 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
     """
     if draws_dropout(model):
         return "dropout is drawn for each row"
+    if not can_share(model):
+        return "its cache cannot be shared"
     prompt, answer = TESTED
     vocabulary, generator = model.get_input_embeddings().weight.shape[0], torch.Generator().manual_seed(0)
     # special tokens, which cause large rounding errors, are at the ends of a vocabulary

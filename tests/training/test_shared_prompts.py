@@ -57,6 +57,7 @@ SHARING = {
 }
 APART = {
     "dropout": GPT2Config(**GPT2),
+    "longer rows rotate": LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2}),
     "state space": MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=8, eos_token_id=1),
     "hybrid": FalconH1Config(
         **SMALL, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=16
@@ -225,7 +226,7 @@ PLAIN, SHAPED = Sampling(), Sampling(0.7, top_k=9, min_p=0.05, presence_penalty=
         ("llama", SHAPED, "", {ONCE, KEPT, CUT}),
         ("llama", PLAIN, "memory", {ONCE, CUT}),
         ("llama", PLAIN, "ranks", set()),
-        *((kind, PLAIN, "", set()) for kind in ("state space", "hybrid")),
+        *((kind, PLAIN, "", set()) for kind in APART if kind != "dropout"),
     ],
 )
 def test_tokens_of_all_turns_are_those_of_each_episode_alone(

@@ -241,3 +241,19 @@ def test_thoughts_are_kept_between_turns(speaks: Speaks, name: str) -> None:  # 
     if name == "smol":  # its own template; Qwen3's cuts earlier thoughts, and TRL's version for training is used
         messages = [{**m, "content": said if m["role"] == "assistant" else m["content"]} for m in episode.conversation]
         assert written == tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n")
+
+
+def test_a_call_of_gpt_oss_after_its_thought_is_run_and_the_header_of_an_answer_is_no_part_of_it(
+    speaks: Speaks,  # noqa: F811
+) -> None:
+    call = "<|end|><|start|>assistant to=functions.add<|channel|>commentary json<|message|>{}<|call|>"
+
+    def said(given: str) -> str:
+        thought = f"<|channel|>analysis<|message|>so{call}"
+        return f"{'<|channel|>final<|message|>42' if 'to=assistant' in given else thought}<|im_end|>"
+
+    environment = SumsWithTool()
+    environment.sees_thoughts = False
+    environment.score_episode = lambda text: float(text == "42")  # type: ignore[method-assign]
+    episode, _ = played(environment, template(speaks, "gptoss"), said, "tool")
+    assert (episode.result.score, episode.tool_calls) == (1.0, 1)
