@@ -9,7 +9,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from aitrain.errors import EnvironmentFailed, did_you_mean
@@ -315,15 +315,6 @@ def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
     return run_if_async(method(**arguments_for(method, {"tokenizer": tokenizer})))
 
 
-@dataclass(frozen=True)
-class ScoreResult:
-    """The score of one episode; None if the environment returned None or failed."""
-
-    score: float | None
-    metrics: dict[str, float] = field(default_factory=dict)
-    failure: Failure | None = None
-
-
 Bounds = tuple[float, float]
 """The lowest and the highest score that a run allows (`--rl-score-range`)."""
 
@@ -332,8 +323,36 @@ ROUNDING = 1e-9
 """What a score may be outside of its range and counts as the bound: weighted parts may add up to 1.0000000000000002."""
 
 
-def parse_score(returned: Any, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
-    """The score of what an environment returned: a number, a Score, a dict with `score`, or None."""
+@dataclass(frozen=True)
+class ScoreResult:
+    """The score of one episode; None if the environment returned None or failed."""
+
+    score: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+    is_unfinished: bool = False
+    """Whether a limit ended the episode, for which the environment has no score."""
+
+    def in_range(self, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
+        """The result in a run that allows these scores: one outside of them is a failure, and that of an unfinished
+        episode is 0, or the lowest of a range without 0."""
+        low, high = bounds
+        if self.is_unfinished:
+            return ScoreResult(0.0 if low <= 0.0 <= high else low)
+        if self.score is None:
+            return self
+        nearest = min(max(self.score, low), high)
+        if math.isclose(self.score, nearest, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            return replace(self, score=nearest)
+        why = f"which is not from {low:g} to {high:g} (--rl-score-range LOW,HIGH or any)"
+        return ScoreResult(None, failure=Failure("out_of_range", f"returned {self.score:g}, {why}"))
+
+
+UNFINISHED = ScoreResult(None, is_unfinished=True)
+
+
+def parse_score(returned: Any) -> ScoreResult:
+    """The score of what an environment returned: a number, a Score, a dict with `score`, or None; in any range."""
     value, metrics = returned, dict[str, Any]()
     if isinstance(returned, Score):
         value, metrics = returned.score, returned.metrics
@@ -343,23 +362,14 @@ def parse_score(returned: Any, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
         del metrics["score"]
     numbers = {str(name): _number(metric) for name, metric in metrics.items()}
     finite = {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
-    if value is None:
-        return ScoreResult(None, finite)
-    low, high = bounds
-    expected = "not a finite number" if math.isinf(low) else f"not a number from {low:g} to {high:g}"
     number = _number(value)
-    if number is None:
-        needs_score = isinstance(returned, Mapping) and "score" not in returned
-        why = 'and a dict needs a "score"' if needs_score else expected
-        failure = Failure("wrong_type", f"returned {shown(returned)}, {why}")
-    elif not math.isfinite(number):
-        failure = Failure("not_finite", f"returned {number}, {expected}")
-    elif math.isclose(number, in_range := min(max(number, low), high), rel_tol=ROUNDING, abs_tol=ROUNDING):
-        return ScoreResult(in_range, finite)
-    else:
-        why = f"which is not from {low:g} to {high:g} (--rl-score-range LOW,HIGH or any)"
-        failure = Failure("out_of_range", f"returned {number:g}, {why}")
-    return ScoreResult(None, failure=failure)
+    if value is None or (number is not None and math.isfinite(number)):
+        return ScoreResult(number, finite)
+    if number is not None:
+        return ScoreResult(None, failure=Failure("not_finite", f"returned {number}, not a finite number"))
+    needs_score = isinstance(returned, Mapping) and "score" not in returned
+    why = 'and a dict needs a "score"' if needs_score else "not a number"
+    return ScoreResult(None, failure=Failure("wrong_type", f"returned {shown(returned)}, {why}"))
 
 
 def _number(value: Any) -> float | None:

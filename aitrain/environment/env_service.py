@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.runner import EnvRunner
 from aitrain.environment.served_environment import (
-    LARGEST,
     PATIENCE,
     EnvAnswer,
     EnvCall,
@@ -189,23 +187,17 @@ class EnvService:
             return encode(EnvAnswer(failure=Failure("wrong_type", f"said what cannot be written as JSON: {error}")))
 
     async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        runner, case = self.runner, episode.case
-        job: Callable[[], Any]
-        low, high = (math.copysign(math.inf, bound) if abs(bound) == LARGEST else bound for bound in call.bounds)
-        bounds = low, high
-        if path == "/v1/open":
-            job = partial(runner.open_session, case, call.seed, bounds)
-        elif path == "/v1/respond":
-            if episode.session is None or call.turn is None:
-                raise RefusedRequestError(400, "respond needs an open session and a turn")
-            job = partial(episode.session.respond, call.turn)
-        elif path == "/v1/score":
-            transcript = Transcript(case, call.completion, call.thought)
-            job = partial(runner.score_session, episode.session, transcript, bounds)
-        elif path == "/v1/score_group":
-            job = runner.group_job(Group(case, call.members), bounds)
-        else:
-            raise RefusedRequestError(404, f"there is no {path}")
+        runner, case, session = self.runner, episode.case, episode.session
+        jobs: dict[str, Callable[[], Any]] = {
+            "/v1/open": partial(runner.open_session, case, call.seed),
+            "/v1/score": partial(runner.score_session, session, Transcript(case, call.completion, call.thought)),
+            "/v1/score_group": partial(runner.score_members, Group(case, call.members)),
+        }
+        if session is not None and call.turn is not None:
+            jobs["/v1/respond"] = partial(session.respond, call.turn)
+        if path not in jobs:
+            raise RefusedRequestError(404, f"there is no {path}; /v1/respond needs an open session and a turn")
+        job = jobs[path]
         outcome: Outcome[Any] = await runner.call(job, call.timeout, episode)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
         value = outcome.value

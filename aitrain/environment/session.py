@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import (
     MODEL_ARGUMENTS,
-    ZERO_TO_ONE,
-    Bounds,
+    UNFINISHED,
     Case,
     Prompt,
     ScoreResult,
@@ -135,6 +134,7 @@ class SessionLike(Protocol):
     def open(self, arguments: dict[str, Any]) -> ResetResult: ...
     def respond(self, turn: AssistantTurn) -> EnvResponse: ...
     def score(self, arguments: dict[str, Any]) -> ScoreResult: ...
+    def score_group(self, group: Group) -> list[ScoreResult]: ...
     def close(self) -> None: ...
 
 
@@ -152,12 +152,37 @@ def within(place: str) -> Iterator[None]:
         raise CallFailed(replace(failure, place=failure.place or place)) from error
 
 
-class Session:
+class LocalSession:
+    """What sessions share that are in the process of the environment."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+
+    def score_group(self, group: Group) -> list[ScoreResult]:
+        """What `score_group` returns for each member of a group."""
+        method = self.environment.score_group
+        with within("score_group"):
+            returned = run_if_async(method(**copy_arguments(arguments_for(method, group.arguments()))))
+            returned = returned.tolist() if hasattr(returned, "tolist") else returned
+            if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
+                count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
+                what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
+                raise CallFailed(Failure("wrong_type", f"returned {count}: {what}"))
+        return list(map(parse_score, returned))
+
+    def close_environment(self) -> None:
+        """Close the environment, of which this is the last session."""
+        if callable(close := getattr(self.environment, "close", None)):
+            run_if_async(close())
+
+
+class Session(LocalSession):
     """The environment's side of one episode that an object plays: that of `start`, or one that stands for `episode` or
     `score_episode`. Errors of the user's code are raised as CallFailed with their place."""
 
-    def __init__(self, environment: Any, bounds: Bounds = ZERO_TO_ONE) -> None:
-        self.environment, self.bounds, self.kind = environment, bounds, env_kind(environment)
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self.kind = env_kind(environment)
         self.episode: Any = None
         self.tools = Tools.of(None)
         self._takes_calls = False  # whether `step` gets the tool calls of the answers
@@ -177,7 +202,7 @@ class Session:
                     raise _wrong_type("start", f"returned {shown(self.episode)}, which has no {name}")
             self._takes_calls = "calls" in (named_by(self.episode.step) or ())
         elif self.kind == "episode":
-            self.episode = _Generator(self.environment.episode, arguments, self.bounds)
+            self.episode = _Generator(self.environment.episode, arguments)
         else:
             self.episode = _OneAnswer()
         with within("get_tools"):
@@ -233,7 +258,8 @@ class Session:
             else:
                 said = {name: arguments[name] for name in ("completion",) if name in arguments}
                 returned = self.episode.score(**copy_arguments(arguments_for(self.episode.score, said)))
-            return parse_score(run_if_async(returned), self.bounds)
+            returned = run_if_async(returned)
+            return UNFINISHED if returned is UNFINISHED else parse_score(returned)
 
     def close(self) -> None:
         """Release the episode's resources, also if `open` has not finished; errors are only logged."""
@@ -254,8 +280,8 @@ class _OneAnswer:
 class _Generator:
     """`episode`: a generator that is sent the answers, yields messages, and returns the score."""
 
-    def __init__(self, method: Callable[..., Any], arguments: Mapping[str, Any], bounds: Bounds) -> None:
-        self.method, self.arguments, self.bounds = method, arguments, bounds
+    def __init__(self, method: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        self.method, self.arguments = method, arguments
         self.generator: Any = None
         self.returned: Any = None
         self.is_over = False
@@ -286,13 +312,10 @@ class _Generator:
             return None
 
     def score(self) -> Any:
-        """The generator's return value.
-
-        If a limit ended the episode, GeneratorExit is raised in the generator, which may catch it and return a score;
-        otherwise the score is 0, or the lowest one of a range without 0.
-        """
+        """The generator's return value. If a limit ended the episode, GeneratorExit is raised in the generator, which
+        may catch it and return a score; otherwise the episode is unfinished."""
         if not self.is_over:
-            self.is_over, self.returned = True, score_of_unfinished(self.bounds)
+            self.is_over, self.returned = True, UNFINISHED
             try:
                 self.generator.throw(GeneratorExit)
             except StopIteration as stop:
@@ -305,12 +328,6 @@ class _Generator:
         """Raise GeneratorExit in it."""
         if hasattr(self.generator, "close"):
             self.generator.close()
-
-
-def score_of_unfinished(bounds: Bounds) -> float:
-    """The score of an episode that a limit ended and that does not score itself: 0, or the lowest of its range."""
-    low, high = bounds
-    return 0.0 if low <= 0.0 <= high else low
 
 
 def _as_messages(response: Any, place: str) -> tuple[Message, ...]:

@@ -117,7 +117,7 @@ class Judge:
         Raises:
             CallFailed: that is no score in its range.
         """
-        result = parse_score(returned, self.bounds)
+        result = parse_score(returned).in_range(self.bounds)
         if result.failure is not None:
             kind, message = result.failure.kind, result.failure.message
             raise CallFailed(Failure(kind, f"the judge {self.name} {message}".replace("--rl-score-range", "its range")))
