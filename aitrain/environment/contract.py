@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -19,14 +19,14 @@ from aitrain.execution.failure import Failure
 _IMMUTABLE = frozenset({str, int, float, bool, complex, bytes, type(None), type(Ellipsis), range, slice})
 
 
-def copy_arguments(arguments: Mapping[str, object], shared: Collection[str] = ()) -> dict[str, object]:
-    """Deep copies of the values, except those named in `shared`.
+def copy_arguments(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Deep copies of the values, except those of SHARED_ARGUMENTS.
 
     Callables (functions, bound methods, models) and objects that cannot be copied (locks, clients, open files) are
     shared. Containers of immutable values are copied shallowly, which is fast for long lists.
     """
     memo = dict[int, Any]()
-    return {name: value if name in shared else _copied(value, memo) for name, value in arguments.items()}
+    return {name: value if name in SHARED_ARGUMENTS else _copied(value, memo) for name, value in arguments.items()}
 
 
 def copy_rows(rows: list[object]) -> list[object]:
@@ -70,7 +70,7 @@ ENV_KINDS: tuple[EnvKind, ...] = get_args(EnvKind)
 SCORE_ARGUMENTS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text", "thought")
 """Parameters that `score_episode` may have, beside the columns of the dataset."""
 
-MODEL_ARGUMENTS = ("model", "tokenizer")
+SHARED_ARGUMENTS = ("model", "tokenizer", "endpoint")
 """Arguments that are passed to every call as they are; all others are copied for each call."""
 
 START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
@@ -165,15 +165,19 @@ class Transcript:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The whole conversation."""
-        if isinstance(self.case.prompt, str) or isinstance(self.content, str):
-            return [{"role": "user", "content": self.case.prompt}, {"role": "assistant", "content": self.text}]
-        return [*self.case.prompt, *self.content]
+        said = [{"role": "assistant", "content": self.text}] if isinstance(self.content, str) else self.content
+        return [*as_messages(self.case.prompt), *said]
 
     def arguments(self) -> dict[str, Any]:
         """All arguments for `score_episode` but model and tokenizer; a column with one of our names is not passed."""
         return self.case.arguments(
             completion=self.content, messages=self.messages, text=self.text, thought=self.thought
         )
+
+
+def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """A prompt as messages: one that is a string is a message of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def is_message(message: object) -> bool:
@@ -289,7 +293,12 @@ def call_reference(environment: Any, case: Case) -> Any:
         EnvironmentFailed: it has a required parameter that is neither known nor a column of the case.
     """
     _check_parameters(environment, "reference", REFERENCE_ARGUMENTS, set(case.row))
-    return run_if_async(environment.reference(**arguments_for(environment.reference, case.arguments())))
+    return call_by_name(environment.reference, case.arguments())
+
+
+def call_by_name(method: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What a method returns, also one that is `async def`, for copies of the arguments that it names."""
+    return run_if_async(method(**copy_arguments(arguments_for(method, arguments))))
 
 
 def arguments_for(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,7 +321,7 @@ def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
         is_open = first.default is first.empty or first.default is None or first.name == "tokenizer"
         if is_open and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
             return run_if_async(method(tokenizer))
-    return run_if_async(method(**arguments_for(method, {"tokenizer": tokenizer})))
+    return call_by_name(method, {"tokenizer": tokenizer})
 
 
 Bounds = tuple[float, float]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body, with_token
-from aitrain.environment.runner import EnvRunner
+from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.served_environment import (
     PATIENCE,
     EnvAnswer,
@@ -24,7 +24,7 @@ from aitrain.environment.served_environment import (
     env_token,
     to_wire,
 )
-from aitrain.environment.session import Group, SessionLike
+from aitrain.environment.session import Group
 from aitrain.execution.failure import ABANDONED_LIMIT, Failure
 from aitrain.execution.task import Outcome
 
@@ -44,15 +44,11 @@ END_SECONDS = 5.0
 
 
 @dataclass(eq=False)
-class ClientEpisode:
+class ClientEpisode(EnvSession):
     """One episode of a client, and its last call."""
 
-    case: Case
-    session: SessionLike | None = None
     number: int = -1
     call: asyncio.Task[EnvAnswer] | None = None
-    hangs: bool = False
-    """Whether its last call was abandoned and is still running."""
     last_call: float = field(default_factory=time.monotonic)
 
 
@@ -99,7 +95,7 @@ class EnvService:
             for episode in episodes:
                 if episode.call is not None:
                     episode.call.cancel()
-            await self._end(episodes)
+            await self.runner.end(episodes)
             server.should_exit = True
             await serving
 
@@ -145,7 +141,7 @@ class EnvService:
         """
         if path == "/v1/close":
             episode = self._episodes.pop(str(body.get("session")), None)
-            await self._end([episode] if episode else [])
+            await self.runner.end([episode] if episode else [])
             return b"{}"
         if path == "/v1/reference":
             case_idx, row = body.get("case_idx"), body.get("case")
@@ -173,7 +169,7 @@ class EnvService:
             if self.runner.pool.abandoned >= ABANDONED_LIMIT:
                 what = f"{self.runner.pool.abandoned} calls hang at {self.runner.pool.last_hang}"
                 raise RefusedRequestError(503, f"{what}: restart with --rl-env-isolation process, which ends them")
-            episode = self._episodes[call.session] = ClientEpisode(self.cases[call.case])
+            episode = self._episodes[call.session] = ClientEpisode(self.cases[call.case], call.seed)
         if call.number > episode.number:
             episode.number, episode.last_call = call.number, time.monotonic()
             episode.call = asyncio.ensure_future(self._made(path, episode, call))
@@ -189,7 +185,7 @@ class EnvService:
     async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         runner, case, session = self.runner, episode.case, episode.session
         jobs: dict[str, Callable[[], Any]] = {
-            "/v1/open": partial(runner.open_session, case, call.seed),
+            "/v1/open": partial(runner.open_session, case, episode.seed),
             "/v1/score": partial(runner.score_session, session, Transcript(case, call.completion, call.thought)),
             "/v1/score_group": partial(runner.score_members, Group(case, call.members)),
         }
@@ -218,9 +214,4 @@ class EnvService:
                 idle += [episode] if episode.session is not None else []
         if idle:
             self.notify(f"Ended {len(idle)} episodes of clients that are gone.")
-        await self._end(idle)
-
-    async def _end(self, episodes: Sequence[ClientEpisode]) -> None:
-        """Close sessions, except those that hang (a process that hung was ended)."""
-        left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
-        await asyncio.gather(*(self.runner.pool.call(session.close) for session in left))
+        await self.runner.end(idle)

@@ -17,8 +17,7 @@ from aitrain.environment.contract import (
     UNFINISHED,
     Case,
     ScoreResult,
-    arguments_for,
-    copy_arguments,
+    call_by_name,
     env_kind,
     parse_score,
     shown,
@@ -37,7 +36,6 @@ from aitrain.environment.session import (
     within,
 )
 from aitrain.errors import EpisodeTruncated
-from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.deadline_pool import CANCELLED
 from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.task import Task, current_task, on_cancel
@@ -64,7 +62,7 @@ class BackgroundRun:
     def _run(self, call: Callable[[], Any], on_end: Callable[[], None]) -> None:
         current_task.set(self._task)
         try:
-            self.returned.set_result(run_if_async(call()))
+            self.returned.set_result(call())
         except BaseException as error:
             self.returned.set_exception(error)
         finally:
@@ -107,10 +105,8 @@ class RolloutSession(LocalSession):
         method = self.environment.rollout
         is_async = inspect.iscoroutinefunction(inspect.unwrap(method))
         self._endpoint = Endpoint(self._requests, is_async)
-        with within("rollout"):
-            named = arguments_for(method, {**arguments, "endpoint": self._endpoint})
-            call = partial(method, **copy_arguments(named, shared=("endpoint",)))
-            self._run = BackgroundRun(call, self._requests.end)
+        call = partial(call_by_name, method, {**arguments, "endpoint": self._endpoint})
+        self._run = BackgroundRun(call, self._requests.end)
         return self._begun(self._next())
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:

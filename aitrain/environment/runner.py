@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from aitrain import activity
-from aitrain.environment.call_policy import CallPolicy, Notify, PolicyCall
+from aitrain.environment.call_policy import CallPolicy, Notify
 from aitrain.environment.contract import (
     Case,
     ScoreResult,
@@ -403,15 +403,7 @@ class EnvRunner:
 
     async def call(self, job: Callable[[], T], timeout: float | None = None, episode: object = None) -> Outcome[T]:
         """The outcome of one call of an episode."""
-        turn = PolicyCall(self.policy, episode)
-        is_running = True
-        try:
-            outcome = await self.pool.call(partial(turn.run, job), timeout)
-            is_running = outcome.is_running
-        finally:
-            if is_running:
-                turn.abandon()
-        return outcome
+        return await self.pool.call(partial(self.policy.run, job, episode), timeout)
 
     def close(self) -> None:
         """Close the environment, here and in its processes, each within the deadline of a call, and end the processes.

@@ -13,14 +13,12 @@ from typing import Any, Protocol
 
 from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import (
-    MODEL_ARGUMENTS,
     UNFINISHED,
     Case,
     Prompt,
     ScoreResult,
     ToolResult,
-    arguments_for,
-    copy_arguments,
+    call_by_name,
     env_kind,
     is_message,
     named_by,
@@ -160,9 +158,8 @@ class LocalSession:
 
     def score_group(self, group: Group) -> list[ScoreResult]:
         """What `score_group` returns for each member of a group."""
-        method = self.environment.score_group
         with within("score_group"):
-            returned = run_if_async(method(**copy_arguments(arguments_for(method, group.arguments()))))
+            returned = call_by_name(self.environment.score_group, group.arguments())
             returned = returned.tolist() if hasattr(returned, "tolist") else returned
             if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
                 count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
@@ -194,9 +191,8 @@ class Session(LocalSession):
     def open(self, arguments: Mapping[str, Any]) -> ResetResult:
         """Begin the episode; `arguments` are those of `episode` and `start`."""
         if self.kind == "start":
-            start = self.environment.start
             with within("start"):
-                self.episode = run_if_async(start(**copy_arguments(arguments_for(start, arguments))))
+                self.episode = call_by_name(self.environment.start, arguments)
             for name in ("step", "score"):
                 if not callable(getattr(self.episode, name, None)):
                     raise _wrong_type("start", f"returned {shown(self.episode)}, which has no {name}")
@@ -249,16 +245,11 @@ class Session(LocalSession):
         return EnvResponse(messages, is_over, len(calls), sum(bool(call.problem) for call in calls))
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
-        """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`, of which an object
-        of `start` may name `completion`."""
+        """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`, or the `completion`
+        for an object of `start`."""
+        method = self.environment.score_episode if self.kind == "score_episode" else self.episode.score
         with within(self._place("score")):
-            if self.kind == "score_episode":
-                method = self.environment.score_episode
-                returned = method(**copy_arguments(arguments_for(method, arguments), shared=MODEL_ARGUMENTS))
-            else:
-                said = {name: arguments[name] for name in ("completion",) if name in arguments}
-                returned = self.episode.score(**copy_arguments(arguments_for(self.episode.score, said)))
-            returned = run_if_async(returned)
+            returned = call_by_name(method, arguments)
             return UNFINISHED if returned is UNFINISHED else parse_score(returned)
 
     def close(self) -> None:
@@ -288,7 +279,7 @@ class _Generator:
 
     def opening(self) -> Any:
         """What it yields first."""
-        self.generator = self.method(**copy_arguments(arguments_for(self.method, self.arguments)))
+        self.generator = call_by_name(self.method, self.arguments)
         if not hasattr(self.generator, "send"):
             what = f"returned {shown(self.generator)}, not a generator: write it with `def` and `yield`"
             raise _wrong_type("episode", what)
