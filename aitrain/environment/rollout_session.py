@@ -106,7 +106,7 @@ class RolloutSession(LocalSession):
         is_async = inspect.iscoroutinefunction(inspect.unwrap(method))
         self._endpoint = Endpoint(self._requests, is_async)
         call = partial(call_by_name, method, {**arguments, "endpoint": self._endpoint})
-        self._run = BackgroundRun(call, self._requests.end)
+        self._run = BackgroundRun(call, self._requests.close)
         return self._begun(self._next())
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
@@ -171,8 +171,8 @@ class RolloutSession(LocalSession):
                 if not (self._limit and request.is_trained):
                     return request
                 self._fail_pending(EpisodeTruncated(f"no answer: {self._limit}"))
+            error = run.returned.exception()  # when it has ended
         self._is_over = True
-        error = run.returned.exception()
         if error is not None and not self._is_truncation(error):
             failure = as_failure(error)
             raise CallFailed(replace(failure, place=failure.place or "rollout")) from error

@@ -6,7 +6,7 @@ A session runs in the process of the environment's code, which may be a worker: 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -181,7 +181,7 @@ class Session(LocalSession):
         super().__init__(environment)
         self.kind = env_kind(environment)
         self.episode: Any = None
-        self.tools = Tools.of(None)
+        self.tools = Tools()
         self._takes_calls = False  # whether `step` gets the tool calls of the answers
 
     def _place(self, method: str) -> str:
@@ -190,17 +190,17 @@ class Session(LocalSession):
 
     def open(self, arguments: Mapping[str, Any]) -> ResetResult:
         """Begin the episode; `arguments` are those of `episode` and `start`."""
+        if self.kind == "score_episode":
+            self.episode = _OneAnswer()
+        else:
+            with within(self.kind):
+                begun = call_by_name(getattr(self.environment, self.kind), arguments)
+            self.episode = _Generator(begun) if self.kind == "episode" else begun
         if self.kind == "start":
-            with within("start"):
-                self.episode = call_by_name(self.environment.start, arguments)
             for name in ("step", "score"):
                 if not callable(getattr(self.episode, name, None)):
                     raise _wrong_type("start", f"returned {shown(self.episode)}, which has no {name}")
             self._takes_calls = "calls" in (named_by(self.episode.step) or ())
-        elif self.kind == "episode":
-            self.episode = _Generator(self.environment.episode, arguments)
-        else:
-            self.episode = _OneAnswer()
         with within("get_tools"):
             owner = self.episode if hasattr(self.episode, "get_tools") else self.environment
             self.tools = Tools.of(owner, runs_calls=not self._takes_calls)
@@ -211,7 +211,7 @@ class Session(LocalSession):
         messages = () if opening is None else _as_messages(opening, self._place("opening"))
         asked: Prompt = arguments.get("prompt") or []
         if isinstance(asked, str) and self.tools.of_schemas:
-            self.tools = Tools.of(None)  # without a chat template, the model is not shown the schemas
+            self.tools = Tools()  # without a chat template, the model is not shown the schemas
         prompt = with_opening(asked, messages)
         if not prompt:
             what = "said nothing, and the row has no prompt: return or yield what the model is to answer"
@@ -271,27 +271,24 @@ class _OneAnswer:
 class _Generator:
     """`episode`: a generator that is sent the answers, yields messages, and returns the score."""
 
-    def __init__(self, method: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        self.method, self.arguments = method, arguments
-        self.generator: Any = None
-        self.returned: Any = None
-        self.is_over = False
+    def __init__(self, generator: Any) -> None:
+        if not hasattr(generator, "send"):
+            what = f"returned {shown(generator)}, not a generator: write it with `def` and `yield`"
+            raise _wrong_type("episode", what)
+        self.generator = generator
+        self.returned: Any = UNFINISHED  # until it has returned
 
     def opening(self) -> Any:
         """What it yields first."""
-        self.generator = call_by_name(self.method, self.arguments)
-        if not hasattr(self.generator, "send"):
-            what = f"returned {shown(self.generator)}, not a generator: write it with `def` and `yield`"
-            raise _wrong_type("episode", what)
         response = self._send(None)
-        if self.is_over:
+        if self.returned is not UNFINISHED:
             raise _wrong_type("episode", "ended before the model's first answer: `reply = yield` gets it")
         return response
 
     def step(self, reply: str) -> Any:
         """What it yields after an answer; None if it has returned."""
         response = self._send(reply)
-        if response is None and not self.is_over:
+        if response is None and self.returned is UNFINISHED:
             raise _wrong_type("episode", "yielded None after an answer: yield what to say next, or return the score")
         return response
 
@@ -299,14 +296,13 @@ class _Generator:
         try:
             return self.generator.send(sent)
         except StopIteration as stop:
-            self.is_over, self.returned = True, stop.value
+            self.returned = stop.value
             return None
 
     def score(self) -> Any:
         """The generator's return value. If a limit ended the episode, GeneratorExit is raised in the generator, which
         may catch it and return a score; otherwise the episode is unfinished."""
-        if not self.is_over:
-            self.is_over, self.returned = True, UNFINISHED
+        if self.returned is UNFINISHED:
             try:
                 self.generator.throw(GeneratorExit)
             except StopIteration as stop:
@@ -317,8 +313,7 @@ class _Generator:
 
     def close(self) -> None:
         """Raise GeneratorExit in it."""
-        if hasattr(self.generator, "close"):
-            self.generator.close()
+        self.generator.close()
 
 
 def _as_messages(response: Any, place: str) -> tuple[Message, ...]:
