@@ -47,6 +47,6 @@ def rehearse(environment: Any, replies: Sequence[str], case: Case | None = None,
         if moves[-1].is_over:
             break
     content = messages if case.is_chat else "".join(message["content"] for message in messages)
-    scored = dialogue.score(Transcript(case, content).arguments())
+    scored = dialogue.score(Transcript(case, content).arguments()).in_range()
     dialogue.close()
     return Rehearsed(scored, opening, moves)

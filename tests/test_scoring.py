@@ -47,7 +47,7 @@ def scored_by(score_episode: Callable[..., Any], *texts: str, **options: Any) ->
     ids=case_name,
 )  # fmt: skip
 def test_a_score_comes_in_many_types_and_metrics_are_the_numbers_beside_it(value: Any, score: float | None) -> None:
-    result = parse_score(value)
+    result = parse_score(value).in_range()
 
     assert (result.score, type(result.score), result.failure) == (score, type(score), None)
     beside: dict[str, Any] = {"turns": 3, "kept": True, "far": math.inf, "large": 1e308, "note": "text"}
@@ -66,7 +66,7 @@ def test_a_score_comes_in_many_types_and_metrics_are_the_numbers_beside_it(value
     ids=case_name,
 )
 def test_what_is_no_score_is_unscored_with_its_kind(value: Any, kind: str, told: str) -> None:
-    result = parse_score(value)
+    result = parse_score(value).in_range()
 
     assert result.score is None
     assert result.failure.kind == kind

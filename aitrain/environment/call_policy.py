@@ -30,25 +30,6 @@ RAN_BESIDE = "ran beside others, and the score may be wrong"
 
 
 @dataclass(eq=False)
-class PolicyCall:
-    """One call under a policy."""
-
-    policy: CallPolicy
-    episode: object = None
-    """That of the call, as several calls of an episode may write one file; None: the call is one of its own."""
-    tracer: CallTracer | None = None
-
-    def run(self, job: Callable[[], T]) -> T:
-        """Call `job`, and watch it if the policy does."""
-        return job() if self.policy.is_free else self.policy.watched(self, job)
-
-    def abandon(self) -> None:
-        """Watch no longer what this call does, which has not ended."""
-        if self.tracer is not None:
-            self.tracer.end(is_abandoned=True)
-
-
-@dataclass(eq=False)
 class CallPolicy:
     """How the calls of one environment run.
 
@@ -94,9 +75,10 @@ class CallPolicy:
             self._mode = state["mode"]
             self.plan = None if state.get("copied") is None else CopyPlan(frozenset(state["copied"]))
 
-    def watched(self, call: PolicyCall, job: Callable[[], T]) -> T:
-        """Call `job`, and note what it changes. As long as calls are watched one by one, no other may run."""
-        if self._mode == "serial":
+    def run(self, job: Callable[[], T], episode: object = None) -> T:
+        """Call `job`, and note what it changes. As long as calls are watched one by one, no other may run. `episode`:
+        that of the call, as several calls of an episode may write one file; None: the call is one of its own."""
+        if self.is_free or self._mode == "serial":
             return job()
         before = sys.gettrace()
         if before is not None and not isinstance(before, CallTracer):
@@ -104,13 +86,13 @@ class CallPolicy:
             self._decide()
             return job()
         is_alone = self._mode == "watched"
-        tracer = call.tracer = CallTracer(self._watch, is_alone)
+        tracer = CallTracer(self._watch, is_alone)
         threads = threading.gettrace()
         if is_alone:
             threading.settrace(tracer)
         set_trace(tracer)
         try:
-            with watching_files(self._watch, call.episode or call, is_alone):
+            with watching_files(self._watch, episode or tracer, is_alone):
                 return job()
         finally:
             set_trace(None)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from aitrain.errors import EnvironmentFailed, did_you_mean
@@ -19,14 +19,14 @@ from aitrain.execution.failure import Failure
 _IMMUTABLE = frozenset({str, int, float, bool, complex, bytes, type(None), type(Ellipsis), range, slice})
 
 
-def copy_arguments(arguments: Mapping[str, object], shared: Collection[str] = ()) -> dict[str, object]:
-    """Deep copies of the values, except those named in `shared`.
+def copy_arguments(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Deep copies of the values, except those of SHARED_ARGUMENTS.
 
     Callables (functions, bound methods, models) and objects that cannot be copied (locks, clients, open files) are
     shared. Containers of immutable values are copied shallowly, which is fast for long lists.
     """
     memo = dict[int, Any]()
-    return {name: value if name in shared else _copied(value, memo) for name, value in arguments.items()}
+    return {name: value if name in SHARED_ARGUMENTS else _copied(value, memo) for name, value in arguments.items()}
 
 
 def copy_rows(rows: list[object]) -> list[object]:
@@ -70,7 +70,7 @@ ENV_KINDS: tuple[EnvKind, ...] = get_args(EnvKind)
 SCORE_ARGUMENTS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text", "thought")
 """Parameters that `score_episode` may have, beside the columns of the dataset."""
 
-MODEL_ARGUMENTS = ("model", "tokenizer")
+SHARED_ARGUMENTS = ("model", "tokenizer", "endpoint")
 """Arguments that are passed to every call as they are; all others are copied for each call."""
 
 START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
@@ -165,15 +165,19 @@ class Transcript:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The whole conversation."""
-        if isinstance(self.case.prompt, str) or isinstance(self.content, str):
-            return [{"role": "user", "content": self.case.prompt}, {"role": "assistant", "content": self.text}]
-        return [*self.case.prompt, *self.content]
+        said = [{"role": "assistant", "content": self.text}] if isinstance(self.content, str) else self.content
+        return [*as_messages(self.case.prompt), *said]
 
     def arguments(self) -> dict[str, Any]:
         """All arguments for `score_episode` but model and tokenizer; a column with one of our names is not passed."""
         return self.case.arguments(
             completion=self.content, messages=self.messages, text=self.text, thought=self.thought
         )
+
+
+def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """A prompt as messages: one that is a string is a message of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def is_message(message: object) -> bool:
@@ -289,7 +293,12 @@ def call_reference(environment: Any, case: Case) -> Any:
         EnvironmentFailed: it has a required parameter that is neither known nor a column of the case.
     """
     _check_parameters(environment, "reference", REFERENCE_ARGUMENTS, set(case.row))
-    return run_if_async(environment.reference(**arguments_for(environment.reference, case.arguments())))
+    return call_by_name(environment.reference, case.arguments())
+
+
+def call_by_name(method: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What a method returns, also one that is `async def`, for copies of the arguments that it names."""
+    return run_if_async(method(**copy_arguments(arguments_for(method, arguments))))
 
 
 def arguments_for(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,16 +321,7 @@ def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
         is_open = first.default is first.empty or first.default is None or first.name == "tokenizer"
         if is_open and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
             return run_if_async(method(tokenizer))
-    return run_if_async(method(**arguments_for(method, {"tokenizer": tokenizer})))
-
-
-@dataclass(frozen=True)
-class ScoreResult:
-    """The score of one episode; None if the environment returned None or failed."""
-
-    score: float | None
-    metrics: dict[str, float] = field(default_factory=dict)
-    failure: Failure | None = None
+    return call_by_name(method, {"tokenizer": tokenizer})
 
 
 Bounds = tuple[float, float]
@@ -336,8 +336,36 @@ ROUNDING = 1e-9
 """What a score may be outside of its range and counts as the bound: weighted parts may add up to 1.0000000000000002."""
 
 
-def parse_score(returned: Any, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
-    """The score of what an environment returned: a number, a Score, a dict with `score`, or None."""
+@dataclass(frozen=True)
+class ScoreResult:
+    """The score of one episode; None if the environment returned None or failed."""
+
+    score: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+    is_unfinished: bool = False
+    """Whether a limit ended the episode, for which the environment has no score."""
+
+    def in_range(self, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
+        """The result in a run that allows these scores: one outside of them is a failure, and that of an unfinished
+        episode is 0, or the lowest of a range without 0."""
+        low, high = (min(max(bound, -LARGEST_SCORE), LARGEST_SCORE) for bound in bounds)
+        if self.is_unfinished:
+            return ScoreResult(0.0 if low <= 0.0 <= high else low)
+        if self.score is None:
+            return self
+        nearest = min(max(self.score, low), high)
+        if math.isclose(self.score, nearest, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            return replace(self, score=nearest)
+        why = f"which is not from {low:g} to {high:g} (--rl-score-range LOW,HIGH or any)"
+        return ScoreResult(None, failure=Failure("out_of_range", f"returned {self.score:g}, {why}"))
+
+
+UNFINISHED = ScoreResult(None, is_unfinished=True)
+
+
+def parse_score(returned: Any) -> ScoreResult:
+    """The score of what an environment returned: a number, a Score, a dict with `score`, or None; in any range."""
     value, metrics = returned, dict[str, Any]()
     if isinstance(returned, Score):
         value, metrics = returned.score, returned.metrics
@@ -347,23 +375,14 @@ def parse_score(returned: Any, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
         del metrics["score"]
     numbers = {str(name): _number(metric) for name, metric in metrics.items()}
     finite = {name: number for name, number in numbers.items() if number is not None and abs(number) <= LARGEST_METRIC}
-    if value is None:
-        return ScoreResult(None, finite)
-    low, high = (min(max(bound, -LARGEST_SCORE), LARGEST_SCORE) for bound in bounds)
-    expected = f"not a number from {low:g} to {high:g}"
     number = _number(value)
-    if number is None:
-        needs_score = isinstance(returned, Mapping) and "score" not in returned
-        why = 'and a dict needs a "score"' if needs_score else expected
-        failure = Failure("wrong_type", f"returned {shown(returned)}, {why}")
-    elif not math.isfinite(number):
-        failure = Failure("not_finite", f"returned {number}, {expected}")
-    elif math.isclose(number, in_range := min(max(number, low), high), rel_tol=ROUNDING, abs_tol=ROUNDING):
-        return ScoreResult(in_range, finite)
-    else:
-        why = f"which is not from {low:g} to {high:g} (--rl-score-range LOW,HIGH or any)"
-        failure = Failure("out_of_range", f"returned {number:g}, {why}")
-    return ScoreResult(None, failure=failure)
+    if value is None or (number is not None and math.isfinite(number)):
+        return ScoreResult(number, finite)
+    if number is not None:
+        return ScoreResult(None, failure=Failure("not_finite", f"returned {number}, not a finite number"))
+    needs_score = isinstance(returned, Mapping) and "score" not in returned
+    why = 'and a dict needs a "score"' if needs_score else "not a number"
+    return ScoreResult(None, failure=Failure("wrong_type", f"returned {shown(returned)}, {why}"))
 
 
 def _number(value: Any) -> float | None:

@@ -225,7 +225,7 @@ class RequestQueue:
     def __init__(self) -> None:
         self._waiting = deque[ChatRequest]()
         self._changed = threading.Condition()
-        self._is_closed = self._has_ended = False
+        self._is_closed = False
 
     def ask(self, request: ChatRequest) -> Future[ChatAnswer]:
         """Put a request into the queue; the future gets the policy's answer, or the reason why there is none."""
@@ -238,27 +238,21 @@ class RequestQueue:
         return request.answer
 
     def take(self) -> ChatRequest | None:
-        """Wait for the next request; None: the rollout has ended."""
+        """Wait for the next request; None: there are no more."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._has_ended)
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     return None
                 request = self._waiting.popleft()
             if request.answer.set_running_or_notify_cancel():
                 return request
 
-    def end(self) -> None:
-        """Note that the rollout has ended."""
-        self.close()
-        with self._changed:
-            self._has_ended = True
-            self._changed.notify()
-
     def close(self) -> None:
         """Refuse the requests that wait, and all later ones."""
         with self._changed:
             self._is_closed = True
+            self._changed.notify()
             refused = [request.answer for request in self._waiting]
             self._waiting.clear()
         for answer in refused:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body, with_token
-from aitrain.environment.runner import EnvRunner
+from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.served_environment import (
-    LARGEST,
     PATIENCE,
     EnvAnswer,
     EnvCall,
@@ -26,7 +24,7 @@ from aitrain.environment.served_environment import (
     env_token,
     to_wire,
 )
-from aitrain.environment.session import Group, SessionLike
+from aitrain.environment.session import Group
 from aitrain.execution.failure import ABANDONED_LIMIT, Failure
 from aitrain.execution.task import Outcome
 
@@ -46,15 +44,11 @@ END_SECONDS = 5.0
 
 
 @dataclass(eq=False)
-class ClientEpisode:
+class ClientEpisode(EnvSession):
     """One episode of a client, and its last call."""
 
-    case: Case
-    session: SessionLike | None = None
     number: int = -1
     call: asyncio.Task[EnvAnswer] | None = None
-    hangs: bool = False
-    """Whether its last call was abandoned and is still running."""
     last_call: float = field(default_factory=time.monotonic)
 
 
@@ -101,7 +95,7 @@ class EnvService:
             for episode in episodes:
                 if episode.call is not None:
                     episode.call.cancel()
-            await self._end(episodes)
+            await self.runner.end(episodes)
             server.should_exit = True
             await serving
 
@@ -147,7 +141,7 @@ class EnvService:
         """
         if path == "/v1/close":
             episode = self._episodes.pop(str(body.get("session")), None)
-            await self._end([episode] if episode else [])
+            await self.runner.end([episode] if episode else [])
             return b"{}"
         if path == "/v1/reference":
             case_idx, row = body.get("case_idx"), body.get("case")
@@ -175,7 +169,7 @@ class EnvService:
             if self.runner.pool.abandoned >= ABANDONED_LIMIT:
                 what = f"{self.runner.pool.abandoned} calls hang at {self.runner.pool.last_hang}"
                 raise RefusedRequestError(503, f"{what}: restart with --rl-env-isolation process, which ends them")
-            episode = self._episodes[call.session] = ClientEpisode(self.cases[call.case])
+            episode = self._episodes[call.session] = ClientEpisode(self.cases[call.case], call.seed)
         if call.number > episode.number:
             episode.number, episode.last_call = call.number, time.monotonic()
             episode.call = asyncio.ensure_future(self._made(path, episode, call))
@@ -189,23 +183,17 @@ class EnvService:
             return encode(EnvAnswer(failure=Failure("wrong_type", f"said what cannot be written as JSON: {error}")))
 
     async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        runner, case = self.runner, episode.case
-        job: Callable[[], Any]
-        low, high = (math.copysign(math.inf, bound) if abs(bound) == LARGEST else bound for bound in call.bounds)
-        bounds = low, high
-        if path == "/v1/open":
-            job = partial(runner.open_session, case, call.seed, bounds)
-        elif path == "/v1/respond":
-            if episode.session is None or call.turn is None:
-                raise RefusedRequestError(400, "respond needs an open session and a turn")
-            job = partial(episode.session.respond, call.turn)
-        elif path == "/v1/score":
-            transcript = Transcript(case, call.completion, call.thought)
-            job = partial(runner.score_session, episode.session, transcript, bounds)
-        elif path == "/v1/score_group":
-            job = runner.group_job(Group(case, call.members), bounds)
-        else:
-            raise RefusedRequestError(404, f"there is no {path}")
+        runner, case, session = self.runner, episode.case, episode.session
+        jobs: dict[str, Callable[[], Any]] = {
+            "/v1/open": partial(runner.open_session, case, episode.seed),
+            "/v1/score": partial(runner.score_session, session, Transcript(case, call.completion, call.thought)),
+            "/v1/score_group": partial(runner.score_members, Group(case, call.members)),
+        }
+        if session is not None and call.turn is not None:
+            jobs["/v1/respond"] = partial(session.respond, call.turn)
+        if path not in jobs:
+            raise RefusedRequestError(404, f"there is no {path}; /v1/respond needs an open session and a turn")
+        job = jobs[path]
         outcome: Outcome[Any] = await runner.call(job, call.timeout, episode)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
         value = outcome.value
@@ -226,9 +214,4 @@ class EnvService:
                 idle += [episode] if episode.session is not None else []
         if idle:
             self.notify(f"Ended {len(idle)} episodes of clients that are gone.")
-        await self._end(idle)
-
-    async def _end(self, episodes: Sequence[ClientEpisode]) -> None:
-        """Close sessions, except those that hang (a process that hung was ended)."""
-        left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
-        await asyncio.gather(*(self.runner.pool.call(session.close) for session in left))
+        await self.runner.end(idle)

@@ -14,12 +14,10 @@ from typing import Any
 
 from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import (
-    ZERO_TO_ONE,
-    Bounds,
+    UNFINISHED,
     Case,
     ScoreResult,
-    arguments_for,
-    copy_arguments,
+    call_by_name,
     env_kind,
     parse_score,
     shown,
@@ -30,24 +28,22 @@ from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import (
     AssistantTurn,
     EnvResponse,
+    LocalSession,
     ResetResult,
     Session,
     SessionLike,
     UntrainedChat,
-    score_of_unfinished,
     within,
 )
 from aitrain.errors import EpisodeTruncated
-from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.deadline_pool import CANCELLED
 from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.task import Task, current_task, on_cancel
 from aitrain.execution.user_code import stack_of_thread
 
-MAX_AFTER_LIMIT = 20
-"""Requests after the limit of an episode that are answered with EpisodeTruncated; with more, the episode fails."""
-MAX_UNTRAINED = 1_000
-"""Untrained requests of one episode; with more, it fails, as nothing else ends a loop of them."""
+MAX_REQUESTS = 1_000
+"""Requests of one episode that are not trained, or come after its limit; with more, it fails, as nothing else ends a
+loop of them."""
 
 SECONDS_TO_END = 5.0
 """Time that a rollout has to end when its session is closed."""
@@ -66,7 +62,7 @@ class BackgroundRun:
     def _run(self, call: Callable[[], Any], on_end: Callable[[], None]) -> None:
         current_task.set(self._task)
         try:
-            self.returned.set_result(run_if_async(call()))
+            self.returned.set_result(call())
         except BaseException as error:
             self.returned.set_exception(error)
         finally:
@@ -84,20 +80,20 @@ class BackgroundRun:
         return stack_of_thread(self._thread) if wait is None else wait.stack()
 
 
-class RolloutSession:
+class RolloutSession(LocalSession):
     """`rollout`: asks the policy through its endpoint, and returns the score."""
 
     _run: BackgroundRun
 
-    def __init__(self, environment: Any, bounds: Bounds = ZERO_TO_ONE) -> None:
-        self.environment, self.bounds = environment, bounds
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
         self._requests = RequestQueue()
         self._conversation = TrainedConversation()
         self._endpoint: Endpoint | None = None
         self._pending: ChatRequest | None = None
         """The request that waits for the answer."""
         self._limit = ""
-        self._answers = self._untrained = self._refusals = 0
+        self._answers = self._requests_beside = 0
         self._calls: tuple[ToolCall, ...] = ()
         """The tool calls of the last trained answer."""
         self._is_over = False
@@ -109,10 +105,8 @@ class RolloutSession:
         method = self.environment.rollout
         is_async = inspect.iscoroutinefunction(inspect.unwrap(method))
         self._endpoint = Endpoint(self._requests, is_async)
-        with within("rollout"):
-            named = arguments_for(method, {**arguments, "endpoint": self._endpoint})
-            call = partial(method, **copy_arguments(named, shared=("endpoint",)))
-            self._run = BackgroundRun(call, self._requests.end)
+        call = partial(call_by_name, method, {**arguments, "endpoint": self._endpoint})
+        self._run = BackgroundRun(call, self._requests.close)
         return self._begun(self._next())
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
@@ -131,11 +125,8 @@ class RolloutSession:
         return EnvResponse(messages, request is None, len(calls), sum(bool(call.problem) for call in calls))
 
     def score(self, arguments: Mapping[str, object]) -> ScoreResult:
-        """What the rollout returned.
-
-        If a limit ended the episode, EpisodeTruncated is raised in the rollout, which may catch it and return a score;
-        otherwise the score is 0, or the lowest one of a range without 0.
-        """
+        """What the rollout returned. If a limit ended the episode, EpisodeTruncated is raised in the rollout, which may
+        catch it and return a score; otherwise the episode is unfinished."""
         if not self._is_over:
             self._limit = self._limit or "a limit ended the episode"
             self._answer(AssistantTurn("", limit=self._limit))
@@ -143,8 +134,7 @@ class RolloutSession:
                 self._answer(AssistantTurn("", limit=self._limit))
         with within("rollout"):
             returned = self._run.returned
-            value = returned.result() if returned.exception() is None else score_of_unfinished(self.bounds)
-            return parse_score(value, self.bounds)
+            return parse_score(returned.result()) if returned.exception() is None else UNFINISHED
 
     def close(self) -> None:
         """End the rollout, also if `open` has not finished."""
@@ -174,15 +164,15 @@ class RolloutSession:
         with on_cancel(cancel, run.stack):
             while (request := self._requests.take()) is not None:
                 self._pending = request
-                self._untrained += not request.is_trained
-                if self._untrained > MAX_UNTRAINED:
-                    what = f"made more than {MAX_UNTRAINED:,} requests with trained=False in one episode"
+                self._requests_beside += bool(self._limit) or not request.is_trained
+                if self._requests_beside > MAX_REQUESTS:
+                    what = f"made more than {MAX_REQUESTS:,} requests with trained=False, or after EpisodeTruncated"
                     raise self._failed(RefusedRequestError(410, f"{what}: end the loop that asks them", "episode_over"))
                 if not (self._limit and request.is_trained):
                     return request
-                self._refuse(self._limit)
+                self._fail_pending(EpisodeTruncated(f"no answer: {self._limit}"))
+            error = run.returned.exception()  # when it has ended
         self._is_over = True
-        error = run.returned.exception()
         if error is not None and not self._is_truncation(error):
             failure = as_failure(error)
             raise CallFailed(replace(failure, place=failure.place or "rollout")) from error
@@ -216,7 +206,7 @@ class RolloutSession:
             return
         if turn.limit:
             self._limit = turn.limit if request.is_trained else self._limit
-            self._refuse(turn.limit)
+            self._fail_pending(EpisodeTruncated(f"no answer: {turn.limit}"))
             return
         self._answers += 1
         answer = ChatAnswer.of(turn, self._answers)
@@ -225,13 +215,6 @@ class RolloutSession:
             self._calls = turn.calls
         self._pending = None
         request.answer.set_result(answer)
-
-    def _refuse(self, limit: str) -> None:
-        self._fail_pending(EpisodeTruncated(f"no answer: {limit}"))
-        self._refusals += 1
-        if self._refusals > MAX_AFTER_LIMIT:
-            what = f"asked the policy {MAX_AFTER_LIMIT} times after EpisodeTruncated: return the score instead"
-            raise CallFailed(Failure("wrong_type", what, place="rollout"))
 
     def _failed(self, error: Exception) -> CallFailed:
         """The failure of an episode whose pending request gets this error."""
@@ -248,8 +231,8 @@ def _untrained(request: ChatRequest) -> UntrainedChat:
     return UntrainedChat(request.messages, request.tools or ())
 
 
-def session_for(environment: Any, bounds: Bounds = ZERO_TO_ONE, case: Case | None = None) -> SessionLike:
+def session_for(environment: Any, case: Case | None = None) -> SessionLike:
     """The session of a new episode; `case` is needed for an environment that a server has."""
     if isinstance(environment, ServedEnvironment):
-        return environment.session(case, bounds)
-    return RolloutSession(environment, bounds) if env_kind(environment) == "rollout" else Session(environment, bounds)
+        return environment.session(case)
+    return RolloutSession(environment) if env_kind(environment) == "rollout" else Session(environment)

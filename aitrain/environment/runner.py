@@ -17,27 +17,21 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from aitrain import activity
-from aitrain.environment.call_policy import CallPolicy, Notify, PolicyCall
+from aitrain.environment.call_policy import CallPolicy, Notify
 from aitrain.environment.contract import (
-    Bounds,
     Case,
     ScoreResult,
     Transcript,
-    arguments_for,
-    copy_arguments,
     env_kind,
     named_by,
-    parse_score,
     scores_groups,
-    shown,
 )
 from aitrain.environment.rollout_session import session_for
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.served_environment import CONCURRENT_CALLS, ServedEnvironment
-from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Message, ResetResult, SessionLike, within
+from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Message, ResetResult, SessionLike
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
-from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.deadline_pool import GRACE, DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.processes import ProcessPool, WorkerLease
@@ -60,28 +54,9 @@ class RemoteSession:
     def close(self) -> None:
         with suppress(CallFailed):
             self.lease.call("close")
+            if self.is_spent:
+                self.lease.call("close_environment")
         self.lease.release(self.is_spent)
-
-
-@dataclass(frozen=True)
-class _LastSession:
-    """The last session in its process, which closes the environment as well."""
-
-    session: SessionLike
-    environment: Any
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session, name)
-
-    def close(self) -> None:
-        self.session.close()
-        if callable(close := getattr(self.environment, "close", None)):
-            run_if_async(close())
-
-
-def _session_in_process(is_spent: bool, bounds: Bounds, environment: Any) -> SessionLike | _LastSession:
-    session = session_for(environment, bounds)
-    return _LastSession(session, environment) if is_spent else session
 
 
 # -- model and tokenizer in processes without a model
@@ -290,10 +265,9 @@ class EnvRunner:
                 self.on_messages(one, one.reset.messages)
         return sessions
 
-    def open_session(self, case: Case, seed: int, bounds: Bounds | None = None) -> tuple[SessionLike, ResetResult]:
-        """A new session for each attempt: one that was abandoned may still be running. Without `bounds` of scores,
-        those of the options."""
-        session = self._new_session(case, bounds)
+    def open_session(self, case: Case, seed: int) -> tuple[SessionLike, ResetResult]:
+        """A new session for each attempt: one that was abandoned may still be running."""
+        session = self._new_session(case, self.policy.object_for())
         try:
             reset = session.open(case.arguments(seed=seed))
         except BaseException:
@@ -303,13 +277,11 @@ class EnvRunner:
             session.close()  # the call has timed out, and its result is discarded
         return session, reset
 
-    def _new_session(self, case: Case, bounds: Bounds | None) -> SessionLike:
-        bounds = bounds or self.config.score_bounds
+    def _new_session(self, case: Case, environment: object) -> SessionLike:
         if self.processes is None:
-            return session_for(self.policy.object_for(), bounds, case)
+            return session_for(environment, case)
         is_spent = self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
-        lease = self.processes.lease(partial(_session_in_process, is_spent, bounds))
-        return cast(SessionLike, RemoteSession(lease, is_spent))
+        return cast(SessionLike, RemoteSession(self.processes.lease(session_for), is_spent))
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -330,7 +302,8 @@ class EnvRunner:
         if not self.policy.by_episode:
             self.policy.begin_batch()
         made = await self._make(list(jobs), list(jobs.values()), place)
-        results = {one: result or ScoreResult(None) for one, result in zip(jobs, made, strict=True)}
+        bounds = self.config.score_bounds
+        results = {one: (result or ScoreResult(None)).in_range(bounds) for one, result in zip(jobs, made, strict=True)}
         late = self.policy.end_batch()
         for one, result in results.items():
             failure = result.failure or late
@@ -338,42 +311,30 @@ class EnvRunner:
                 one.failure = replace(failure, place=place)
         return [results[one] if one.failure is None else ScoreResult(None, failure=one.failure) for one in sessions]
 
-    def score_session(
-        self, session: SessionLike | None, transcript: Transcript, bounds: Bounds | None = None
-    ) -> ScoreResult:
+    def score_session(self, session: SessionLike | None, transcript: Transcript) -> ScoreResult:
         """The score of an episode; without a session, of one that has no other call."""
         arguments: dict[str, Any] = {"completion": transcript.content} if self.kind == "start" else {}
         if self.kind == "score_episode":
             arguments = {**transcript.arguments(), **self.given}
         if session is not None:
             return session.score(arguments)
-        with closing(self._new_session(transcript.case, bounds)) as alone:
+        with closing(self._new_session(transcript.case, self.policy.object_for())) as alone:
             return alone.score(arguments)
 
     async def score_group(self, group: Group) -> list[ScoreResult]:
         """The results of a group's episodes. If the call fails, all of them have the failure."""
         one = EnvSession(group.case, 0)
-        job = self.group_job(group, self.config.score_bounds)
-        results = await self._tried(one, job, "score_group", self.pool.call)
-        return results or [_merged(member.result, ScoreResult(None, failure=one.failure)) for member in group.members]
+        results = await self._tried(one, partial(self.score_members, group), "score_group", self.pool.call)
+        results = results or [ScoreResult(None, failure=one.failure)] * len(group.members)
+        return [
+            _merged(member.result, result.in_range(self.config.score_bounds))
+            for member, result in zip(group.members, results, strict=True)
+        ]
 
-    def group_job(self, group: Group, bounds: Bounds) -> Callable[[], list[ScoreResult]]:
-        """The call that scores a group, where the environment is."""
-        if self.is_served:
-            return partial(self.environment.score, group, bounds)
-        if self.processes is None:
-            return partial(score_group, bounds, self.environment, group)
-        processes = self.processes
-
-        def score_in_process() -> list[ScoreResult]:
-            lease = processes.lease(partial(partial, score_group, bounds))
-            try:
-                results: list[ScoreResult] = lease.call("__call__", group)
-                return results
-            finally:
-                lease.release()
-
-        return score_in_process
+    def score_members(self, group: Group) -> list[ScoreResult]:
+        """What `score_group` returns for each member of a group."""
+        with closing(self._new_session(group.case, self.environment)) as session:
+            return session.score_group(group)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang (a process that hung was ended)."""
@@ -442,15 +403,7 @@ class EnvRunner:
 
     async def call(self, job: Callable[[], T], timeout: float | None = None, episode: object = None) -> Outcome[T]:
         """The outcome of one call of an episode."""
-        turn = PolicyCall(self.policy, episode)
-        is_running = True
-        try:
-            outcome = await self.pool.call(partial(turn.run, job), timeout)
-            is_running = outcome.is_running
-        finally:
-            if is_running:
-                turn.abandon()
-        return outcome
+        return await self.pool.call(partial(self.policy.run, job, episode), timeout)
 
     def close(self) -> None:
         """Close the environment, here and in its processes, each within the deadline of a call, and end the processes.
@@ -569,22 +522,8 @@ Runner: TypeAlias = EnvRunner | MixedRunner
 # -- groups
 
 
-def score_group(bounds: Bounds, environment: Any, group: Group) -> list[ScoreResult]:
-    """The result of each member of a group: the score of `score_group`, with the metrics of both; an episode that
-    failed keeps its failure."""
-    method = environment.score_group
-    with within("score_group"):
-        returned = run_if_async(method(**copy_arguments(arguments_for(method, group.arguments()))))
-        returned = returned.tolist() if hasattr(returned, "tolist") else returned
-        if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
-            count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
-            what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
-            raise CallFailed(Failure("wrong_type", f"returned {count}: {what}"))
-    results = [parse_score(value, bounds) for value in returned]
-    return [_merged(member.result, one) for member, one in zip(group.members, results, strict=True)]
-
-
 def _merged(own: ScoreResult, result: ScoreResult) -> ScoreResult:
+    """The result of `score_group` with the metrics of both; an episode that failed keeps its failure."""
     if own.failure is not None:
         return own
     failure = None if result.failure is None else replace(result.failure, place=result.failure.place or "score_group")

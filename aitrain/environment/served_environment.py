@@ -6,7 +6,6 @@ import inspect
 import json
 import math
 import os
-import sys
 import threading
 import time
 import uuid
@@ -21,16 +20,16 @@ import httpx
 from pydantic import TypeAdapter
 
 from aitrain import activity
-from aitrain.environment.contract import ZERO_TO_ONE, Bounds, Case, EnvKind, ScoreResult
+from aitrain.environment.contract import Case, EnvKind, ScoreResult
 from aitrain.environment.http_server import check_url
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
-from aitrain.environment.tools import ToolOffer, Tools
+from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import current_task, is_abandoned, paused
 
-PROTOCOL = 3
+PROTOCOL = 4
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
 
@@ -58,8 +57,8 @@ class EnvDescription:
     scores_groups: bool = False
     sees_thoughts: bool = False
     has_reference: bool = False
-    tools: ToolOffer | None = None
-    """The tools of get_tools; None without that method."""
+    tools: Tools | None = None
+    """The tools of get_tools, which cannot be run by their names; None without that method."""
     requires: EnvRequirements = field(default_factory=EnvRequirements)
     tokenizer: str | None = None
     """Model whose tokenizer the rows were built with; None if they did not need one."""
@@ -81,8 +80,6 @@ class EnvCall:
     seed: int = 0
     timeout: float | None = None
     """Deadline in seconds; None: the server's."""
-    bounds: Bounds = ZERO_TO_ONE
-    """Lowest and highest score."""
     turn: AssistantTurn | None = None
     """The answer of the model, of `respond`."""
     completion: str | list[Message] = ""
@@ -259,13 +256,12 @@ class ServedSession:
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """The score of the episode; one that was not opened has no other calls."""
-        is_only_call = self._number == 0
-        try:
-            said = {name: arguments.get(name, "") for name in ("completion", "thought")}
-            return self.call("/v1/score", ScoreResult, **said)
-        finally:
-            if is_only_call:
-                self.leave()
+        said = {name: arguments.get(name, "") for name in ("completion", "thought")}
+        return self.call("/v1/score", ScoreResult, **said)
+
+    def score_group(self, group: Group) -> list[ScoreResult]:
+        """The results of `score_group`."""
+        return self.call("/v1/score_group", list[ScoreResult], members=tuple(group.members))
 
     def close(self) -> None:
         """End the session."""
@@ -283,8 +279,12 @@ class ServedSession:
         timeout = None if task is None else task.timeout
         call = replace(self.first, number=self._number, timeout=timeout, **arguments)
         self._number += 1
-        with paused():
-            received = self._send(path, call)
+        try:
+            with paused():
+                received = self._send(path, call)
+        finally:
+            if call.number == 0 and path != "/v1/open":  # the only call of its session
+                self.leave()
         try:
             answer = decode(EnvAnswer, received)
             value = None if answer.failure is not None else decode(kind, answer.value)
@@ -335,8 +335,6 @@ class ServedSession:
         return server
 
 
-LARGEST = sys.float_info.max
-"""A bound of scores that has no limit: JSON has no infinity."""
 CONCURRENT_CALLS = 256
 """Calls at the same time, unless --rl-env-workers says how many: they only wait."""
 
@@ -349,7 +347,7 @@ class ServedEnvironment:
         self.connections, self.description = connections, description
         self.requirements = replace(description.requires, isolation=None)  # the server's own processes
         self.sees_thoughts = description.sees_thoughts
-        self.offered_tools = None if description.tools is None else Tools.offered(description.tools)
+        self.offered_tools = description.tools
         self.facts: JsonObject = {
             **description.facts,
             "class": description.name,
@@ -376,20 +374,10 @@ class ServedEnvironment:
             )
         return self._rows("train")
 
-    def session(self, case: Case | None, bounds: Bounds, **more: Any) -> ServedSession:
+    def session(self, case: Case | None) -> ServedSession:
         """The session of a new episode."""
         assert case is not None
-        low, high = (max(-LARGEST, min(LARGEST, bound)) for bound in bounds)
-        call = EnvCall(uuid.uuid4().hex, 0, self.description.id, case.own_number, bounds=(low, high), **more)
-        return ServedSession(self, call)
-
-    def score(self, group: Group, bounds: Bounds) -> list[ScoreResult]:
-        """The results of `score_group`."""
-        session = self.session(group.case, bounds, members=tuple(group.members))
-        try:
-            return session.call("/v1/score_group", list[ScoreResult])
-        finally:
-            session.leave()
+        return ServedSession(self, EnvCall(uuid.uuid4().hex, 0, self.description.id, case.own_number))
 
     def reference_of(self, case_idx: object, case: JsonObject) -> Any:
         """What the environment's `reference` returns, if it has one."""

@@ -6,22 +6,19 @@ A session runs in the process of the environment's code, which may be a worker: 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import (
-    MODEL_ARGUMENTS,
-    ZERO_TO_ONE,
-    Bounds,
+    UNFINISHED,
     Case,
     Prompt,
     ScoreResult,
     ToolResult,
-    arguments_for,
-    copy_arguments,
+    call_by_name,
     env_kind,
     is_message,
     named_by,
@@ -135,6 +132,7 @@ class SessionLike(Protocol):
     def open(self, arguments: dict[str, Any]) -> ResetResult: ...
     def respond(self, turn: AssistantTurn) -> EnvResponse: ...
     def score(self, arguments: dict[str, Any]) -> ScoreResult: ...
+    def score_group(self, group: Group) -> list[ScoreResult]: ...
     def close(self) -> None: ...
 
 
@@ -152,14 +150,38 @@ def within(place: str) -> Iterator[None]:
         raise CallFailed(replace(failure, place=failure.place or place)) from error
 
 
-class Session:
+class LocalSession:
+    """What sessions share that are in the process of the environment."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+
+    def score_group(self, group: Group) -> list[ScoreResult]:
+        """What `score_group` returns for each member of a group."""
+        with within("score_group"):
+            returned = call_by_name(self.environment.score_group, group.arguments())
+            returned = returned.tolist() if hasattr(returned, "tolist") else returned
+            if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
+                count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
+                what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
+                raise CallFailed(Failure("wrong_type", f"returned {count}: {what}"))
+        return list(map(parse_score, returned))
+
+    def close_environment(self) -> None:
+        """Close the environment, of which this is the last session."""
+        if callable(close := getattr(self.environment, "close", None)):
+            run_if_async(close())
+
+
+class Session(LocalSession):
     """The environment's side of one episode that an object plays: that of `start`, or one that stands for `episode` or
     `score_episode`. Errors of the user's code are raised as CallFailed with their place."""
 
-    def __init__(self, environment: Any, bounds: Bounds = ZERO_TO_ONE) -> None:
-        self.environment, self.bounds, self.kind = environment, bounds, env_kind(environment)
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self.kind = env_kind(environment)
         self.episode: Any = None
-        self.tools = Tools.of(None)
+        self.tools = Tools()
         self._takes_calls = False  # whether `step` gets the tool calls of the answers
 
     def _place(self, method: str) -> str:
@@ -168,18 +190,17 @@ class Session:
 
     def open(self, arguments: Mapping[str, Any]) -> ResetResult:
         """Begin the episode; `arguments` are those of `episode` and `start`."""
+        if self.kind == "score_episode":
+            self.episode = _OneAnswer()
+        else:
+            with within(self.kind):
+                begun = call_by_name(getattr(self.environment, self.kind), arguments)
+            self.episode = _Generator(begun) if self.kind == "episode" else begun
         if self.kind == "start":
-            start = self.environment.start
-            with within("start"):
-                self.episode = run_if_async(start(**copy_arguments(arguments_for(start, arguments))))
             for name in ("step", "score"):
                 if not callable(getattr(self.episode, name, None)):
                     raise _wrong_type("start", f"returned {shown(self.episode)}, which has no {name}")
             self._takes_calls = "calls" in (named_by(self.episode.step) or ())
-        elif self.kind == "episode":
-            self.episode = _Generator(self.environment.episode, arguments, self.bounds)
-        else:
-            self.episode = _OneAnswer()
         with within("get_tools"):
             owner = self.episode if hasattr(self.episode, "get_tools") else self.environment
             self.tools = Tools.of(owner, runs_calls=not self._takes_calls)
@@ -190,7 +211,7 @@ class Session:
         messages = () if opening is None else _as_messages(opening, self._place("opening"))
         asked: Prompt = arguments.get("prompt") or []
         if isinstance(asked, str) and self.tools.of_schemas:
-            self.tools = Tools.of(None)  # without a chat template, the model is not shown the schemas
+            self.tools = Tools()  # without a chat template, the model is not shown the schemas
         prompt = with_opening(asked, messages)
         if not prompt:
             what = "said nothing, and the row has no prompt: return or yield what the model is to answer"
@@ -224,16 +245,12 @@ class Session:
         return EnvResponse(messages, is_over, len(calls), sum(bool(call.problem) for call in calls))
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
-        """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`, of which an object
-        of `start` may name `completion`."""
+        """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`, or the `completion`
+        for an object of `start`."""
+        method = self.environment.score_episode if self.kind == "score_episode" else self.episode.score
         with within(self._place("score")):
-            if self.kind == "score_episode":
-                method = self.environment.score_episode
-                returned = method(**copy_arguments(arguments_for(method, arguments), shared=MODEL_ARGUMENTS))
-            else:
-                said = {name: arguments[name] for name in ("completion",) if name in arguments}
-                returned = self.episode.score(**copy_arguments(arguments_for(self.episode.score, said)))
-            return parse_score(run_if_async(returned), self.bounds)
+            returned = call_by_name(method, arguments)
+            return UNFINISHED if returned is UNFINISHED else parse_score(returned)
 
     def close(self) -> None:
         """Release the episode's resources, also if `open` has not finished; errors are only logged."""
@@ -254,27 +271,24 @@ class _OneAnswer:
 class _Generator:
     """`episode`: a generator that is sent the answers, yields messages, and returns the score."""
 
-    def __init__(self, method: Callable[..., Any], arguments: Mapping[str, Any], bounds: Bounds) -> None:
-        self.method, self.arguments, self.bounds = method, arguments, bounds
-        self.generator: Any = None
-        self.returned: Any = None
-        self.is_over = False
+    def __init__(self, generator: Any) -> None:
+        if not hasattr(generator, "send"):
+            what = f"returned {shown(generator)}, not a generator: write it with `def` and `yield`"
+            raise _wrong_type("episode", what)
+        self.generator = generator
+        self.returned: Any = UNFINISHED  # until it has returned
 
     def opening(self) -> Any:
         """What it yields first."""
-        self.generator = self.method(**copy_arguments(arguments_for(self.method, self.arguments)))
-        if not hasattr(self.generator, "send"):
-            what = f"returned {shown(self.generator)}, not a generator: write it with `def` and `yield`"
-            raise _wrong_type("episode", what)
         response = self._send(None)
-        if self.is_over:
+        if self.returned is not UNFINISHED:
             raise _wrong_type("episode", "ended before the model's first answer: `reply = yield` gets it")
         return response
 
     def step(self, reply: str) -> Any:
         """What it yields after an answer; None if it has returned."""
         response = self._send(reply)
-        if response is None and not self.is_over:
+        if response is None and self.returned is UNFINISHED:
             raise _wrong_type("episode", "yielded None after an answer: yield what to say next, or return the score")
         return response
 
@@ -282,17 +296,13 @@ class _Generator:
         try:
             return self.generator.send(sent)
         except StopIteration as stop:
-            self.is_over, self.returned = True, stop.value
+            self.returned = stop.value
             return None
 
     def score(self) -> Any:
-        """The generator's return value.
-
-        If a limit ended the episode, GeneratorExit is raised in the generator, which may catch it and return a score;
-        otherwise the score is 0, or the lowest one of a range without 0.
-        """
-        if not self.is_over:
-            self.is_over, self.returned = True, score_of_unfinished(self.bounds)
+        """The generator's return value. If a limit ended the episode, GeneratorExit is raised in the generator, which
+        may catch it and return a score; otherwise the episode is unfinished."""
+        if self.returned is UNFINISHED:
             try:
                 self.generator.throw(GeneratorExit)
             except StopIteration as stop:
@@ -303,14 +313,7 @@ class _Generator:
 
     def close(self) -> None:
         """Raise GeneratorExit in it."""
-        if hasattr(self.generator, "close"):
-            self.generator.close()
-
-
-def score_of_unfinished(bounds: Bounds) -> float:
-    """The score of an episode that a limit ended and that does not score itself: 0, or the lowest of its range."""
-    low, high = bounds
-    return 0.0 if low <= 0.0 <= high else low
+        self.generator.close()
 
 
 def _as_messages(response: Any, place: str) -> tuple[Message, ...]:

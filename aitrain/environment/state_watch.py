@@ -40,6 +40,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from aitrain.errors import AitrainError
+from aitrain.execution.task import current_task
 from aitrain.execution.user_code import is_users_file
 
 MAX_REFERENCES = 3_000_000
@@ -713,9 +714,10 @@ class CallTracer:
     has reached before."""
 
     def __init__(self, watch: StateWatch, is_alone: bool) -> None:
-        self.watch, self.is_alone, self.is_over = watch, is_alone, False
+        self.watch, self.is_alone, self._has_ended = watch, is_alone, False
         self._looks: dict[tuple[CodeType, int], int] = {}
         self._events, self._seconds, self._place = 0, 0.0, ""
+        self._task = current_task.get()
         if is_alone:
             watch.look_before()
 
@@ -723,12 +725,16 @@ class CallTracer:
         """Trace the calling thread, which is that of the `async def` methods of all calls."""
         set_trace(self)
 
-    def end(self, is_abandoned: bool = False) -> None:
-        """Compare at the end of the call, unless it was abandoned and still runs."""
-        if self.is_alone and not self.is_over:
-            self.is_over = True
-            if not is_abandoned:
-                self.look(self._place, at_end=True)
+    @property
+    def is_over(self) -> bool:
+        """Whether the call has ended, or was abandoned and still runs."""
+        return self._has_ended or (self._task is not None and self._task.abandoned is not None)
+
+    def end(self) -> None:
+        """Compare at the end of a call that runs alone, unless it was abandoned."""
+        is_over, self._has_ended = self.is_over, True
+        if not is_over:
+            self.look(self._place, at_end=True)
 
     def __call__(self, frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         """Trace a frame of the user's code."""

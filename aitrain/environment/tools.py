@@ -12,8 +12,8 @@ import json
 import re
 import textwrap
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -54,14 +54,6 @@ class ToolOutcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ToolOffer:
-    """The tools of an environment that runs elsewhere."""
-
-    schemas: tuple[ToolJson, ...]
-    are_only_shown: bool
-    of_schemas: bool
-
-
 class Tools:
     """The tools of an environment or of one episode; `schemas` are passed to the chat template.
 
@@ -69,23 +61,12 @@ class Tools:
     itself: `len` is then 0.
     """
 
-    def __init__(self, tools: Iterable[Tool] = (), are_only_shown: bool = False, of_schemas: bool = True) -> None:
-        self._tools = {tool.name: tool for tool in tools}
-        self.schemas: list[ToolJson] = [tool.schema for tool in self._tools.values()]
-        self.are_only_shown = are_only_shown and bool(self._tools)
-        self.of_schemas = of_schemas
-        """Whether get_tools returned only JSON schemas, which string prompts ignore."""
-
-    @property
-    def offer(self) -> ToolOffer:
-        """The tools for a process that does not have the environment."""
-        return ToolOffer(tuple(self.schemas), self.are_only_shown, self.of_schemas)
-
-    @classmethod
-    def offered(cls, offer: ToolOffer) -> Tools:
-        """The tools of an environment that runs elsewhere; they cannot be run here."""
-        tools = (Tool(function_part(schema)["name"], schema) for schema in offer.schemas)
-        return cls(tools, offer.are_only_shown, offer.of_schemas)
+    schemas: list[ToolJson] = field(default_factory=list)
+    are_only_shown: bool = False
+    of_schemas: bool = True
+    """Whether get_tools returned only JSON schemas, which string prompts ignore."""
+    by_name: dict[str, Tool] = field(default_factory=dict)
+    """Empty in a process that does not have the environment, where they cannot be run."""
 
     @classmethod
     def of(cls, owner: object, runs_calls: bool = True) -> Tools:
@@ -120,10 +101,11 @@ class Tools:
                 named = function_part(item).get("name") if isinstance(item, dict) else getattr(item, "__name__", "")
                 raise EnvironmentFailed(f"{place}: {short(str(named or repr(item)))}: {error}") from None
             found[tool.name] = tool
-        return cls(found.values(), only_shown, all(isinstance(item, dict) for item in items))
+        schemas = [tool.schema for tool in found.values()]
+        return cls(schemas, only_shown and bool(found), all(isinstance(item, dict) for item in items), found)
 
     def __len__(self) -> int:
-        return 0 if self.are_only_shown else len(self._tools)
+        return 0 if self.are_only_shown else len(self.schemas)
 
     def run(self, call: ToolCall) -> ToolOutcome:
         """Run a call, or find out what is wrong with it.
@@ -131,10 +113,10 @@ class Tools:
         A result that is text is returned unchanged; any other is written as JSON. Exceptions of the tool are raised,
         as are those of a user-defined type's validation other than ValueError.
         """
-        tool, named = self._tools.get(str(call.name)), short(str(call.name))
+        tool, named = self.by_name.get(str(call.name)), short(str(call.name))
         problem = call.problem
         if not problem and tool is None:
-            near, names = did_you_mean(named, self._tools), ", ".join(self._tools) or "none"
+            near, names = did_you_mean(named, self.by_name), ", ".join(self.by_name) or "none"
             problem = f"there is no tool {named}.{near} Tools: {names}"
         if problem or tool is None:
             return _wrong(problem)

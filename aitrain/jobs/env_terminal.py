@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing, nullcontext, redirect_stdout
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -213,7 +214,7 @@ def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | No
         scores_groups=scores_groups(environment),
         sees_thoughts=getattr(environment, "sees_thoughts", False) is True,
         has_reference=callable(getattr(environment, "reference", None)),
-        tools=Tools.of(environment).offer if hasattr(environment, "get_tools") else None,
+        tools=replace(Tools.of(environment), by_name={}) if hasattr(environment, "get_tools") else None,
         requires=requirements_of(environment),
         tokenizer=tokenizer,
         facts=facts,

@@ -52,11 +52,6 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int], **options: bool) -> Any: ...
 
 
-def as_messages(prompt: Prompt) -> list[Message]:
-    """A prompt as messages: one that is a string is a message of the user."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
 class TemplateSupport:
     """What TRL knows about a model's chat template: here nothing."""
 

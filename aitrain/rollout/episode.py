@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from aitrain import activity
 from aitrain.activity import PlayedEpisodes
 from aitrain.environment.completion_parser import thought_of, without_thought
-from aitrain.environment.contract import Case, Prompt, ScoreResult, Transcript
+from aitrain.environment.contract import Case, Prompt, ScoreResult, Transcript, as_messages
 from aitrain.environment.runner import EnvSession, Runner
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import (
@@ -25,7 +25,7 @@ from aitrain.environment.session import (
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.rollout.chat_format import ChatFormat, Schemas, as_messages
+from aitrain.rollout.chat_format import ChatFormat, Schemas
 from aitrain.rollout.engine import (
     Decoding,
     Engine,

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.completion_parser import THINK, thought_of
-from aitrain.environment.contract import Prompt
+from aitrain.environment.contract import Prompt, as_messages
 from aitrain.environment.dataset import canonical_text
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import EnvironmentFailed
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas, as_messages
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 
 FILLER = 0
 """Token id without a message; the first one of `EndOfTurn.eos_ids`."""

@@ -16,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from aitrain.environment.completion_parser import ToolCall
-from aitrain.environment.contract import Case, ScoreResult, env_kind
+from aitrain.environment.contract import Case, ScoreResult, as_messages, env_kind
 from aitrain.environment.runner import NoModel, start_runner
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ParsedTurn, as_messages
+from aitrain.rollout.chat_format import ParsedTurn
 from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import by_case
 from aitrain.runs.json_values import as_object, as_objects, as_text

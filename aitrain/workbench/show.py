@@ -92,7 +92,7 @@ def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, cas
 
 def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:
     """The start of an episode of the case."""
-    session = session_for(opened.environment, case=case)
+    session = session_for(opened.environment, case)
     try:
         return session.open(case.arguments(seed=0))
     except CallFailed as error:

@@ -48,7 +48,7 @@ def settings(config: TrainConfig) -> object:
     callbacks = [type(one) for one in custom_callbacks(config, print)]
     plan = plan_batch(config, 1)
     made = grpo_arguments(config, plan, CPU), plan, AlgorithmParts.of(config), model.lora_config(config)
-    return str(made), callbacks, choose_precision(config), parse_score(2.0, config.score_bounds).score
+    return str(made), callbacks, choose_precision(config), parse_score(2.0).in_range(config.score_bounds).score
 
 
 def trl_config(config: TrainConfig) -> object:

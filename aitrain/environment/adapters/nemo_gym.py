@@ -18,10 +18,10 @@ from aitrain.environment.adapters.env_server import (
     starting,
     tool_schemas,
 )
-from aitrain.environment.adapters.rows import as_messages, files_of, read_rows
+from aitrain.environment.adapters.rows import files_of, read_rows
 from aitrain.environment.adapters.settings import JsonObject, choose, prompted
 from aitrain.environment.completion_parser import ToolCall, ToolJson
-from aitrain.environment.contract import Score
+from aitrain.environment.contract import Score, as_messages
 from aitrain.errors import EnvironmentFailed
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.environment.adapters.settings import choose, prompted
-from aitrain.environment.contract import Score
+from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.judges.judge_set import JudgeDescription, Judges
 from aitrain.environment.judges.rules import EXAMPLES
 from aitrain.environment.requirements import EnvRequirements
@@ -160,11 +160,6 @@ def _unpacked(value: object) -> object:
 def _are_messages(value: Any) -> bool:
     is_list = isinstance(value, list) and bool(value)
     return is_list and all(isinstance(one, Mapping) and "role" in one for one in value)
-
-
-def as_messages(prompt: str | list[Any]) -> list[Any]:
-    """A prompt as messages: text is one of the user."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def with_solved(rows: list[Row], few_shot: int, system: str | None) -> list[Row]:

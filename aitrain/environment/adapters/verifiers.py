@@ -26,9 +26,9 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any, TypeAlias
 
-from aitrain.environment.adapters.rows import as_messages, with_solved
+from aitrain.environment.adapters.rows import with_solved
 from aitrain.environment.adapters.settings import choose, requires
-from aitrain.environment.contract import Score
+from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
 from aitrain.environment.user_modules import module_specs, package_files, source_files

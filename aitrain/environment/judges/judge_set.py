@@ -12,7 +12,17 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.contract import ZERO_TO_ONE, Bounds, Score, ScoreResult, arguments_for, parse_score, shown
+from aitrain.environment.contract import (
+    GROUP_ARGUMENTS,
+    SCORE_ARGUMENTS,
+    ZERO_TO_ONE,
+    Bounds,
+    Score,
+    ScoreResult,
+    arguments_for,
+    parse_score,
+    shown,
+)
 from aitrain.environment.judges.model_judge import RemoteJudge
 from aitrain.environment.judges.ranking import Ranking
 from aitrain.environment.judges.rubric import Rubric
@@ -25,9 +35,9 @@ from aitrain.options.value_types import score_bounds
 
 ANY_SOURCE = "*"
 """Name of the judges of rows whose `data_source` has none of its own."""
-GIVEN = {"completion", "case_idx", "prompt", "case", "messages", "text", "completions", "texts", "scores", "metrics"}
+GIVEN = {*SCORE_ARGUMENTS, *GROUP_ARGUMENTS}
 """Arguments that judges get beside the columns of the row."""
-LISTS = ("texts", "completions", "messages", "scores", "metrics")
+LISTS = GROUP_ARGUMENTS[:5]
 """Arguments of `score_group` with one entry for each answer."""
 MODELS = {"rubric": Rubric, "ranking": Ranking}
 """Judges that ask a model."""
@@ -117,7 +127,7 @@ class Judge:
         Raises:
             CallFailed: that is no score in its range.
         """
-        result = parse_score(returned, self.bounds)
+        result = parse_score(returned).in_range(self.bounds)
         if result.failure is not None:
             kind, message = result.failure.kind, result.failure.message
             raise CallFailed(Failure(kind, f"the judge {self.name} {message}".replace("--rl-score-range", "its range")))
