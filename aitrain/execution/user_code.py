@@ -100,11 +100,8 @@ def _is_machinery(filename: str) -> bool:
     path = Path(filename)
     if path.is_relative_to(BUNDLED):
         return False
-    return filename.startswith("<frozen") or path.is_relative_to(PACKAGE) or _is_standard(path)
-
-
-def _is_standard(path: Path) -> bool:
-    return path.is_relative_to(Path(traceback.__file__).parent) and not _is_library(str(path))
+    is_standard = path.is_relative_to(Path(traceback.__file__).parent) and not _is_library(filename)
+    return is_standard or filename.startswith("<frozen") or path.is_relative_to(PACKAGE)
 
 
 def _is_library(filename: str) -> bool:
@@ -154,11 +151,10 @@ def stack_of_dump(dump: str, entry: tuple[str, str]) -> StackSummary:
 
 
 def _dumped_stack(thread: str, entry: tuple[str, str]) -> StackSummary:
-    frames = [(_unescaped(file), int(line), name) for file, line, name in reversed(_DUMPED_FRAME.findall(thread))]
+    frames = [
+        (file.encode().decode("unicode_escape"), int(line), name)
+        for file, line, name in reversed(_DUMPED_FRAME.findall(thread))
+    ]
     entries = [place for place, frame in enumerate(frames) if (frame[0], frame[2]) == entry]
     del frames[: max(entries, default=-1) + 1]
     return StackSummary.from_list([FrameSummary(*frame) for frame in frames])
-
-
-def _unescaped(name: str) -> str:
-    return name.encode("ascii").decode("unicode_escape") if "\\" in name else name
