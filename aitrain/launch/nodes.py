@@ -333,9 +333,8 @@ class NodeGroup:
         for rank, seen in sees.items():
             if seen is None:
                 raise RunFailed(f"{self.name(rank)} does not answer\nSee the output there.")
-        unseen = [self.name(rank) for rank in self.others if not sees[rank]]
-        if folder is not None and unseen:
-            raise not_shared(folder, " and ".join(unseen), "do not see" if len(unseen) > 1 else "does not see")
+            if folder is not None and not seen:
+                raise not_shared(folder, self.name(rank))
 
     def find_folder(self) -> tuple[RunFolder, Path | None] | None:
         """On another machine: the run folder of node 0, and the checkpoint to continue from; None if the run had
@@ -353,7 +352,7 @@ class NodeGroup:
         sees = appears(path / told["proof"])
         self.say(sees=sees)
         if not sees:
-            raise not_shared(path, "this machine", "does not see")
+            raise not_shared(path, "this machine")
         checkpoint = path / "checkpoints" / told["checkpoint"] if told["checkpoint"] else None
         return RunFolder(path, epoch=told["epoch"]), checkpoint
 
@@ -435,10 +434,10 @@ def appears(file: Path) -> bool:
     return is_there
 
 
-def not_shared(folder: Path, whom: str, verb: str) -> ConfigError:
+def not_shared(folder: Path, machine: str) -> ConfigError:
     """The error on each machine if the run folder of node 0 is not on a file system that all of them share."""
     return ConfigError(
-        f"output_dir: {whom} {verb} {folder} of node 0\n"
+        f"output_dir: {machine} does not see {folder} of node 0\n"
         "Let --output-dir be a folder on a file system that all machines share."
     )
 

@@ -45,7 +45,7 @@ from aitrain.runs.checkpoint import (
     refuse_other_backend,
 )
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, check_weights
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
 from aitrain.vllm.server_arguments import check_listen_address, check_server_arguments, needed_rank
@@ -186,7 +186,11 @@ def check(
     if (is_here and is_first) or hardware is not None:  # the others read the choice in config.yaml
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
         config = choose_batch_size(config, world, shape, device, recorded)
-    batch = _plan_batch(config, world)
+    if config.distributed_backend == "fsdp2" and world == 1:
+        raise ConfigError(
+            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
+        )
+    batch = plan_batch(config, world)
     if checkpoint is not None:
         _check_resumed(checkpoint, config, batch)
     elif is_first and hardware is None:
@@ -195,7 +199,7 @@ def check(
     if is_here:
         if nodes is None and (idle := idle_nodes(os.environ)) > 0:
             notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
-        notes += check_resources(config, batch, gpus, processes, is_first)
+        notes += check_resources(config, batch, shape, device, processes, is_first)
     own = served if config.starts_vllm_servers else ()
     return RunPlan(
         config, sources, batch, gpus, checkpoint, own, tuple(notes), nodes, launched, folder, is_done, hardware
@@ -233,14 +237,6 @@ def _check_resumed(checkpoint: Path, config: TrainConfig, batch: BatchPlan) -> N
         refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, batch.processes))
 
 
-def _plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
-    if config.distributed_backend == "fsdp2" and processes == 1:
-        raise ConfigError(
-            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
-        )
-    return plan_batch(config, processes)
-
-
 def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     """Run all checks of an eval; the plan's options are those of the process that loads the model.
 
@@ -257,13 +253,15 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
         raise ConfigError("An eval runs on one machine, and a launcher started it on several\nStart it once.")
     sources = _check_options(config)
     RunFolder.check_place(config)
+    is_served = config.use_vllm or reference.kind == "url"
+    if is_served and (config.num_processes or 1) > 1:
+        raise ConfigError(
+            "num_processes: vLLM and models behind an address play an eval from one process\n"
+            "Use --concurrency for more requests; --vllm-tensor-parallel-size divides a model over GPUs."
+        )
     if reference.kind == "url":
         if config.use_vllm:
             raise ConfigError("use_vllm: a model behind an address generates there\nLeave the option out.")
-        if (config.num_processes or 1) > 1:
-            raise ConfigError(
-                "num_processes: an address is asked from one process\nUse --concurrency for more requests."
-            )
         return RunPlan(config, sources, BatchPlan(1, 1, 1), (), None)
     check_packages(config)
     adapter, base = reference.adapter, reference.base
@@ -272,11 +270,6 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
     gpus, served = _divided_gpus(config, visible_gpus(), socket.gethostname().lower(), trains=not config.use_vllm)
     processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
-    if config.use_vllm and (config.num_processes or 1) > 1:
-        raise ConfigError(
-            "num_processes: vLLM plays an eval from one process\n"
-            "Leave the option out; --vllm-tensor-parallel-size divides a model over GPUs."
-        )
     own = served if config.starts_vllm_servers else ()
     if config.starts_vllm_servers:
         _check_servers(config, own, config.vllm_listen_address)
@@ -396,15 +389,8 @@ def _check_model(config: TrainConfig) -> None:
             f"model: {config.model} is not a model folder: it has no config.json\n"
             + (f"Did you mean {near}?" if near else "Give a folder that save_pretrained wrote, a Hub name, or `tiny`.")
         )
-    elif not any(folder.glob("*.safetensors")):
-        pickled = next((file.name for file in sorted(folder.glob("*.bin"))), None)
-        if pickled is None:
-            raise ConfigError(f"model: {config.model} has no weights: there is no .safetensors file in it")
-        raise ConfigError(
-            f"model: {config.model} has its weights in {pickled}, a pickle, which could run any code; only safetensors"
-            " are loaded\nIf you trust it, convert it once: load it with transformers, and save_pretrained it into"
-            " another folder."
-        )
+    else:
+        check_weights(folder)
 
 
 def check_packages(config: TrainConfig) -> None:

@@ -130,13 +130,11 @@ class Processes:
             self.activity = SharedMemory(self.world)
             stack.callback(self.activity.unlink)
             seconds, look = self.plan.config.stall_timeout, partial(read, self.activity.memory)
-            self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits)
-            self.watchdog.are_all = len(numbers) == self.world
+            are_all = len(numbers) == self.world
+            self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits, are_all)
             stack.enter_context(self.watchdog)
             if self.ranks[0].local_rank == 0:
-                stack.enter_context(
-                    SystemRecorder(self.folder.system_of(self.node) if self.node else self.folder.system)
-                )
+                stack.enter_context(SystemRecorder(self.folder.system_of(self.node)))
             log = stack.enter_context(RedactedLog(self.log, self._environment()))
             reading, writing = os.pipe()
             try:

@@ -132,7 +132,7 @@ class ChatFormat:
             return self._ids("".join(str(message["content"]) for message in messages))
         text = self._rendered_response(messages)
         # a tokenizer may split a text differently at its start
-        ids, mark = self._ids(MARK + text), self._mark_ids
+        ids, mark = self._ids(MARK + text), self._ids(MARK)
         ids = ids[len(mark) :] if ids[: len(mark)] == mark else self._ids(text)
         return ids[1:] if ids[:1] == [last] else ids
 
@@ -162,10 +162,6 @@ class ChatFormat:
                 f" cannot be trained: {str(list(messages))[:160]}"
             )
         return whole[len(self._prefixes[key]) :]
-
-    @cached_property
-    def _mark_ids(self) -> list[int]:
-        return self._ids(MARK)
 
     @cached_property
     def _prefixes(self) -> dict[tuple[str, str | None], str]:

@@ -54,11 +54,9 @@ def construct(config: TrainConfig) -> object:
     """Import and construct the environment of the options.
 
     Raises:
-        AitrainError: it cannot be found, imported or constructed, or a method is missing.
+        AitrainError: it cannot be found, imported or constructed.
     """
-    environment = load_env(find_env(config), config.rl_env_config or {})
-    check_methods(environment)
-    return environment
+    return load_env(find_env(config), config.rl_env_config or {})
 
 
 def open_environment(
@@ -70,10 +68,7 @@ def open_environment(
     Raises:
         AitrainError: it cannot be constructed, or a dataset or the methods' parameters are wrong.
     """
-    if environment is None:
-        environment = construct(config)
-    else:
-        check_methods(environment)
+    environment = construct(config) if environment is None else environment
     config, note = with_requirements(config, environment)
     attributes = frozenset(getattr(environment, "__dict__", ()))
     cases, held_out = _built(environment, tokenizer)
@@ -91,7 +86,6 @@ def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple
     for name, own in config.environments.items():
         with errors_of(name):
             environment = load_env(sources[name], own.rl_env_config or {})
-            check_methods(environment)
             made[name] = environment, with_requirements(own, environment)[0]
             built[name] = _built(environment, tokenizer)
     return {
@@ -101,6 +95,7 @@ def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple
 
 
 def _built(environment: object, tokenizer: object | None) -> Datasets:
+    check_methods(environment)
     built = build_cases(environment, tokenizer or NO_TOKENIZER)
     check_contract(environment, columns(built))
     return built

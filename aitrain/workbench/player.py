@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.contract import Case, ScoreResult, call_reference
-from aitrain.environment.runner import EnvRunner, score_groups, start_runner
+from aitrain.environment.runner import score_groups, start_runner
 from aitrain.environment.session import Group, Message
 from aitrain.execution.failure import Failure
 from aitrain.options.train import TrainConfig
@@ -139,15 +139,6 @@ NO_END = EndOfTurn([FILLER])
 # -- playing
 
 
-@dataclass(frozen=True)
-class Play:
-    """An episode to play."""
-
-    case: Case
-    policy: Policy
-    seed: int = 0
-
-
 def heard(episode: Episode) -> list[object]:
     """What the environment said in an episode, after the row's prompt."""
     told = [message["content"] for message in episode.messages if message["role"] != "assistant"]
@@ -183,18 +174,19 @@ def is_of_service(failure: Failure | None) -> bool:
 class Player:
     """Plays episodes on one environment, many at the same time, with the deadlines and the isolation of a run."""
 
-    def __init__(self, environment: Any, config: TrainConfig, runner: EnvRunner | None = None) -> None:
-        self.runner = runner or start_runner(environment, config)
+    def __init__(self, environment: Any, config: TrainConfig) -> None:
+        self.runner = start_runner(environment, config)
         self._limits = Limits(config.rl_max_turns, turn_tokens=1)
         self._loop = EventLoop()
 
-    def play(self, plays: Sequence[Play]) -> list[Episode]:
-        """Play the episodes, and score them; failures of the environment are in the results."""
+    def play(self, pairs: Sequence[tuple[Case, Policy]], seeds: Sequence[int] | None = None) -> list[Episode]:
+        """Play the policies on the cases, and score the episodes; failures of the environment are in the results.
+        `seeds` are the environment's, 0 if there are none."""
         chat = MessageFormat(NotBehindAPI())
-        engine = WrittenReplies(chat, defaultdict(lambda: EMPTY, enumerate(play.policy for play in plays)))
+        engine = WrittenReplies(chat, defaultdict(lambda: EMPTY, enumerate(policy for _, policy in pairs)))
         rollout = Rollout(self.runner, engine, chat, self._limits, NO_END)
-        cases, seeds = [play.case for play in plays], [play.seed for play in plays]
-        return self._loop.run(rollout.play(cases, seeds, range(len(plays))))
+        cases = [case for case, _ in pairs]
+        return self._loop.run(rollout.play(cases, seeds or [0] * len(cases), range(len(cases))))
 
     def score_groups(self, groups: Sequence[Sequence[Episode]]) -> list[list[ScoreResult]]:
         """The scores of episodes that `score_group` compares, each group of one case."""

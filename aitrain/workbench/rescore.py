@@ -17,7 +17,7 @@ from rich.text import Text
 
 from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import Case, ScoreResult, env_kind
-from aitrain.environment.runner import NoModel, start_runner
+from aitrain.environment.runner import NoModel
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import EnvironmentFailed, RunFailed
@@ -32,7 +32,7 @@ from aitrain.runs.statistics import ScoredEnv, mean_score
 from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import show_heading, show_text
-from aitrain.workbench.player import Conversation, Play, Player
+from aitrain.workbench.player import Conversation, Player
 
 BATCH = 256
 EXCERPT = 400
@@ -81,16 +81,17 @@ def rescore(
     opened: OpenedEnvironment, config: TrainConfig, tokenizer: object, records: Iterable[RolloutRecord]
 ) -> Iterator[RescoredEpisode]:
     """Each episode with today's score, batch by batch; the records of a group follow each other."""
-    runner, known = start_runner(opened.environment, config), {case.number: case for case in opened.all_cases}
-    runner.offer(NoModel(), tokenizer)
-    with closing(Player(opened.environment, config, runner)) as player:
+    known = {case.number: case for case in opened.all_cases}
+    with closing(Player(opened.environment, config)) as player:
+        player.runner.offer(NoModel(), tokenizer)
         for groups in _batches(records):
             replays = [[Replay(record, opened.environment, known) for record in group] for group in groups]
             ready = [replay for group in replays for replay in group if not replay.problem]
-            played = player.play([Play(replay.case, replay, replay.record.seed or 0) for replay in ready])
+            seeds = [replay.record.seed or 0 for replay in ready]
+            played = player.play([(replay.case, replay) for replay in ready], seeds)
             for replay, episode in zip(ready, played, strict=True):
                 replay.end(episode)
-            if runner.scores_groups:
+            if player.runner.scores_groups:
                 _score_groups(player, replays)
             yield from (replay.rescored for group in replays for replay in group)
 
