@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, pa
 from aitrain.errors import AitrainError, CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
-from aitrain.launch.model_shape import KNOWN, ModelShape, folder_of, read_model_shape
+from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
 from aitrain.launch.resource_estimate import (
     check_resources,
     choose_batch_size,
@@ -149,7 +149,7 @@ def check(
         _check_model(config)
     is_here = hardware is None and config.launcher == "local"  # only of this machine GPUs and memory are known
     launched, nodes = (launched_rank(), find_nodes(config)) if is_here else (None, None)
-    visible, host, wanted = tuple[str, ...](), "", config.num_processes
+    visible, wanted = tuple[str, ...](), config.num_processes
     if hardware is not None:
         visible = tuple(map(str, range(hardware.gpus)))
         if hardware.machines > 1:
@@ -159,14 +159,14 @@ def check(
     else:
         check_packages(config)
     if is_here:
-        visible, host = visible_gpus(), socket.gethostname().lower()
+        visible = visible_gpus()
     if launched is not None:
         if wanted not in (None, launched.local_world):
             raise ConfigError(
                 f"num_processes: a launcher has started {launched.local_world} on this machine, not {wanted}\nOmit it."
             )
         wanted = launched.local_world
-    gpus, served = _divided_gpus(config, visible, host)
+    gpus, served = _divided_gpus(config, visible)
     processes = _count_processes(config, wanted, gpus)
     gpus, world = gpus[:processes], processes * (nodes.count if nodes else 1)
     shape, device = read_model_shape(config.model), memory_of(hardware.kind) if hardware else device_memory(gpus)
@@ -182,7 +182,7 @@ def check(
             if folder is not None and locks is not None:
                 folder = locks.enter_context(locked(folder))
             is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
-            checkpoint = None if is_done else _find_checkpoint(config, folder, notes.append)
+            checkpoint = None if is_done else _find_checkpoint(config, folder, notes)
     if (is_here and is_first) or hardware is not None:  # the others read the choice in config.yaml
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
         config = choose_batch_size(config, world, shape, device, recorded)
@@ -268,7 +268,7 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     rank = read_object(adapter / ADAPTER_CONFIG).get("r") if adapter else None
     update = {"model": base if reference.kind == "hub" else absolute(base), "peft": adapter is not None}
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
-    gpus, served = _divided_gpus(config, visible_gpus(), socket.gethostname().lower(), trains=not config.use_vllm)
+    gpus, served = _divided_gpus(config, visible_gpus(), trains=not config.use_vllm)
     processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
     own = served if config.starts_vllm_servers else ()
     if config.starts_vllm_servers:
@@ -276,27 +276,17 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, own)
 
 
-def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str]:
-    """What a dry run of this plan leaves to the run."""
-    config = plan.config
+def not_checked(plan: RunPlan, with_environment: bool = True) -> list[str]:
+    """What a plan leaves to the run; without `with_environment`, no process has loaded the environment."""
+    environment = "the environment, its dataset, the tokenizer"
     if plan.hardware is not None:
-        yield "the environment, its dataset, the tokenizer, what is installed there, and its disk"
-        return
-    if not with_environment:
-        yield "the environment, its dataset, the tokenizer, and what TRL refuses (--options-only)"
-    is_here = folder_of(config.model) is not None
-    yield f"the {'weights' if is_here else 'download'} of {config.model}"
-    if config.use_vllm or config.quantization is not None:
-        yield "vLLM, and the quantization of the weights"
-    yield f"memory of the {'GPUs' if plan.gpus else 'CPU'}, beyond the estimate of aitrain plan"
-    if with_environment:
-        yield "how the environment takes the model's own answers (aitrain env check tries many)"
-    if plan.checkpoint is not None:
-        yield f"the weights and states in {plan.checkpoint}, and whether another process trains there"
-    if plan.batch.processes > 1:
-        yield f"the {plan.batch.processes} training processes and their connections"
-    if config.push_to_hub or config.log != "none":
-        yield "the logins of the Hub and of trackers"
+        return [f"{environment}, what is installed there, and its disk"]
+    rest = [
+        f"the weights of {plan.config.model}",
+        "how the environment takes the model's own answers (aitrain env check tries many)",
+        "memory beyond the estimate of aitrain plan, vLLM, connections to other processes, and logins",
+    ]
+    return rest if with_environment else [f"{environment}, and what TRL refuses (--options-only)", *rest]
 
 
 def absolute(path: str) -> str:
@@ -417,16 +407,16 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addr
 
 
 def _divided_gpus(
-    config: TrainConfig, gpus: tuple[str, ...], host: str = "", trains: bool = True
+    config: TrainConfig, gpus: tuple[str, ...], trains: bool = True
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The GPUs for the model, and the last ones, which vLLM servers on their machine hold; `host` is its name.
+    """The GPUs for the model, and the last ones, which vLLM servers on their machine hold.
 
     Raises:
         ConfigError: the servers take more than there are, or all that a training has.
     """
     held = config.vllm_servers * config.vllm_server_gpus
     if not config.starts_vllm_servers:
-        here = (*LOCAL_HOSTS, host)
+        here = (*LOCAL_HOSTS, socket.gethostname().lower())
         held = config.vllm_server_gpus * sum(urlsplit(url).hostname in here for url in config.vllm_server_urls)
     if gpus and held > len(gpus) - trains:
         raise ConfigError(
@@ -499,21 +489,19 @@ def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
     return all(before.get(name) == now.get(name) for name in names)
 
 
-def _find_checkpoint(config: TrainConfig, folder: RunFolder | None, notify: Callable[[str], None]) -> Path | None:
-    """The checkpoint to resume from; its files are verified. None if the run starts from the beginning."""
+def _find_checkpoint(config: TrainConfig, folder: RunFolder | None, notes: list[str]) -> Path | None:
+    """The checkpoint to resume from; its files are verified. None if the run starts from the beginning. What the user
+    must know of it is appended to the notes."""
     wanted = config.resume_from_checkpoint
     if wanted is None:
         return None
     if config.resumes_newest:
         assert folder is not None
-        skipped = list[str]()
-        newest = newest_checkpoint(folder, skipped.append)
-        for why in skipped:
-            notify(why)
+        newest = newest_checkpoint(folder, notes.append)
         if newest is None:
-            refuse_to_begin(folder, skipped)
+            refuse_to_begin(folder, notes)
             missing = f"no checkpoint in {folder.path}" if folder.config.exists() else f"no run {folder.path}"
-            notify(f"There is {missing} yet: the run starts from the beginning.")
+            notes.append(f"There is {missing} yet: the run starts from the beginning.")
         return newest and newest.resolve()
     path = Path(os.path.expanduser(wanted))
     if not is_named_checkpoint(path):

@@ -16,13 +16,12 @@ from itertools import cycle, islice
 from typing import Any, cast
 
 from aitrain.batch import plan_batch
-from aitrain.environment.contract import Case
 from aitrain.environment.endpoint import running_address
 from aitrain.execution.async_calls import shared_loop
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.scores import NOISE, OWN_STATE
 from aitrain.workbench.check.subject import SLOW_SAMPLE, EnvFinding, NotCheckedError, Subject
-from aitrain.workbench.player import EMPTY, JUNK, Policy, heard, is_unknown, replied
+from aitrain.workbench.player import EMPTY, JUNK, heard, is_unknown, replied
 
 MANY = 32
 """Episodes that are played at the same time, unless one takes longer than QUICK."""
@@ -31,11 +30,6 @@ SLOW = 1.0
 """Seconds per step from which the environment is called slow."""
 BUDGET = 10.0
 """Seconds that the measurement may take, about."""
-
-
-def _pairs(subject: Subject) -> list[tuple[Case, Policy]]:
-    """The reference of each case of the sample, or a meaningless policy where there is none."""
-    return [(case, subject.reference(case) or JUNK) for case in subject.sample]
 
 
 def episode_end(subject: Subject) -> Iterator[EnvFinding]:
@@ -55,7 +49,7 @@ def episode_end(subject: Subject) -> Iterator[EnvFinding]:
 
 def concurrency(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes at the same time are as they are one after another."""
-    pairs = _pairs(subject)
+    pairs = subject.pairs
     alone = [subject.play_one(*pair, again=True) for pair in pairs]
     count = MANY if subject.episode_seconds < QUICK else subject.at_once
     beside = subject.play(islice(cycle(pairs), count), again=True, at_once=count)
@@ -94,7 +88,7 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
     wanted = batch.completions_per_step // batch.processes
     count = max(1, min(wanted, int(BUDGET / max(subject.episode_seconds, 1e-6))))
     start = time.monotonic()
-    played = subject.play(islice(cycle(_pairs(subject)), count), again=True, at_once=count)
+    played = subject.play(islice(cycle(subject.pairs), count), again=True, at_once=count)
     seconds = (time.monotonic() - start) * wanted / count
     slowest = max(episode.session.seconds for episode in played)
     is_slow = seconds > SLOW

@@ -173,6 +173,11 @@ class Subject:
         """The cases of the sample that have a reference, with it."""
         return [(case, script) for case in self.sample if (script := self.reference(case)) and script.replies]
 
+    @property
+    def pairs(self) -> list[tuple[Case, Policy]]:
+        """Each case of the sample with its reference, or a meaningless policy where there is none."""
+        return [(case, self.reference(case) or JUNK) for case in self.sample]
+
     def core(self, case: Case) -> str | None:
         """The answer in the reference's last reply, without its format; None without a reference."""
         script = self.reference(case)
