@@ -199,8 +199,8 @@ class Processes:
         if self.group is not None and self.machines:
             address = self.machines[0].address
             if self.node == 0:
-                with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                    json.dump(self.server, file)  # the store is open to the network
+                secret.touch(0o600)  # the store is open to the network
+                secret.write_text(json.dumps(self.server), encoding="utf-8")
                 stack.callback(secret.unlink, missing_ok=True)
                 self.group.say(begin=port)
             else:

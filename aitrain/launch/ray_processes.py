@@ -139,7 +139,7 @@ class RayProcesses(Processes):
         """Announce what the ranks have said since the last time."""
         starts = sorted(self.private.glob("start-*"))
         if len(starts) > len(self.starts):
-            self._lost = self._what_was_lost(self.starts[-1]) if self.starts else ""
+            self._lost = self._what_was_lost() if self.starts else ""
             self.starts, self.failed, self._met = starts, None, False
         if not starts:
             return
@@ -163,8 +163,9 @@ class RayProcesses(Processes):
                     elif event is not None:
                         self._hear(event)
 
-    def _what_was_lost(self, start: Path) -> str:
-        """The process or machine whose loss has ended a start."""
+    def _what_was_lost(self) -> str:
+        """The process or machine whose loss has ended the last start."""
+        start = self.starts[-1]
         said = [str(read_object(file).get("message")) for file in sorted(start.glob("*.lost"))]
         alive = {machine.address for machine in machines()}
         gone = [place for place in read_places(start) if place.address not in alive]
@@ -181,7 +182,7 @@ class RayProcesses(Processes):
         restarts = len(self.starts) - 1
         given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
         is_ours = isinstance(self.failure, AitrainError) or not self.starts
-        lost = "A rank was lost" if is_ours else self._what_was_lost(self.starts[-1])
+        lost = "A rank was lost" if is_ours else self._what_was_lost()
         why = cause_of(self.failure) if lost == "A rank was lost" else lost
         return Failed(f"{why}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
 

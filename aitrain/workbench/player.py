@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.contract import Case, ScoreResult, call_reference
-from aitrain.environment.runner import score_groups, start_runner
+from aitrain.environment.runner import EnvRunner, score_groups, start_runner
 from aitrain.environment.session import Group, Message
 from aitrain.execution.failure import Failure
 from aitrain.options.train import TrainConfig
@@ -132,8 +132,11 @@ class WrittenReplies:
         yield lambda: None
 
 
-NO_END = EndOfTurn([FILLER])
-"""What rollouts of written replies need in place of token ids that end an answer."""
+def rollout_of(runner: EnvRunner, policies: defaultdict[int, Policy]) -> Rollout:
+    """Rollouts whose completions are the replies of policies, see WrittenReplies."""
+    chat = MessageFormat(NotBehindAPI())
+    limits = Limits(runner.config.rl_max_turns, turn_tokens=1)
+    return Rollout(runner, WrittenReplies(chat, policies), chat, limits, EndOfTurn([FILLER]))
 
 
 # -- playing
@@ -176,15 +179,13 @@ class Player:
 
     def __init__(self, environment: Any, config: TrainConfig) -> None:
         self.runner = start_runner(environment, config)
-        self._limits = Limits(config.rl_max_turns, turn_tokens=1)
         self._loop = EventLoop()
 
     def play(self, pairs: Sequence[tuple[Case, Policy]], seeds: Sequence[int] | None = None) -> list[Episode]:
         """Play the policies on the cases, and score the episodes; failures of the environment are in the results.
         `seeds` are the environment's, 0 if there are none."""
-        chat = MessageFormat(NotBehindAPI())
-        engine = WrittenReplies(chat, defaultdict(lambda: EMPTY, enumerate(policy for _, policy in pairs)))
-        rollout = Rollout(self.runner, engine, chat, self._limits, NO_END)
+        policies = defaultdict[int, Policy](lambda: EMPTY, enumerate(policy for _, policy in pairs))
+        rollout = rollout_of(self.runner, policies)
         cases = [case for case, _ in pairs]
         return self._loop.run(rollout.play(cases, seeds or [0] * len(cases), range(len(cases))))
 

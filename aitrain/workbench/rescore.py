@@ -281,16 +281,17 @@ def _phase(episodes: Sequence[RescoredEpisode], weights: Mapping[str, float]) ->
     }
 
 
+COLUMNS = ("episodes", "compared", "mean_before", "mean_after", "changed")
+
+
 def show_report(console: Console, found: dict[str, Any]) -> None:
     """Print the report."""
     table = Table("", box=None, pad_edge=False, header_style="dim")
-    for column in ("episodes", "compared", "before", "after", "changed"):
-        table.add_column(column, justify="right")
+    for column in COLUMNS:
+        table.add_column(column.removeprefix("mean_"), justify="right")
     for phase, counts in found["phases"].items():
         name = phase if phase == "training" else f"held-out, {phase.replace('_', ', ')}"
-        numbers = [f"{counts[key]:,}" for key in ("episodes", "compared", "changed")]
-        means = [_number(counts[key]) for key in ("mean_before", "mean_after")]
-        table.add_row(Text(escape_controls(name)), *numbers[:2], *means, numbers[2])
+        table.add_row(Text(escape_controls(name)), *(_number(counts[column]) for column in COLUMNS))
     console.print(table)
     before, now = [sum(one[f"unscored_{end}"] for one in found["phases"].values()) for end in ("before", "after")]
     notes = [f"\nunscored: {before} before, {now} now"] * bool(before or now)
@@ -313,5 +314,6 @@ def show_report(console: Console, found: dict[str, Any]) -> None:
                 show_text(console, f"{name}: {one[name]}", style)
 
 
-def _number(score: float | None) -> str:
-    return "none" if score is None else f"{score:.3f}"
+def _number(value: float | None) -> str:
+    """A score, or a count."""
+    return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
