@@ -18,12 +18,7 @@ from aitrain.errors import AitrainError, CheckpointDamagedError, ConfigError, di
 from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
-from aitrain.launch.resource_estimate import (
-    check_resources,
-    choose_batch_size,
-    device_memory,
-    memory_of,
-)
+from aitrain.launch.resource_estimate import check_resources, choose_batch_size, device_memory, memory_of
 from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig

@@ -25,7 +25,7 @@ from types import TracebackType
 
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
-from aitrain.errors import Interrupted, RunFailed
+from aitrain.errors import Interrupted, RunFailed, to_aitrain_error
 from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.launch.hardware import SystemRecorder
@@ -438,10 +438,8 @@ class Processes:
         """Tell the others that this machine ends, and why if nothing was said yet."""
         assert self.group is not None
         if error is not None and self.last is None:
-            is_stop = isinstance(error, (KeyboardInterrupt, Interrupted))
-            text = "was stopped" if is_stop else str(error) or type(error).__name__
-            code = Interrupted.exit_code if is_stop else getattr(error, "exit_code", RunFailed.exit_code)
-            self._say_end(Failed(text, code))
+            ours = to_aitrain_error(error)
+            self._say_end(Failed(str(ours), ours.exit_code))
         self.group.leave()
 
 
