@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
-from aitrain.errors import AitrainError, CheckpointDamagedError, ConfigError, did_you_mean
+from aitrain.errors import AitrainError, ConfigError, did_you_mean
 from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
@@ -32,7 +32,7 @@ from aitrain.redaction import found_secret
 from aitrain.runs.checkpoint import (
     PREFIX,
     changed_options,
-    check_whole,
+    damage_of,
     is_named_checkpoint,
     newest_checkpoint,
     read_manifest,
@@ -503,9 +503,7 @@ def _find_checkpoint(config: TrainConfig, folder: RunFolder | None, notes: list[
         newest = newest_checkpoint(RunFolder(path), lambda why: None)
         near = f"\nDid you mean {newest}?" if newest else ""
         raise ConfigError(f"resume_from_checkpoint: {path} is not a checkpoint folder ({PREFIX}<step>){near}")
-    try:
-        check_whole(path)
-    except CheckpointDamagedError as damage:
+    if damage := damage_of(path):
         advice = "Use --resume for the newest complete one."
-        raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
+        raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}")
     return path.resolve()

@@ -117,8 +117,8 @@ def write_environment(name: str, kind: str, folder: Path) -> tuple[Path, Path]:
     Raises:
         ConfigError: the name cannot be a module's, or would hide one; or one of the files exists or cannot be written.
     """
-    stem, why = name.removesuffix(".py"), ""
-    if not stem.isidentifier() or keyword.iskeyword(stem) or stem != name:
+    why = ""
+    if not name.isidentifier() or keyword.iskeyword(name):
         why = f"{name} is {'a word of Python' if keyword.iskeyword(name) else 'not the name of a Python module'}"
     elif name.startswith(("_", "test_")) or name.endswith("_test"):
         why = f"pytest or Python would take {name}.py for something else"
