@@ -170,8 +170,7 @@ def check(
     if hardware is not None:
         notes = _check_kind(hardware, config, shape)
     else:
-        if config.starts_vllm_servers:
-            _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
+        _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
         if is_first:  # which decides for the others
             folder = _folder_to_resume(config)
             if folder is not None and locks is not None:
@@ -195,9 +194,8 @@ def check(
         if nodes is None and (idle := idle_nodes(os.environ)) > 0:
             notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
         notes += check_resources(config, batch, shape, device, processes, is_first)
-    own = served if config.starts_vllm_servers else ()
     return RunPlan(
-        config, sources, batch, gpus, checkpoint, own, tuple(notes), nodes, launched, folder, is_done, hardware
+        config, sources, batch, gpus, checkpoint, served, tuple(notes), nodes, launched, folder, is_done, hardware
     )
 
 
@@ -265,10 +263,8 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
     gpus, served = _divided_gpus(config, visible_gpus(), trains=not config.use_vllm)
     processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
-    own = served if config.starts_vllm_servers else ()
-    if config.starts_vllm_servers:
-        _check_servers(config, own, config.vllm_listen_address)
-    return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, own)
+    _check_servers(config, served, config.vllm_listen_address)
+    return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, served)
 
 
 def not_checked(plan: RunPlan, with_environment: bool = True) -> list[str]:
@@ -404,7 +400,8 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addr
 def _divided_gpus(
     config: TrainConfig, gpus: tuple[str, ...], trains: bool = True
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The GPUs for the model, and the last ones, which vLLM servers on their machine hold.
+    """The GPUs for the model, and those for the vLLM servers that the run starts; servers on their machine hold the
+    last ones.
 
     Raises:
         ConfigError: the servers take more than there are, or all that a training has.
@@ -418,10 +415,12 @@ def _divided_gpus(
             f"vllm_server_gpus: vLLM servers take {held} GPUs of {len(gpus)}"
             f"{', and training needs one' if trains else ''}"
         )
-    return gpus[: len(gpus) - held], gpus[len(gpus) - held :]
+    return gpus[: len(gpus) - held], gpus[len(gpus) - held :] if config.starts_vllm_servers else ()
 
 
 def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | None) -> None:
+    if not config.starts_vllm_servers:
+        return
     if config.vllm_speculative is not None and not gpus:
         raise ConfigError(
             "vllm_speculative: on the CPU, vLLM samples drafted tokens from another distribution\nLeave it out."

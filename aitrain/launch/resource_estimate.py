@@ -309,8 +309,8 @@ def choose_batch_size(
     only, not on the memory that is free, so that a repeated run has the same passes.
     """
     given = config.model_fields_set
-    is_fixed = bool({"gradient_accumulation", "tokens_per_pass"} & given) or pass_dependent(config)
-    is_fixed = is_fixed or config.batch_size is not None
+    is_fixed = config.batch_size is not None or pass_dependent(config)
+    is_fixed |= bool({"gradient_accumulation", "tokens_per_pass"} & given)
     try:
         plan = plan_batch(config, processes)
     except ConfigError:

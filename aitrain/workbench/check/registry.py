@@ -115,8 +115,8 @@ def chosen(only: Iterable[str], checks: Sequence[EnvCheck] = CHECKS) -> list[Env
     Raises:
         ConfigError: there is no such check.
     """
-    names = list(only) or [check.name for check in checks]
     by_name = {check.name: check for check in checks}
+    names = list(only) or list(by_name)
     for name in set(names) - set(by_name):
         near = did_you_mean(name, by_name)
         raise ConfigError(f"--only: there is no check {name}.{near}\nThere are: {', '.join(by_name)}")
