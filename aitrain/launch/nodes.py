@@ -310,30 +310,26 @@ class NodeGroup:
 
     # -- the run folder
 
-    def show_folder(self, folder: Path | None, checkpoint: Path | None = None, epoch: int = 0) -> None:
-        """On node 0: tell the others the run folder, which all of them must see; None: the run had finished.
+    def show_folder(self, folder: Path, checkpoint: Path | None, epoch: int = 0) -> None:
+        """On node 0: tell the others the run folder, which all of them must see.
 
         Raises:
             ConfigError: one does not see it.
             AitrainError: one is gone.
         """
-        told = Facts()
-        if folder is not None:
-            name = checkpoint and checkpoint.name
-            told = {"path": str(folder.resolve()), "proof": f".seen-{secrets.token_hex(8)}", "epoch": epoch}
-            told["checkpoint"] = name
-            (folder / told["proof"]).touch()
-            self.store.put("folder", told["path"])  # for a start after this one
+        path, proof = str(folder.resolve()), folder / f".seen-{secrets.token_hex(8)}"
+        proof.touch()
+        self.store.put("folder", path)  # for a start after this one
         try:
-            self.say(folder=told)
+            name = checkpoint and checkpoint.name
+            self.say(folder={"path": path, "proof": proof.name, "epoch": epoch, "checkpoint": name})
             sees = {rank: self.hear(rank, "sees", ANSWER_SECONDS) for rank in self.others}
         finally:
-            if folder is not None:
-                (folder / told["proof"]).unlink(missing_ok=True)
+            proof.unlink(missing_ok=True)
         for rank, seen in sees.items():
             if seen is None:
                 raise RunFailed(f"{self.name(rank)} does not answer\nSee the output there.")
-            if folder is not None and not seen:
+            if not seen:
                 raise not_shared(folder, self.name(rank))
 
     def find_folder(self) -> tuple[RunFolder, Path | None] | None:
@@ -346,7 +342,6 @@ class NodeGroup:
         """
         told = self.hear(0, "folder")
         if not told:
-            self.say(sees=True)
             return None
         path = Path(told["path"])
         sees = appears(path / told["proof"])
