@@ -20,7 +20,8 @@ from aitrain.packages import BUNDLED, PACKAGE
 
 def failure_message(what: str, error: BaseException) -> str:
     """Message such as `score_episode raised: ValueError: no such city`, with the user's line and, if known, advice."""
-    return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(error), _remedy(error)) if line)
+    first = first_of_group(error)
+    return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(first), _remedy(first)) if line)
 
 
 def describe_error(error: BaseException) -> str:
@@ -40,7 +41,6 @@ def first_of_group(error: BaseException) -> BaseException:
 
 def _where(error: BaseException) -> str:
     """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
-    error = first_of_group(error)
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
     return users_line(traceback.extract_tb(error.__traceback__))
@@ -73,7 +73,6 @@ REMEDIES = {
 
 
 def _remedy(error: BaseException) -> str:
-    error = first_of_group(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"Install {error.name}, or correct the import."
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)) and error.filename:

@@ -252,7 +252,7 @@ class NodeGroup:
                 raise RunFailed(self.lost)
             if "end" in state:
                 error = AitrainError(self.message_of(state["end"]))
-                error.exit_code = state["end"].get("exit_code", RunFailed.exit_code)
+                error.exit_code = state["end"]["exit_code"]
                 raise error
             if "over" in state:
                 raise RunFailed(f"{self.name(rank)} ended")
