@@ -87,9 +87,9 @@ def _names_beside(error: NameError | AttributeError) -> list[str]:
     """The names that the failing line could have used instead."""
     try:
         if isinstance(error, AttributeError):
-            return dir(type(error.obj)) + list(getattr(error.obj, "__dict__", ()))
+            return dir(error.obj)
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    except Exception:  # of the user's __dir__ or __dict__, or there is no traceback
+    except Exception:  # of the user's __dir__, or there is no traceback
         return []
     return [*frame.f_locals, *frame.f_globals, *vars(builtins)]
 
