@@ -253,7 +253,7 @@ def test_the_run_folder_that_all_machines_see_is_agreed_on(pair: tuple[NodeGroup
 
 def test_a_run_that_had_finished_is_told(pair: tuple[NodeGroup, NodeGroup]) -> None:
     finding = beside(pair[1].find_folder)
-    pair[0].show_folder(None)
+    pair[0].say(folder={})
     assert finding.result(20) is None
 
 

@@ -18,6 +18,7 @@ from aitrain.launch.resource_estimate import (
     DeviceMemory,
     check_resources,
     choose_batch_size,
+    device_memory,
     estimate_memory,
 )
 from tests.conftest import write
@@ -122,7 +123,7 @@ def test_what_cannot_fit_is_refused_and_what_is_tight_warned_of_with_ways_out(mo
     def warnings(**free: int) -> list[str]:
         monkeypatch.setattr(resource_estimate, "free_memory", lambda: free.get("memory", 1 << 40))
         monkeypatch.setattr(resource_estimate, "free_disk", lambda _: free.get("disk", 1 << 40))
-        return check_resources(config, plan_batch(config, 1), ())
+        return check_resources(config, plan_batch(config, 1), TINY, device_memory(()))
 
     assert warnings() == []
     assert "It fits with --batch-size 32." in warnings(memory=900 * MIB)[0]

@@ -83,7 +83,7 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
             typer.echo(f"{name:12} {text}")
         sys.stdout.flush()  # the process takes seconds
     notes = [f"! {note}" for note in plan.notes] + ([] if options_only or hardware else _dry_run(plan, debug))
-    left = list(not_checked(plan, with_environment=not options_only))
+    left = not_checked(plan, with_environment=not options_only)
     if not as_json:
         for line in (*notes, *(f"not checked: {what}" for what in left)):
             typer.echo(line)

@@ -44,7 +44,7 @@ def train_here(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = No
     """
     if plan.folder is not None and plan.is_done:
         if group is not None:
-            group.show_folder(None)
+            group.say(folder={})
             group.leave()
         if verbosity.as_json:
             _send(RunStarted(str(plan.folder.path)))

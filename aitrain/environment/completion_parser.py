@@ -107,21 +107,23 @@ def _calls_in(block: re.Match[str]) -> Iterator[ToolCall]:
         except (ValueError, RecursionError) as error:
             yield ToolCall("", None, f"the call is not valid JSON: {error}")
             return
-        yield _call(value)
+        yield parse_call(value)
         rest = rest[end:].lstrip()
         if not rest:
             return
 
 
-def _call(value: object) -> ToolCall:
+def parse_call(value: object) -> ToolCall:
+    """The call that a JSON value is, in an answer or from a server; its arguments may be JSON text."""
     if not isinstance(value, dict):
         return ToolCall("", None, 'the call is not a JSON object with "name" and "arguments"')
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
         return ToolCall("", None, 'the call has no "name", or one that is not a string')
     arguments = value.get("arguments", value.get("parameters"))
-    try:  # some models write the object as a JSON string, or omit it for a tool without parameters
-        arguments = strict_json(arguments) if isinstance(arguments, str) else {} if arguments is None else arguments
+    arguments = {} if arguments in (None, "") else arguments  # of a tool without parameters
+    try:  # some models write the object as a JSON string
+        arguments = strict_json(arguments) if isinstance(arguments, str) else arguments
     except ValueError as error:
         return ToolCall(name.strip(), None, f"{short(name)}: the arguments are not valid JSON: {error}")
     if not isinstance(arguments, dict):

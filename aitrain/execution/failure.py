@@ -14,9 +14,19 @@ from aitrain.execution.user_code import failure_message
 FAILURE_KINDS = ("raised", "timed_out", "crashed", "server", "wrong_type", "not_finite", "out_of_range")
 
 _TRANSPORT_ERRORS = {
-    *("ConnectionError", "ConnectError", "NetworkError", "RemoteProtocolError", "ClientConnectionError"),
-    *("ConnectTimeout", "ReadTimeout", "WriteTimeout", "PoolTimeout"),
-    *("IncompleteRead", "ChunkedEncodingError", "ClientPayloadError", "APIConnectionError"),
+    "ConnectionError",
+    "ConnectError",
+    "NetworkError",
+    "RemoteProtocolError",
+    "ClientConnectionError",
+    "ConnectTimeout",
+    "ReadTimeout",
+    "WriteTimeout",
+    "PoolTimeout",
+    "IncompleteRead",
+    "ChunkedEncodingError",
+    "ClientPayloadError",
+    "APIConnectionError",
 }
 """Exceptions of Python, httpx, requests, aiohttp and openai for a service that does not answer, by name, as none of
 these libraries is imported here."""

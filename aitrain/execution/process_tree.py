@@ -89,7 +89,7 @@ class ProcessTree:
         return code
 
     def send(self, number: int) -> None:
-        """Send a signal to the program. No-op if it has ended."""
+        """Send a signal to the program, and SIGKILL to all that it has started as well. No-op if it has ended."""
         with suppress(OSError):
             self._socket.send(bytes([number]))
 
@@ -97,13 +97,9 @@ class ProcessTree:
         """Ask it to end, without waiting. Closing the socket is not enough: a forked process may hold it, too."""
         self.send(0)
 
-    def kill(self) -> None:
-        """SIGKILL to the program and all that it has started, without waiting."""
-        self.send(signal.SIGKILL)
-
     def close(self) -> int:
-        """Kill what is left, and wait for the end; returns the program's exit code."""
-        self.kill()
+        """Kill the program and all that it has started, and wait for the end; returns the program's exit code."""
+        self.send(signal.SIGKILL)
         try:
             return self.wait(LAST_PATIENCE + PATIENCE_WITH_ORPHANS)
         except subprocess.TimeoutExpired:  # it was halted
@@ -131,7 +127,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             close_fds=False,  # it has those of `pass_fds`
             start_new_session=True,
-            preexec_fn=_end_with_the_supervisor,
+            preexec_fn=lambda: _set_process(PR_SET_PDEATHSIG, signal.SIGTERM),  # if the supervisor is killed
         )
         signal.signal(signal.SIGTERM, lambda *_: self.ask())
         for work in (self.reap, self.listen):
@@ -208,11 +204,6 @@ def _set_process(option: int, value: int) -> None:
     """Set one of Linux's process options; other systems rely on the socket alone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def _end_with_the_supervisor() -> None:
-    """Runs in the program before it starts: it gets SIGTERM if the supervisor is killed."""
-    _set_process(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def main(patience: str, *command: str) -> None:

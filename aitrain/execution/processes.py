@@ -40,14 +40,11 @@ DUMP_SIGNAL = signal.SIGUSR1
 # -- in the fork server
 
 
-def run_fork_server(environment: object, connection: Connection, close: Sequence[int], parent: int | None) -> None:
-    """Serve the training process until it ends; on Linux, this process is killed when `parent` ends."""
+def run_fork_server(environment: object, connection: Connection, close: Sequence[int]) -> None:
+    """Serve the training process until it ends."""
     for fd in close:
         with suppress(OSError):
             os.close(fd)
-    if parent is not None:
-        end_with(parent)
-    os.setpgid(0, 0)  # a launcher's SIGTERM to the group of the training process is for that one
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the training process, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -63,17 +60,15 @@ def run_fork_server(environment: object, connection: Connection, close: Sequence
             if command == "spawn":
                 fds = [recv_handle(connection) for _ in range(2)]
                 try:
-                    answer = fork(partial(_run_worker, environment, fds, connection, os.getpid()))
+                    answer = fork(partial(_run_worker, environment, fds, connection))
                     workers.add(answer)
-                    with suppress(OSError):  # the worker does the same: one of the two is first
-                        os.setpgid(answer, answer)
                 except OSError as error:
                     answer = str(error)
                 for fd in fds:
                     os.close(fd)
             elif command == "reap":
                 workers.remove(value)
-                answer = _killed(value)
+                answer = kill_group(value)
             else:
                 try:
                     vars(environment).update({name: pickle.loads(pickled) for name, pickled in value.items()})
@@ -84,24 +79,13 @@ def run_fork_server(environment: object, connection: Connection, close: Sequence
         pass
     finally:
         for pid in workers:
-            _killed(pid)
-
-
-def _killed(pid: int) -> int:
-    """End a worker and its process group; returns its exit status, also if it had ended before."""
-    for kill in (os.killpg, os.kill):
-        with suppress(OSError):
-            kill(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
+            kill_group(pid)
 
 
 # -- in a worker process
 
 
-def _run_worker(environment: object, fds: Sequence[int], control: Connection, parent: int) -> None:
-    with suppress(OSError):
-        os.setpgid(0, 0)  # so that what the user's code starts is ended with it
-    end_with(parent)
+def _run_worker(environment: object, fds: Sequence[int], control: Connection) -> None:
     control.close()
     for fd in fds:
         os.set_inheritable(fd, False)
@@ -152,14 +136,24 @@ def _passing(did: str) -> Iterator[None]:
 
 
 def fork(body: Callable[[], object]) -> int:
-    """Fork a process that runs `body` and exits, without the exit handlers of its parent."""
+    """Fork a process that runs `body` and exits, without the exit handlers of its parent.
+
+    It has a process group of its own, so that a launcher's SIGTERM to the group of its parent is not for it, and that
+    `kill_group` ends what it starts as well. Linux kills it when the thread that forked it ends: if that is the main
+    thread, when its parent does.
+    """
     _flush()  # otherwise both processes would write the buffered output
+    parent, is_main = os.getpid(), threading.current_thread() is threading.main_thread()
     with warnings.catch_warnings():  # other threads are not copied, and none is needed
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         pid = os.fork()
+    with suppress(OSError):  # both processes do it: one of them is first
+        os.setpgid(pid, pid)
     if pid:
         return pid
     try:
+        if is_main:
+            _end_with(parent)
         body()
     except BaseException:
         traceback.print_exc()
@@ -175,7 +169,15 @@ def _flush() -> None:
             stream.flush()
 
 
-def end_with(parent: int) -> None:
+def kill_group(pid: int) -> int:
+    """End a forked process and its process group; returns its exit status, also if it had ended before."""
+    for kill in (os.killpg, os.kill):
+        with suppress(OSError):
+            kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
+def _end_with(parent: int) -> None:
     """Have this process killed when its parent ends; Linux only. Elsewhere it ends when the socket is closed."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -216,9 +218,7 @@ class ProcessPool:
         """Fork the server, which closes the file descriptors in `close`."""
         allow_open_files()  # two for each process
         ours, theirs = Pipe()
-        # Linux ends the server with the thread that forked it, so only the main thread is watched
-        parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
-        pid = fork(partial(run_fork_server, environment, theirs, [ours.fileno(), *close], parent))
+        pid = fork(partial(run_fork_server, environment, theirs, [ours.fileno(), *close]))
         theirs.close()
         return cls(ours, pid)
 
@@ -360,16 +360,16 @@ class WorkerLease:
             if self._failure is not None:
                 raise CallFailed(self._failure)
             self._is_calling = True
-        answer = None
+        answer = b""
         with on_cancel(self.end, self.stack), suppress(OSError, EOFError):
             self._worker.connection.send_bytes(request)
             answer = self._worker.connection.recv_bytes()
         with self._lock:
             self._is_calling = False
-            if answer is None:
+            if not answer:
                 self._failure = self._failure or self._pool.end(self._worker)
-            if answer is None or self._failure is not None:
-                raise CallFailed(self._failure or SERVER_GONE)
+            if self._failure is not None:
+                raise CallFailed(self._failure)
         with _passing("returned"):
             value, failure = pickle.loads(answer)
         if failure is not None:

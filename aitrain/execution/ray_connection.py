@@ -57,7 +57,13 @@ def connected(address: str | None, may_start: bool = False) -> Iterator[None]:
             raise
         except Exception as error:  # also of authentication, and RuntimeError for another version of Ray
             if wanted or not may_start or not isinstance(error, (ConnectionError, ValueError)):
-                raise _no_cluster(wanted, error) from None
+                why = " ".join(str(error).split())[:200]
+                raise ConfigError(
+                    f"ray_address: this machine cannot join a Ray cluster{f' at {wanted}' if wanted else ''}\n"
+                    "Start Ray here first (ray start --head, or ray start --address=HOST:6379), or submit the command"
+                    " with ray job submit.\nFor a cluster with a token, set the variable RAY_AUTH_MODE=token.\n"
+                    f"Ray says: {why}"
+                ) from None
             folder = tempfile.mkdtemp(prefix="aitrain-ray-")  # a short path, as Ray's sockets are in it
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.callback(_disconnect)
@@ -114,16 +120,6 @@ def _silent() -> Iterator[None]:
                 os.close(kept)
 
 
-def _no_cluster(place: str | None, error: Exception) -> ConfigError:
-    why = " ".join(str(error).split())[:200]
-    return ConfigError(
-        f"ray_address: this machine cannot join {f'the Ray cluster at {place}' if place else 'a Ray cluster'}\n"
-        "Start Ray here first (ray start --head, or ray start --address=HOST:6379), or submit the command with"
-        " ray job submit.\nFor a cluster with a token, set the variable RAY_AUTH_MODE=token.\n"
-        f"Ray says: {why}"
-    )
-
-
 def machines() -> list[ClusterMachine]:
     """The living machines of the cluster."""
     import ray
@@ -133,7 +129,7 @@ def machines() -> list[ClusterMachine]:
             node["NodeManagerHostname"],
             node["NodeManagerAddress"],
             node["NodeID"],
-            _counts(node["Resources"]),
+            node["Resources"],
         )
         for node in ray.nodes()
         if node["Alive"]
@@ -143,8 +139,3 @@ def machines() -> list[ClusterMachine]:
 def has_gpus() -> bool:
     """Whether a machine of the cluster has GPUs."""
     return any(machine.total.get("GPU") for machine in machines())
-
-
-def _counts(resources: Mapping[str, float]) -> dict[str, float]:
-    """Without the names of machines, and memory in bytes."""
-    return {name: count for name, count in resources.items() if ":" not in name and "memory" not in name}

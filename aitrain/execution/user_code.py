@@ -20,7 +20,8 @@ from aitrain.packages import BUNDLED, PACKAGE
 
 def failure_message(what: str, error: BaseException) -> str:
     """Message such as `score_episode raised: ValueError: no such city`, with the user's line and, if known, advice."""
-    return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(error), _remedy(error)) if line)
+    first = first_of_group(error)
+    return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(first), _remedy(first)) if line)
 
 
 def describe_error(error: BaseException) -> str:
@@ -41,7 +42,6 @@ def first_of_group(error: BaseException) -> BaseException:
 def _where(error: BaseException) -> str:
     """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`. Of an error that
     a library raised for one of the user's, it is that of the latter, after its description."""
-    error = first_of_group(error)
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
     for cause in _causes(error):
@@ -88,7 +88,6 @@ REMEDIES = {
 
 
 def _remedy(error: BaseException) -> str:
-    error = first_of_group(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"Install {error.name}, or correct the import."
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)) and error.filename:
@@ -103,9 +102,9 @@ def _names_beside(error: NameError | AttributeError) -> list[str]:
     """The names that the failing line could have used instead."""
     try:
         if isinstance(error, AttributeError):
-            return dir(type(error.obj)) + list(getattr(error.obj, "__dict__", ()))
+            return dir(error.obj)
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    except Exception:  # of the user's __dir__ or __dict__, or there is no traceback
+    except Exception:  # of the user's __dir__, or there is no traceback
         return []
     return [*frame.f_locals, *frame.f_globals, *vars(builtins)]
 
@@ -115,11 +114,8 @@ def _is_machinery(filename: str) -> bool:
     path = Path(filename)
     if path.is_relative_to(BUNDLED):
         return False
-    return filename.startswith("<frozen") or path.is_relative_to(PACKAGE) or _is_standard(path)
-
-
-def _is_standard(path: Path) -> bool:
-    return path.is_relative_to(Path(traceback.__file__).parent) and not _is_library(str(path))
+    is_standard = path.is_relative_to(Path(traceback.__file__).parent) and not _is_library(filename)
+    return is_standard or filename.startswith("<frozen") or path.is_relative_to(PACKAGE)
 
 
 def _is_library(filename: str) -> bool:
@@ -169,11 +165,10 @@ def stack_of_dump(dump: str, entry: tuple[str, str]) -> StackSummary:
 
 
 def _dumped_stack(thread: str, entry: tuple[str, str]) -> StackSummary:
-    frames = [(_unescaped(file), int(line), name) for file, line, name in reversed(_DUMPED_FRAME.findall(thread))]
+    frames = [
+        (file.encode().decode("unicode_escape"), int(line), name)
+        for file, line, name in reversed(_DUMPED_FRAME.findall(thread))
+    ]
     entries = [place for place, frame in enumerate(frames) if (frame[0], frame[2]) == entry]
     del frames[: max(entries, default=-1) + 1]
     return StackSummary.from_list([FrameSummary(*frame) for frame in frames])
-
-
-def _unescaped(name: str) -> str:
-    return name.encode("ascii").decode("unicode_escape") if "\\" in name else name

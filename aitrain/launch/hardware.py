@@ -32,8 +32,8 @@ class Gpu:
     name: str
     total: int | None
     free: int | None
-    used: int | None = None
-    percent: int | None = None
+    used: int | None
+    percent: int | None
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,7 @@ def ask_driver(versions: bool = False, only: str = "") -> Driver | None:
     except OSError as error:
         return Driver(failure=f"nvidia-smi cannot be run: {error.strerror or error}")
     gpus = []
-    for (
-        line
-    ) in answer.splitlines():  # `0, NVIDIA H200, 143771, 143164, 607, 0`; memory is `[N/A]` if it is the system's
+    for line in answer.splitlines():  # `0, NVIDIA H200, 143771, 143164, 607, 0`; memory of the system is `[N/A]`
         index, _, rest = line.partition(",")
         name, *numbers = (field.strip() for field in rest.rsplit(",", 4))
         if index.strip().isdecimal() and len(numbers) == 4:

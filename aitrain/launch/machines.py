@@ -15,7 +15,12 @@ DEFAULT_PORT = TrainConfig.model_fields["master_port"].default
 PORTS = range(20000, 30000)
 """Ports for jobs that have no MASTER_PORT, so that jobs that share a machine do not meet each other."""
 RANK_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
 )
 """Environment variables from which torch's `env://` knows the other processes."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 
 from aitrain.errors import RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Note, Phase
@@ -43,9 +42,10 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
         return
     plans = server_plans(plan, folder)
     many = f"{len(plans)} servers: " if len(plans) > 1 else ""
-    with ExitStack() as stack:
-        servers = stack.enter_context(running(plans, lambda text: announce(Phase(f"{many}{text}"))))
-        stack.enter_context(_Restarter(servers, plan.config.vllm_max_restarts, announce, folder).watching())
+    with (
+        running(plans, lambda text: announce(Phase(f"{many}{text}"))) as servers,
+        _restarting(servers, plan.config.vllm_max_restarts, announce, folder),
+    ):
         yield {SERVER_VARIABLE: ",".join(server.url for server in servers), KEY_VARIABLE: plans[0].key}
 
 
@@ -100,60 +100,48 @@ def servers_in_words(plan: RunPlan) -> str:
     return ", ".join([*parts, *argument_words(config.vllm_args)])
 
 
-@dataclass
-class _Restarter:
-    """Restarts servers that have died, each at most `restarts` times; when none is left, vllm-server.json says why."""
+@contextmanager
+def _restarting(servers: list[VLLMServer], restarts: int, announce: Announce, folder: RunFolder) -> Iterator[None]:
+    """Context in which servers that die are restarted, each at most `restarts` times; when none is left,
+    vllm-server.json says why."""
+    over, reasons = threading.Event(), list[str]()
 
-    servers: list[VLLMServer]
-    restarts: int
-    announce: Announce
-    folder: RunFolder
-    over: threading.Event = field(default_factory=threading.Event)
-    reasons: list[str] = field(default_factory=list)
-    """Why servers have ended for good."""
+    def note(text: str) -> None:
+        """Show a text, which train.log gets as well."""
+        announce(Note(text))
+        with folder.log.open("a", encoding="utf-8") as log:
+            log.write(f"{text}\n")
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch each server in a thread."""
-        threads = [
-            threading.Thread(target=self._watch, args=[server], name="vllm-watch", daemon=True)
-            for server in self.servers
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self.over.set()
-            for server, thread in zip(self.servers, threads, strict=True):
-                while thread.is_alive():
-                    server.ask_to_end()  # it may be starting, which can take minutes
-                    thread.join(LOOK)
-
-    def _watch(self, server: VLLMServer) -> None:
-        name, why = "vLLM's server" if len(self.servers) == 1 else f"The vLLM server at {server.url}", ""
-        for restart in range(1, self.restarts + 2):
+    def watch(server: VLLMServer) -> None:
+        name, why = "vLLM's server" if len(servers) == 1 else f"The vLLM server at {server.url}", ""
+        for restart in range(1, restarts + 2):
             while (code := server.poll()) is None:
-                if self.over.wait(LOOK):
+                if over.wait(LOOK):
                     return
             why = f"{name} ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
-            if restart > self.restarts:
+            if restart > restarts:
                 why = f"{why}, and is not restarted again (--vllm-max-restarts)."
                 break
-            self._note(f"{why}: restart {restart} of {self.restarts}.")
+            note(f"{why}: restart {restart} of {restarts}.")
             try:
                 server.restart()
             except RunFailed as error:
                 why = str(error)
                 break
-        if not self.over.is_set():
-            self._note(why)
-            self.reasons.append(why)
-            if len(self.reasons) == len(self.servers):  # so that the training processes stop waiting
-                write_json(self.folder.server, {"why": "\n".join(self.reasons[-2:])}, durable=False)
+        if not over.is_set():
+            note(why)
+            reasons.append(why)
+            if len(reasons) == len(servers):  # so that the training processes stop waiting
+                write_json(folder.server, {"why": "\n".join(reasons[-2:])}, durable=False)
 
-    def _note(self, text: str) -> None:
-        """Show a text, which train.log gets as well."""
-        self.announce(Note(text))
-        with self.folder.log.open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n")
+    threads = [threading.Thread(target=watch, args=[server], name="vllm-watch", daemon=True) for server in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for server, thread in zip(servers, threads, strict=True):
+            while thread.is_alive():
+                server.ask_to_end()  # it may be starting, which can take minutes
+                thread.join(LOOK)

@@ -26,7 +26,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from aitrain.errors import AitrainError, ConfigError, RunFailed
+from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.launch.machines import Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
@@ -252,7 +252,7 @@ class NodeGroup:
                 raise RunFailed(self.lost)
             if "end" in state:
                 error = AitrainError(self.message_of(state["end"]))
-                error.exit_code = state["end"].get("exit_code", RunFailed.exit_code)
+                error.exit_code = state["end"]["exit_code"]
                 raise error
             if "over" in state:
                 raise RunFailed(f"{self.name(rank)} ended")
@@ -297,7 +297,7 @@ class NodeGroup:
                     why = f"{self.name(rank)} differs from node 0: {unequal}"
                     raise ConfigError(f"nnodes: {why}\nMake the machines equal.")
         except BaseException as error:
-            self.refuse(str(error) if isinstance(error, AitrainError) else "node 0 was stopped")
+            self.refuse(str(to_aitrain_error(error)))
             raise
         # its name may be a loopback address here, as Debian has it
         self.infos[0] = replace(self.infos[0], address=own_address(self.infos[1].address))
@@ -310,32 +310,27 @@ class NodeGroup:
 
     # -- the run folder
 
-    def show_folder(self, folder: Path | None, checkpoint: Path | None = None, epoch: int = 0) -> None:
-        """On node 0: tell the others the run folder, which all of them must see; None: the run had finished.
+    def show_folder(self, folder: Path, checkpoint: Path | None, epoch: int = 0) -> None:
+        """On node 0: tell the others the run folder, which all of them must see.
 
         Raises:
             ConfigError: one does not see it.
             AitrainError: one is gone.
         """
-        told = Facts()
-        if folder is not None:
-            name = checkpoint and checkpoint.name
-            told = {"path": str(folder.resolve()), "proof": f".seen-{secrets.token_hex(8)}", "epoch": epoch}
-            told["checkpoint"] = name
-            (folder / told["proof"]).touch()
-            self.store.put("folder", told["path"])  # for a start after this one
+        path, proof = str(folder.resolve()), folder / f".seen-{secrets.token_hex(8)}"
+        proof.touch()
+        self.store.put("folder", path)  # for a start after this one
         try:
-            self.say(folder=told)
+            name = checkpoint and checkpoint.name
+            self.say(folder={"path": path, "proof": proof.name, "epoch": epoch, "checkpoint": name})
             sees = {rank: self.hear(rank, "sees", ANSWER_SECONDS) for rank in self.others}
         finally:
-            if folder is not None:
-                (folder / told["proof"]).unlink(missing_ok=True)
+            proof.unlink(missing_ok=True)
         for rank, seen in sees.items():
             if seen is None:
                 raise RunFailed(f"{self.name(rank)} does not answer\nSee the output there.")
-        unseen = [self.name(rank) for rank in self.others if not sees[rank]]
-        if folder is not None and unseen:
-            raise not_shared(folder, " and ".join(unseen), "do not see" if len(unseen) > 1 else "does not see")
+            if not seen:
+                raise not_shared(folder, self.name(rank))
 
     def find_folder(self) -> tuple[RunFolder, Path | None] | None:
         """On another machine: the run folder of node 0, and the checkpoint to continue from; None if the run had
@@ -347,13 +342,12 @@ class NodeGroup:
         """
         told = self.hear(0, "folder")
         if not told:
-            self.say(sees=True)
             return None
         path = Path(told["path"])
         sees = appears(path / told["proof"])
         self.say(sees=sees)
         if not sees:
-            raise not_shared(path, "this machine", "does not see")
+            raise not_shared(path, "this machine")
         checkpoint = path / "checkpoints" / told["checkpoint"] if told["checkpoint"] else None
         return RunFolder(path, epoch=told["epoch"]), checkpoint
 
@@ -435,10 +429,10 @@ def appears(file: Path) -> bool:
     return is_there
 
 
-def not_shared(folder: Path, whom: str, verb: str) -> ConfigError:
+def not_shared(folder: Path, machine: str) -> ConfigError:
     """The error on each machine if the run folder of node 0 is not on a file system that all of them share."""
     return ConfigError(
-        f"output_dir: {whom} {verb} {folder} of node 0\n"
+        f"output_dir: {machine} does not see {folder} of node 0\n"
         "Let --output-dir be a folder on a file system that all machines share."
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,11 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
-from aitrain.errors import AitrainError, CheckpointDamagedError, ConfigError, did_you_mean
+from aitrain.errors import AitrainError, ConfigError, did_you_mean
 from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
-from aitrain.launch.model_shape import KNOWN, ModelShape, folder_of, read_model_shape
-from aitrain.launch.resource_estimate import (
-    check_resources,
-    choose_batch_size,
-    device_memory,
-    memory_of,
-)
+from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
+from aitrain.launch.resource_estimate import check_resources, choose_batch_size, device_memory, memory_of
 from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
@@ -37,7 +32,7 @@ from aitrain.redaction import found_secret
 from aitrain.runs.checkpoint import (
     PREFIX,
     changed_options,
-    check_whole,
+    damage_of,
     is_named_checkpoint,
     newest_checkpoint,
     read_manifest,
@@ -45,7 +40,7 @@ from aitrain.runs.checkpoint import (
     refuse_other_backend,
 )
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, check_weights
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
 from aitrain.vllm.server_arguments import check_listen_address, check_server_arguments, needed_rank
@@ -149,7 +144,7 @@ def check(
         _check_model(config)
     is_here = hardware is None and config.launcher == "local"  # only of this machine GPUs and memory are known
     launched, nodes = (launched_rank(), find_nodes(config)) if is_here else (None, None)
-    visible, host, wanted = tuple[str, ...](), "", config.num_processes
+    visible, wanted = tuple[str, ...](), config.num_processes
     if hardware is not None:
         visible = tuple(map(str, range(hardware.gpus)))
         if hardware.machines > 1:
@@ -159,14 +154,14 @@ def check(
     else:
         check_packages(config)
     if is_here:
-        visible, host = visible_gpus(), socket.gethostname().lower()
+        visible = visible_gpus()
     if launched is not None:
         if wanted not in (None, launched.local_world):
             raise ConfigError(
                 f"num_processes: a launcher has started {launched.local_world} on this machine, not {wanted}\nOmit it."
             )
         wanted = launched.local_world
-    gpus, served = _divided_gpus(config, visible, host)
+    gpus, served = _divided_gpus(config, visible)
     processes = _count_processes(config, wanted, gpus)
     gpus, world = gpus[:processes], processes * (nodes.count if nodes else 1)
     shape, device = read_model_shape(config.model), memory_of(hardware.kind) if hardware else device_memory(gpus)
@@ -175,18 +170,21 @@ def check(
     if hardware is not None:
         notes = _check_kind(hardware, config, shape)
     else:
-        if config.starts_vllm_servers:
-            _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
+        _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
         if is_first:  # which decides for the others
             folder = _folder_to_resume(config)
             if folder is not None and locks is not None:
                 folder = locks.enter_context(locked(folder))
             is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
-            checkpoint = None if is_done else _find_checkpoint(config, folder, notes.append)
+            checkpoint = None if is_done else _find_checkpoint(config, folder, notes)
     if (is_here and is_first) or hardware is not None:  # the others read the choice in config.yaml
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
         config = choose_batch_size(config, world, shape, device, recorded)
-    batch = _plan_batch(config, world)
+    if config.distributed_backend == "fsdp2" and world == 1:
+        raise ConfigError(
+            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
+        )
+    batch = plan_batch(config, world)
     if checkpoint is not None:
         _check_resumed(checkpoint, config, batch)
     elif is_first and hardware is None:
@@ -195,10 +193,9 @@ def check(
     if is_here:
         if nodes is None and (idle := idle_nodes(os.environ)) > 0:
             notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
-        notes += check_resources(config, batch, gpus, processes, is_first)
-    own = served if config.starts_vllm_servers else ()
+        notes += check_resources(config, batch, shape, device, processes, is_first)
     return RunPlan(
-        config, sources, batch, gpus, checkpoint, own, tuple(notes), nodes, launched, folder, is_done, hardware
+        config, sources, batch, gpus, checkpoint, served, tuple(notes), nodes, launched, folder, is_done, hardware
     )
 
 
@@ -233,14 +230,6 @@ def _check_resumed(checkpoint: Path, config: TrainConfig, batch: BatchPlan) -> N
         refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, batch.processes))
 
 
-def _plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
-    if config.distributed_backend == "fsdp2" and processes == 1:
-        raise ConfigError(
-            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
-        )
-    return plan_batch(config, processes)
-
-
 def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     """Run all checks of an eval; the plan's options are those of the process that loads the model.
 
@@ -257,53 +246,38 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
         raise ConfigError("An eval runs on one machine, and a launcher started it on several\nStart it once.")
     sources = _check_options(config)
     RunFolder.check_place(config)
+    is_served = config.use_vllm or reference.kind == "url"
+    if is_served and (config.num_processes or 1) > 1:
+        raise ConfigError(
+            "num_processes: vLLM and models behind an address play an eval from one process\n"
+            "Use --concurrency for more requests; --vllm-tensor-parallel-size divides a model over GPUs."
+        )
     if reference.kind == "url":
         if config.use_vllm:
             raise ConfigError("use_vllm: a model behind an address generates there\nLeave the option out.")
-        if (config.num_processes or 1) > 1:
-            raise ConfigError(
-                "num_processes: an address is asked from one process\nUse --concurrency for more requests."
-            )
         return RunPlan(config, sources, BatchPlan(1, 1, 1), (), None)
     check_packages(config)
     adapter, base = reference.adapter, reference.base
     rank = read_object(adapter / ADAPTER_CONFIG).get("r") if adapter else None
     update = {"model": base if reference.kind == "hub" else absolute(base), "peft": adapter is not None}
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
-    gpus, served = _divided_gpus(config, visible_gpus(), socket.gethostname().lower(), trains=not config.use_vllm)
+    gpus, served = _divided_gpus(config, visible_gpus(), trains=not config.use_vllm)
     processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
-    if config.use_vllm and (config.num_processes or 1) > 1:
-        raise ConfigError(
-            "num_processes: vLLM plays an eval from one process\n"
-            "Leave the option out; --vllm-tensor-parallel-size divides a model over GPUs."
-        )
-    own = served if config.starts_vllm_servers else ()
-    if config.starts_vllm_servers:
-        _check_servers(config, own, config.vllm_listen_address)
-    return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, own)
+    _check_servers(config, served, config.vllm_listen_address)
+    return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, served)
 
 
-def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str]:
-    """What a dry run of this plan leaves to the run."""
-    config = plan.config
+def not_checked(plan: RunPlan, with_environment: bool = True) -> list[str]:
+    """What a plan leaves to the run; without `with_environment`, no process has loaded the environment."""
+    environment = "the environment, its dataset, the tokenizer"
     if plan.hardware is not None:
-        yield "the environment, its dataset, the tokenizer, what is installed there, and its disk"
-        return
-    if not with_environment:
-        yield "the environment, its dataset, the tokenizer, and what TRL refuses (--options-only)"
-    is_here = folder_of(config.model) is not None
-    yield f"the {'weights' if is_here else 'download'} of {config.model}"
-    if config.use_vllm or config.quantization is not None:
-        yield "vLLM, and the quantization of the weights"
-    yield f"memory of the {'GPUs' if plan.gpus else 'CPU'}, beyond the estimate of aitrain plan"
-    if with_environment:
-        yield "how the environment takes the model's own answers (aitrain env check tries many)"
-    if plan.checkpoint is not None:
-        yield f"the weights and states in {plan.checkpoint}, and whether another process trains there"
-    if plan.batch.processes > 1:
-        yield f"the {plan.batch.processes} training processes and their connections"
-    if config.push_to_hub or config.log != "none":
-        yield "the logins of the Hub and of trackers"
+        return [f"{environment}, what is installed there, and its disk"]
+    rest = [
+        f"the weights of {plan.config.model}",
+        "how the environment takes the model's own answers (aitrain env check tries many)",
+        "memory beyond the estimate of aitrain plan, vLLM, connections to other processes, and logins",
+    ]
+    return rest if with_environment else [f"{environment}, and what TRL refuses (--options-only)", *rest]
 
 
 def absolute(path: str) -> str:
@@ -396,15 +370,8 @@ def _check_model(config: TrainConfig) -> None:
             f"model: {config.model} is not a model folder: it has no config.json\n"
             + (f"Did you mean {near}?" if near else "Give a folder that save_pretrained wrote, a Hub name, or `tiny`.")
         )
-    elif not any(folder.glob("*.safetensors")):
-        pickled = next((file.name for file in sorted(folder.glob("*.bin"))), None)
-        if pickled is None:
-            raise ConfigError(f"model: {config.model} has no weights: there is no .safetensors file in it")
-        raise ConfigError(
-            f"model: {config.model} has its weights in {pickled}, a pickle, which could run any code; only safetensors"
-            " are loaded\nIf you trust it, convert it once: load it with transformers, and save_pretrained it into"
-            " another folder."
-        )
+    else:
+        check_weights(folder)
 
 
 def check_packages(config: TrainConfig) -> None:
@@ -431,26 +398,29 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addr
 
 
 def _divided_gpus(
-    config: TrainConfig, gpus: tuple[str, ...], host: str = "", trains: bool = True
+    config: TrainConfig, gpus: tuple[str, ...], trains: bool = True
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The GPUs for the model, and the last ones, which vLLM servers on their machine hold; `host` is its name.
+    """The GPUs for the model, and those for the vLLM servers that the run starts; servers on their machine hold the
+    last ones.
 
     Raises:
         ConfigError: the servers take more than there are, or all that a training has.
     """
     held = config.vllm_servers * config.vllm_server_gpus
     if not config.starts_vllm_servers:
-        here = (*LOCAL_HOSTS, host)
+        here = (*LOCAL_HOSTS, socket.gethostname().lower())
         held = config.vllm_server_gpus * sum(urlsplit(url).hostname in here for url in config.vllm_server_urls)
     if gpus and held > len(gpus) - trains:
         raise ConfigError(
             f"vllm_server_gpus: vLLM servers take {held} GPUs of {len(gpus)}"
             f"{', and training needs one' if trains else ''}"
         )
-    return gpus[: len(gpus) - held], gpus[len(gpus) - held :]
+    return gpus[: len(gpus) - held], gpus[len(gpus) - held :] if config.starts_vllm_servers else ()
 
 
 def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | None) -> None:
+    if not config.starts_vllm_servers:
+        return
     if config.vllm_speculative is not None and not gpus:
         raise ConfigError(
             "vllm_speculative: on the CPU, vLLM samples drafted tokens from another distribution\nLeave it out."
@@ -513,30 +483,26 @@ def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
     return all(before.get(name) == now.get(name) for name in names)
 
 
-def _find_checkpoint(config: TrainConfig, folder: RunFolder | None, notify: Callable[[str], None]) -> Path | None:
-    """The checkpoint to resume from; its files are verified. None if the run starts from the beginning."""
+def _find_checkpoint(config: TrainConfig, folder: RunFolder | None, notes: list[str]) -> Path | None:
+    """The checkpoint to resume from; its files are verified. None if the run starts from the beginning. What the user
+    must know of it is appended to the notes."""
     wanted = config.resume_from_checkpoint
     if wanted is None:
         return None
     if config.resumes_newest:
         assert folder is not None
-        skipped = list[str]()
-        newest = newest_checkpoint(folder, skipped.append)
-        for why in skipped:
-            notify(why)
+        newest = newest_checkpoint(folder, notes.append)
         if newest is None:
-            refuse_to_begin(folder, skipped)
+            refuse_to_begin(folder, notes)
             missing = f"no checkpoint in {folder.path}" if folder.config.exists() else f"no run {folder.path}"
-            notify(f"There is {missing} yet: the run starts from the beginning.")
+            notes.append(f"There is {missing} yet: the run starts from the beginning.")
         return newest and newest.resolve()
     path = Path(os.path.expanduser(wanted))
     if not is_named_checkpoint(path):
         newest = newest_checkpoint(RunFolder(path), lambda why: None)
         near = f"\nDid you mean {newest}?" if newest else ""
         raise ConfigError(f"resume_from_checkpoint: {path} is not a checkpoint folder ({PREFIX}<step>){near}")
-    try:
-        check_whole(path)
-    except CheckpointDamagedError as damage:
+    if damage := damage_of(path):
         advice = "Use --resume for the newest complete one."
-        raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
+        raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}")
     return path.resolve()

@@ -25,7 +25,7 @@ from types import TracebackType
 
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
-from aitrain.errors import Interrupted, RunFailed
+from aitrain.errors import Interrupted, RunFailed, to_aitrain_error
 from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.launch.hardware import SystemRecorder
@@ -130,13 +130,11 @@ class Processes:
             self.activity = SharedMemory(self.world)
             stack.callback(self.activity.unlink)
             seconds, look = self.plan.config.stall_timeout, partial(read, self.activity.memory)
-            self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits)
-            self.watchdog.are_all = len(numbers) == self.world
+            are_all = len(numbers) == self.world
+            self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits, are_all)
             stack.enter_context(self.watchdog)
             if self.ranks[0].local_rank == 0:
-                stack.enter_context(
-                    SystemRecorder(self.folder.system_of(self.node) if self.node else self.folder.system)
-                )
+                stack.enter_context(SystemRecorder(self.folder.system_of(self.node)))
             log = stack.enter_context(RedactedLog(self.log, self._environment()))
             reading, writing = os.pipe()
             try:
@@ -201,8 +199,8 @@ class Processes:
         if self.group is not None and self.machines:
             address = self.machines[0].address
             if self.node == 0:
-                with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                    json.dump(self.server, file)  # the store is open to the network
+                secret.touch(0o600)  # the store is open to the network
+                secret.write_text(json.dumps(self.server), encoding="utf-8")
                 stack.callback(secret.unlink, missing_ok=True)
                 self.group.say(begin=port)
             else:
@@ -440,10 +438,8 @@ class Processes:
         """Tell the others that this machine ends, and why if nothing was said yet."""
         assert self.group is not None
         if error is not None and self.last is None:
-            is_stop = isinstance(error, (KeyboardInterrupt, Interrupted))
-            text = "was stopped" if is_stop else str(error) or type(error).__name__
-            code = Interrupted.exit_code if is_stop else getattr(error, "exit_code", RunFailed.exit_code)
-            self._say_end(Failed(text, code))
+            ours = to_aitrain_error(error)
+            self._say_end(Failed(str(ours), ours.exit_code))
         self.group.leave()
 
 

@@ -31,6 +31,7 @@ from aitrain.redaction import disable_telemetry
 from aitrain.runs import heartbeat
 from aitrain.runs.checkpoint import newest_checkpoint
 from aitrain.runs.heartbeat import NodeInfo
+from aitrain.runs.json_values import whole_lines
 from aitrain.runs.run_folder import RunFolder, append_text, read_object, write_json
 
 PRIVATE = ".ray"
@@ -54,6 +55,8 @@ class RankPlace:
     address: str
     gpus: str = ""
     """As in CUDA_VISIBLE_DEVICES."""
+    checkpoint: str | None = None
+    """From which all ranks continue."""
 
     def __str__(self) -> str:
         return f"{self.host}, {self.address}" if self.host != self.address else self.host
@@ -136,7 +139,7 @@ class RayProcesses(Processes):
         """Announce what the ranks have said since the last time."""
         starts = sorted(self.private.glob("start-*"))
         if len(starts) > len(self.starts):
-            self._lost = self._what_was_lost(self.starts[-1]) if self.starts else ""
+            self._lost = self._what_was_lost() if self.starts else ""
             self.starts, self.failed, self._met = starts, None, False
         if not starts:
             return
@@ -147,23 +150,22 @@ class RayProcesses(Processes):
             if len(starts) == 1:
                 self._hear(Note(f"Training on Ray: {where}.", "info"))
             else:
-                checkpoint = Path(str(read_object(starts[-1] / "0.json").get("checkpoint") or "the beginning")).name
+                checkpoint = Path(places[0].checkpoint or "the beginning").name
                 restart = f"restart {len(starts) - 1} of {self.plan.config.max_failures}"
                 self._hear(Note(f"{self._lost}. All ranks continue from {checkpoint} ({restart}): {where}."))
         for file in sorted(starts[-1].glob("*.jsonl")):
             with file.open("rb") as opened:
                 opened.seek(self._read.get(file, 0))
-                text = opened.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._read[file] = self._read.get(file, 0) + len(whole)
-            for event in map(decode, whole.decode(errors="replace").splitlines()):
-                if isinstance(event, Failed):
-                    self.failed = self.failed or event
-                elif event is not None:
-                    self._hear(event)
+                for line, _, end in whole_lines(opened):
+                    event, self._read[file] = decode(line.decode(errors="replace")), end
+                    if isinstance(event, Failed):
+                        self.failed = self.failed or event
+                    elif event is not None:
+                        self._hear(event)
 
-    def _what_was_lost(self, start: Path) -> str:
-        """The process or machine whose loss has ended a start."""
+    def _what_was_lost(self) -> str:
+        """The process or machine whose loss has ended the last start."""
+        start = self.starts[-1]
         said = [str(read_object(file).get("message")) for file in sorted(start.glob("*.lost"))]
         alive = {machine.address for machine in machines()}
         gone = [place for place in read_places(start) if place.address not in alive]
@@ -180,7 +182,7 @@ class RayProcesses(Processes):
         restarts = len(self.starts) - 1
         given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
         is_ours = isinstance(self.failure, AitrainError) or not self.starts
-        lost = "A rank was lost" if is_ours else self._what_was_lost(self.starts[-1])
+        lost = "A rank was lost" if is_ours else self._what_was_lost()
         why = cause_of(self.failure) if lost == "A rank was lost" else lost
         return Failed(f"{why}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
 
@@ -283,8 +285,8 @@ def run_rank(config: dict[str, RankJob]) -> None:
     os.chdir(job.working_directory)
     os.environ.update(job.variables)
     said = job.folder.path / PRIVATE / start["name"]
-    place = RankPlace(number, socket.gethostname(), address, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    write_json(said / f"{number}.json", {**asdict(place), "checkpoint": start["checkpoint"]})
+    gpus, checkpoint = os.environ.get("CUDA_VISIBLE_DEVICES", ""), start["checkpoint"]
+    write_json(said / f"{number}.json", asdict(RankPlace(number, socket.gethostname(), address, gpus, checkpoint)))
     deadline, world = time.monotonic() + MEET_SECONDS, context.get_world_size()
     while len(places := read_places(said)) < world:
         if time.monotonic() > deadline:
@@ -294,7 +296,7 @@ def run_rank(config: dict[str, RankJob]) -> None:
     processes = parent_of(
         LaunchedRank(number, world, *local, start["address"], start["port"]), places, job, partial(say, said, number)
     )
-    processes.checkpoint = Path(start["checkpoint"]) if start["checkpoint"] else None
+    processes.checkpoint = Path(checkpoint) if checkpoint else None
     with listening(processes):
         end = processes.run()
     if processes.lost is not None and processes.last is None and not processes.stops:
@@ -305,9 +307,8 @@ def run_rank(config: dict[str, RankJob]) -> None:
 def first_words(job: RankJob, address: str) -> dict[str, Any]:
     """What rank 0 decides for a start: its name, where the ranks meet, and the checkpoint."""
     private = job.folder.path / PRIVATE
-    number = sum(path.is_dir() and path.name.startswith("start-") for path in private.iterdir())
-    checkpoint = job.plan.checkpoint
-    if any((private / f"start-{earlier:03d}" / "0.steps").exists() for earlier in range(number)):
+    number, checkpoint = len(list(private.glob("start-*"))), job.plan.checkpoint
+    if any(private.glob("start-*/0.steps")):
         checkpoint = newest_checkpoint(job.folder, lambda _: None) or checkpoint
     with socket.socket() as free:
         free.bind(("", 0))
@@ -325,9 +326,7 @@ def first_words(job: RankJob, address: str) -> dict[str, Any]:
 
 def read_places(said: Path) -> list[RankPlace]:
     """The places of the ranks of a start that are known, in the order of the ranks."""
-    found = [read_object(file) for file in said.glob("*.json")]
-    names = ("host", "address", "gpus")
-    places = [RankPlace(int(str(each["rank"])), *(str(each[name]) for name in names)) for each in found if each]
+    places = [RankPlace(**found) for found in map(read_object, said.glob("*.json")) if found]
     return sorted(places, key=lambda place: place.rank)
 
 

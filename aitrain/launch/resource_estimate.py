@@ -19,7 +19,7 @@ from typing import Literal
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.errors import ConfigError
 from aitrain.launch.hardware import GpuKind, ask_driver
-from aitrain.launch.model_shape import ModelShape, read_model_shape
+from aitrain.launch.model_shape import ModelShape
 from aitrain.machine import free_memory, total_memory
 from aitrain.options.train import FSDP_OPTIMIZERS, TrainConfig, fsdp_settings, pass_dependent
 
@@ -222,14 +222,12 @@ def changes_that_fit(
 class _Change:
     """A flag that is not given yet, and the run with it."""
 
+    name: str
     flag: str
+    """With its value."""
     config: TrainConfig
     batch: BatchPlan
     peak: int
-
-    @property
-    def name(self) -> str:
-        return self.flag.split()[0]
 
 
 def _changes(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[_Change]:
@@ -238,7 +236,8 @@ def _changes(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: D
         changed = config.model_copy(update=values)
         with suppress(ConfigError):  # the batch cannot be divided any more
             divided = plan_batch(changed, batch.processes)
-            yield _Change(flag, changed, divided, estimate_memory(shape, changed, divided, device).peak)
+            peak = estimate_memory(shape, changed, divided, device).peak
+            yield _Change(flag.split()[0], flag, changed, divided, peak)
 
 
 def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[tuple[str, dict[str, object]]]:
@@ -310,8 +309,8 @@ def choose_batch_size(
     only, not on the memory that is free, so that a repeated run has the same passes.
     """
     given = config.model_fields_set
-    is_fixed = bool({"gradient_accumulation", "tokens_per_pass"} & given) or pass_dependent(config)
-    is_fixed = is_fixed or config.batch_size is not None
+    is_fixed = config.batch_size is not None or pass_dependent(config)
+    is_fixed |= bool({"gradient_accumulation", "tokens_per_pass"} & given)
     try:
         plan = plan_batch(config, processes)
     except ConfigError:
@@ -400,7 +399,12 @@ def free_disk(folder: Path) -> int:
 
 
 def check_resources(
-    config: TrainConfig, batch: BatchPlan, gpus: Sequence[str], processes: int = 1, saves: bool = True
+    config: TrainConfig,
+    batch: BatchPlan,
+    shape: ModelShape | None,
+    device: DeviceMemory,
+    processes: int = 1,
+    saves: bool = True,
 ) -> list[str]:
     """Warnings if a run, with this number of processes here, may not fit on this machine, where its folder is if it
     `saves`; none if the model's shape is unknown.
@@ -408,10 +412,8 @@ def check_resources(
     Raises:
         ConfigError: not even the weights fit into the memory, or the result onto the disk.
     """
-    shape = read_model_shape(config.model)
     if shape is None:
         return []
-    device = device_memory(gpus)
     memory = estimate_memory(shape, config, batch, device)
     sharing = processes_sharing(processes, device)
     if device.free is not None and memory.stay["weights"] * sharing > device.free:

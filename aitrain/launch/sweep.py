@@ -246,8 +246,7 @@ class Sweep:
         self._record("running")
         try:
             with ThreadPoolExecutor(len(shares), thread_name_prefix="trial") as pool:
-                for worker in [pool.submit(self._play_trials, share) for share in shares]:
-                    worker.result()
+                list(pool.map(self._play_trials, shares))  # raises what one of them does
         except BaseException as error:
             self._record("failed", str(error))
             raise

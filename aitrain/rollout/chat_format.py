@@ -6,7 +6,6 @@ template, so that no earlier token changes.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from aitrain.environment.completion_parser import (
     THOUGHT_KEYS,
     ThoughtTags,
     ToolCall,
+    parse_call,
     read_calls,
     thought_of,
     without_thought,
@@ -127,7 +127,7 @@ class ChatFormat:
             return self._ids("".join(str(message["content"]) for message in messages))
         text = self._rendered_response(messages)
         # a tokenizer may split a text differently at its start
-        ids, mark = self._ids(MARK + text), self._mark_ids
+        ids, mark = self._ids(MARK + text), self._ids(MARK)
         ids = ids[len(mark) :] if ids[: len(mark)] == mark else self._ids(text)
         return ids[1:] if ids[:1] == [last] else ids
 
@@ -157,10 +157,6 @@ class ChatFormat:
                 f" cannot be trained: {str(list(messages))[:160]}"
             )
         return whole[len(self._prefixes[key]) :]
-
-    @cached_property
-    def _mark_ids(self) -> list[int]:
-        return self._ids(MARK)
 
     @cached_property
     def _prefixes(self) -> dict[tuple[str, str | None], str]:
@@ -206,7 +202,7 @@ class ChatFormat:
         """A message with its tool calls, which may be in its text. `thought`: that of the answer, with its tags."""
         content, calls = str(message["content"]), list[ToolCall]()
         if message.get("tool_calls"):
-            calls = [_as_call(call) for call in message["tool_calls"]]
+            calls = [parse_call(call.get("function") or call) for call in message["tool_calls"]]
         elif tools:
             content, calls = read_calls(content)
         if calls:
@@ -282,22 +278,6 @@ class ChatFormat:
 
 def _assistant_message(thought: str = "") -> Message:
     return {"role": "assistant", "content": thought + MARK}
-
-
-def _as_call(parsed: dict[str, Any]) -> ToolCall:
-    """A call in a message; the arguments of an API are JSON text."""
-    function = parsed.get("function") or parsed
-    name, arguments = str(function.get("name") or ""), function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
-            return ToolCall(name, None, f"the arguments are not JSON: {error}")
-    return (
-        ToolCall(name, arguments)
-        if isinstance(arguments, dict)
-        else ToolCall(name, None, "the arguments are not an object")
-    )
 
 
 def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatFormat:

@@ -142,14 +142,9 @@ class Trajectory:
         return sum(self.mask)
 
     @property
-    def turn_starts(self) -> list[int]:
-        """Index in `ids` of the first token of each turn."""
-        return [turn.start for turn in self.turns]
-
-    @property
     def turn_lengths(self) -> list[int]:
         """Number of sampled tokens of each turn."""
-        starts = self.turn_starts
+        starts = [turn.start for turn in self.turns]
         return [sum(self.mask[first:end]) for first, end in zip(starts, [*starts[1:], len(self.ids)], strict=False)]
 
 

@@ -27,15 +27,11 @@ class StopStrings:
         """Whether the newest token of a completion completes a stop string."""
         if len(ids) <= self.min_tokens:
             return False
-        tail = list(ids[-self._window :])
+        # the tokens that can hold the longest stop string, as each token has at least one byte
+        tail = list(ids[-max(len(text.encode()) for text in self.texts) - EXTRA_TOKENS :])
         text = self._decode(tail)
         before = len(self._decode(tail[:-1]))
         return any(stop in text[max(0, before - len(stop) + 1) :] for stop in self.texts)
-
-    @property
-    def _window(self) -> int:
-        """Number of tokens that can hold the longest stop string, as each token has at least one byte."""
-        return max(len(text.encode()) for text in self.texts) + EXTRA_TOKENS
 
     def _decode(self, ids: list[int]) -> str:
         """The text without an incomplete character at its end."""

@@ -223,13 +223,22 @@ def _is_run(path: Path) -> bool:
 
 
 def _loaded_from(given: str, kind: ModelKind, path: Path, run: Path | None, step: int | None) -> ModelReference:
-    if not any(path.glob("*.safetensors")):
-        pickled = next((file.name for file in sorted(path.glob("*.bin"))), None)
-        why = f"has its weights in {pickled}, a pickle, which could run any code" if pickled else "has no weights"
-        raise ConfigError(f"model: {path} {why}\nGive a folder with .safetensors files.")
+    check_weights(path)
     if (path / ADAPTER_CONFIG).is_file():
         return ModelReference(given, kind, _base_of(path, run), path, run, step)
     return ModelReference(given, kind, str(path), None, run, step)
+
+
+def check_weights(path: Path) -> None:
+    """Check that the weights in a folder are safetensors.
+
+    Raises:
+        ConfigError: they are not, or there are none.
+    """
+    if not any(path.glob("*.safetensors")):
+        pickled = next((file.name for file in sorted(path.glob("*.bin"))), None)
+        why = f"has its weights in {pickled}, a pickle, which could run any code" if pickled else "has no weights"
+        raise ConfigError(f"model: {path} {why}\nGive a folder with .safetensors files, as save_pretrained writes it.")
 
 
 def _base_of(adapter: Path, run: Path | None) -> str:

@@ -54,11 +54,9 @@ def construct(config: TrainConfig) -> object:
     """Import and construct the environment of the options.
 
     Raises:
-        AitrainError: it cannot be found, imported or constructed, or a method is missing.
+        AitrainError: it cannot be found, imported or constructed.
     """
-    environment = load_env(find_env(config), config.rl_env_config or {})
-    check_methods(environment)
-    return environment
+    return load_env(find_env(config), config.rl_env_config or {})
 
 
 def open_environment(
@@ -70,10 +68,7 @@ def open_environment(
     Raises:
         AitrainError: it cannot be constructed, or a dataset or the methods' parameters are wrong.
     """
-    if environment is None:
-        environment = construct(config)
-    else:
-        check_methods(environment)
+    environment = construct(config) if environment is None else environment
     config, note = with_requirements(config, environment)
     attributes = frozenset(getattr(environment, "__dict__", ()))
     cases, held_out = _built(environment, tokenizer)
@@ -91,7 +86,6 @@ def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple
     for name, own in config.environments.items():
         with errors_of(name):
             environment = load_env(sources[name], own.rl_env_config or {})
-            check_methods(environment)
             made[name] = environment, with_requirements(own, environment)[0]
             built[name] = _built(environment, tokenizer)
     return {
@@ -101,6 +95,7 @@ def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple
 
 
 def _built(environment: object, tokenizer: object | None) -> Datasets:
+    check_methods(environment)
     built = build_cases(environment, tokenizer or NO_TOKENIZER)
     check_contract(environment, columns(built))
     return built
@@ -122,8 +117,8 @@ def write_environment(name: str, kind: str, folder: Path) -> tuple[Path, Path]:
     Raises:
         ConfigError: the name cannot be a module's, or would hide one; or one of the files exists or cannot be written.
     """
-    stem, why = name.removesuffix(".py"), ""
-    if not stem.isidentifier() or keyword.iskeyword(stem) or stem != name:
+    why = ""
+    if not name.isidentifier() or keyword.iskeyword(name):
         why = f"{name} is {'a word of Python' if keyword.iskeyword(name) else 'not the name of a Python module'}"
     elif name.startswith(("_", "test_")) or name.endswith("_test"):
         why = f"pytest or Python would take {name}.py for something else"

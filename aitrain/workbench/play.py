@@ -26,20 +26,9 @@ from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
-from aitrain.rollout.limits import Limits
-from aitrain.rollout.message_format import MessageFormat, NotBehindAPI
 from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.player import (
-    EMPTY,
-    JUNK,
-    NO_END,
-    Conversation,
-    Policy,
-    Script,
-    WrittenReplies,
-    reference_of,
-)
+from aitrain.workbench.player import EMPTY, JUNK, Conversation, Policy, Script, reference_of, rollout_of
 
 
 @dataclass(frozen=True)
@@ -180,14 +169,12 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
         EnvironmentFailed: `reference` failed.
     """
     case = chosen_case(opened.all_cases, options.case)
-    person, chat = Person(Console(highlight=False)), MessageFormat(NotBehindAPI())
+    person = Person(Console(highlight=False))
     policy = person if options.policy == "person" else _policy(opened.environment, case, options)
     runner = start_runner(opened.environment, config)
     runner.offer(NoModel(), tokenizer)
     runner.on_messages = lambda session, _: setattr(person, "reset", session.reset)
-    return Rollout(
-        runner, WrittenReplies(chat, defaultdict(lambda: policy)), chat, Limits(config.rl_max_turns, 1), NO_END
-    )
+    return rollout_of(runner, defaultdict(lambda: policy))
 
 
 def _policy(environment: object, case: Case, options: PlayOptions) -> Policy:

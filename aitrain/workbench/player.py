@@ -132,20 +132,14 @@ class WrittenReplies:
         yield lambda: None
 
 
-NO_END = EndOfTurn([FILLER])
-"""What rollouts of written replies need in place of token ids that end an answer."""
+def rollout_of(runner: EnvRunner, policies: defaultdict[int, Policy]) -> Rollout:
+    """Rollouts whose completions are the replies of policies, see WrittenReplies."""
+    chat = MessageFormat(NotBehindAPI())
+    limits = Limits(runner.config.rl_max_turns, turn_tokens=1)
+    return Rollout(runner, WrittenReplies(chat, policies), chat, limits, EndOfTurn([FILLER]))
 
 
 # -- playing
-
-
-@dataclass(frozen=True)
-class Play:
-    """An episode to play."""
-
-    case: Case
-    policy: Policy
-    seed: int = 0
 
 
 def heard(episode: Episode) -> list[object]:
@@ -183,18 +177,17 @@ def is_of_service(failure: Failure | None) -> bool:
 class Player:
     """Plays episodes on one environment, many at the same time, with the deadlines and the isolation of a run."""
 
-    def __init__(self, environment: Any, config: TrainConfig, runner: EnvRunner | None = None) -> None:
-        self.runner = runner or start_runner(environment, config)
-        self._limits = Limits(config.rl_max_turns, turn_tokens=1)
+    def __init__(self, environment: Any, config: TrainConfig) -> None:
+        self.runner = start_runner(environment, config)
         self._loop = EventLoop()
 
-    def play(self, plays: Sequence[Play]) -> list[Episode]:
-        """Play the episodes, and score them; failures of the environment are in the results."""
-        chat = MessageFormat(NotBehindAPI())
-        engine = WrittenReplies(chat, defaultdict(lambda: EMPTY, enumerate(play.policy for play in plays)))
-        rollout = Rollout(self.runner, engine, chat, self._limits, NO_END)
-        cases, seeds = [play.case for play in plays], [play.seed for play in plays]
-        return self._loop.run(rollout.play(cases, seeds, range(len(plays))))
+    def play(self, pairs: Sequence[tuple[Case, Policy]], seeds: Sequence[int] | None = None) -> list[Episode]:
+        """Play the policies on the cases, and score the episodes; failures of the environment are in the results.
+        `seeds` are the environment's, 0 if there are none."""
+        policies = defaultdict[int, Policy](lambda: EMPTY, enumerate(policy for _, policy in pairs))
+        rollout = rollout_of(self.runner, policies)
+        cases = [case for case, _ in pairs]
+        return self._loop.run(rollout.play(cases, seeds or [0] * len(cases), range(len(cases))))
 
     def score_groups(self, groups: Sequence[Sequence[Episode]]) -> list[list[ScoreResult]]:
         """The scores of episodes that `score_group` compares, each group of one case."""

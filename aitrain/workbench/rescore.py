@@ -17,7 +17,7 @@ from rich.text import Text
 
 from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import Case, ScoreResult, as_messages, env_kind
-from aitrain.environment.runner import NoModel, start_runner
+from aitrain.environment.runner import NoModel
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import EnvironmentFailed, RunFailed
@@ -32,7 +32,7 @@ from aitrain.runs.statistics import ScoredEnv, mean_score
 from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import show_heading, show_text
-from aitrain.workbench.player import Conversation, Play, Player
+from aitrain.workbench.player import Conversation, Player
 
 BATCH = 256
 EXCERPT = 400
@@ -81,16 +81,17 @@ def rescore(
     opened: OpenedEnvironment, config: TrainConfig, tokenizer: object, records: Iterable[RolloutRecord]
 ) -> Iterator[RescoredEpisode]:
     """Each episode with today's score, batch by batch; the records of a group follow each other."""
-    runner, known = start_runner(opened.environment, config), {case.number: case for case in opened.all_cases}
-    runner.offer(NoModel(), tokenizer)
-    with closing(Player(opened.environment, config, runner)) as player:
+    known = {case.number: case for case in opened.all_cases}
+    with closing(Player(opened.environment, config)) as player:
+        player.runner.offer(NoModel(), tokenizer)
         for groups in _batches(records):
             replays = [[Replay(record, opened.environment, known) for record in group] for group in groups]
             ready = [replay for group in replays for replay in group if not replay.problem]
-            played = player.play([Play(replay.case, replay, replay.record.seed or 0) for replay in ready])
+            seeds = [replay.record.seed or 0 for replay in ready]
+            played = player.play([(replay.case, replay) for replay in ready], seeds)
             for replay, episode in zip(ready, played, strict=True):
                 replay.end(episode)
-            if runner.scores_groups:
+            if player.runner.scores_groups:
                 _score_groups(player, replays)
             yield from (replay.rescored for group in replays for replay in group)
 
@@ -280,16 +281,17 @@ def _phase(episodes: Sequence[RescoredEpisode], weights: Mapping[str, float]) ->
     }
 
 
+COLUMNS = ("episodes", "compared", "mean_before", "mean_after", "changed")
+
+
 def show_report(console: Console, found: dict[str, Any]) -> None:
     """Print the report."""
     table = Table("", box=None, pad_edge=False, header_style="dim")
-    for column in ("episodes", "compared", "before", "after", "changed"):
-        table.add_column(column, justify="right")
+    for column in COLUMNS:
+        table.add_column(column.removeprefix("mean_"), justify="right")
     for phase, counts in found["phases"].items():
         name = phase if phase == "training" else f"held-out, {phase.replace('_', ', ')}"
-        numbers = [f"{counts[key]:,}" for key in ("episodes", "compared", "changed")]
-        means = [_number(counts[key]) for key in ("mean_before", "mean_after")]
-        table.add_row(Text(escape_controls(name)), *numbers[:2], *means, numbers[2])
+        table.add_row(Text(escape_controls(name)), *(_number(counts[column]) for column in COLUMNS))
     console.print(table)
     before, now = [sum(one[f"unscored_{end}"] for one in found["phases"].values()) for end in ("before", "after")]
     notes = [f"\nunscored: {before} before, {now} now"] * bool(before or now)
@@ -312,5 +314,6 @@ def show_report(console: Console, found: dict[str, Any]) -> None:
                 show_text(console, f"{name}: {one[name]}", style)
 
 
-def _number(score: float | None) -> str:
-    return "none" if score is None else f"{score:.3f}"
+def _number(value: float | None) -> str:
+    """A score, or a count."""
+    return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3f}"

@@ -16,7 +16,7 @@ from aitrain.environment.contract import Case, ScoreResult
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import check_by_reading, find_env, load_env
 from aitrain.environment.requirements import with_requirements
-from aitrain.workbench.player import Play, Player, Script
+from aitrain.workbench.player import Player, Script
 from tests.conftest import install_package, write
 from tests.rehearsal import Rehearsed, rehearse
 
@@ -61,7 +61,7 @@ def play(environment: Any, case: Case, replies: Sequence[str], seed: int = 0) ->
     """What the environment says, the prompt's last message first, and the score."""
     config = with_requirements(TrainConfig(rl_env="any.py", rl_env_isolation="thread"), environment)[0]
     player = Player(environment, config.model_copy(update={"rl_max_turns": 99}))
-    (episode,) = player.play([Play(case, Script(tuple(replies)), seed)])
+    (episode,) = player.play([(case, Script(tuple(replies)))], [seed])
     prompt = episode.prompt
     said = [prompt] if isinstance(prompt, str) else [prompt[-1]["content"]]
     return said + [message["content"] for message in episode.messages if message["role"] != "assistant"], episode.result

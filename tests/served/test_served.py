@@ -22,7 +22,7 @@ from aitrain.environment.tools import Tools
 from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
 from aitrain.runs.run_folder import to_jsonable
-from aitrain.workbench.player import JUNK, Play, Player, Script, reference_of
+from aitrain.workbench.player import JUNK, Player, Script, reference_of
 from tests.rollout.scripted import Scripted, play_with_notes
 from tests.runner_calls import end, open_sessions, respond
 from tests.served.environments import Counts, Fails, Generator, Loop, Objects, Single, WithTools
@@ -88,7 +88,7 @@ def test_groups_are_scored_on_the_server() -> None:
     def scored(environment: Any) -> object:
         case = build_cases(environment, None)[0][1]
         with closing(Player(environment, TrainConfig())) as player:
-            played, failed = player.play([Play(case, JUNK), Play(case, JUNK, 1)])
+            played, failed = player.play([(case, JUNK)] * 2, [0, 1])
             failed.result = ScoreResult(None)
             return player.score_groups([[played, failed]])
 

@@ -24,7 +24,7 @@ from aitrain import activity
 from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.processes import end_with, fork
+from aitrain.execution.processes import fork, kill_group
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check.episodes import watch_connections
@@ -112,9 +112,7 @@ def forked(function: Callable[[Connection], object], seconds: float) -> Iterator
         OSError: no process can be forked.
     """
     ours, theirs = Pipe(duplex=False)
-    pid = fork(partial(_run, function, theirs, os.getpid()))
-    with suppress(OSError):  # the process does the same: one of the two is first
-        os.setpgid(pid, pid)
+    pid = fork(partial(_run, function, theirs))
     theirs.close()
     end = time.monotonic() + seconds
     with ours:
@@ -124,16 +122,10 @@ def forked(function: Callable[[Connection], object], seconds: float) -> Iterator
         except EOFError:
             raise CallFailed(Failure("crashed", "ended without a result")) from None
         finally:
-            for kill in (os.killpg, os.kill):
-                with suppress(OSError):
-                    kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            kill_group(pid)
 
 
-def _run(function: Callable[[Connection], object], connection: Connection, parent: int) -> None:
-    with suppress(OSError):
-        os.setpgid(0, 0)  # so that what the function starts is ended with it
-    end_with(parent)
+def _run(function: Callable[[Connection], object], connection: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -16,26 +16,20 @@ from itertools import cycle, islice
 from typing import Any, cast
 
 from aitrain.batch import plan_batch
-from aitrain.environment.contract import Case
 from aitrain.environment.endpoint import running_address
 from aitrain.execution.async_calls import shared_loop
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.scores import NOISE, OWN_STATE
-from aitrain.workbench.check.subject import AT_ONCE, SLOW_SAMPLE, EnvFinding, NotCheckedError, Subject
-from aitrain.workbench.player import EMPTY, JUNK, Play, Policy, heard, is_unknown, replied
+from aitrain.workbench.check.subject import SLOW_SAMPLE, EnvFinding, NotCheckedError, Subject
+from aitrain.workbench.player import EMPTY, JUNK, heard, is_unknown, replied
 
 MANY = 32
-"""Episodes that are played at the same time; AT_ONCE if one takes longer than QUICK."""
+"""Episodes that are played at the same time, unless one takes longer than QUICK."""
 QUICK = 0.05
 SLOW = 1.0
 """Seconds per step from which the environment is called slow."""
 BUDGET = 10.0
 """Seconds that the measurement may take, about."""
-
-
-def _pairs(subject: Subject) -> list[tuple[Case, Policy]]:
-    """The reference of each case of the sample, or a meaningless policy where there is none."""
-    return [(case, subject.reference(case) or JUNK) for case in subject.sample]
 
 
 def episode_end(subject: Subject) -> Iterator[EnvFinding]:
@@ -55,10 +49,10 @@ def episode_end(subject: Subject) -> Iterator[EnvFinding]:
 
 def concurrency(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes at the same time are as they are one after another."""
-    pairs = _pairs(subject)
+    pairs = subject.pairs
     alone = [subject.play_one(*pair, again=True) for pair in pairs]
-    count = MANY if subject.episode_seconds < QUICK else AT_ONCE
-    beside = subject.play_together(islice(cycle(pairs), count))
+    count = MANY if subject.episode_seconds < QUICK else subject.at_once
+    beside = subject.play(islice(cycle(pairs), count), again=True, at_once=count)
     different = [(one, other) for one, other in zip(cycle(alone), beside, strict=False) if not _are_alike(one, other)]
     # else it is noise, which `repeatable` finds
     if different and all(
@@ -75,7 +69,7 @@ def concurrency(subject: Subject) -> Iterator[EnvFinding]:
             OWN_STATE,
             before.case.case_idx,
         )
-        subject.is_serial = True  # the other checks look for other things
+        subject.at_once = 1  # the other checks look for other things
     for note in subject.notes[:1]:
         yield EnvFinding("info", " ".join(note.split()))
 
@@ -94,7 +88,7 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
     wanted = batch.completions_per_step // batch.processes
     count = max(1, min(wanted, int(BUDGET / max(subject.episode_seconds, 1e-6))))
     start = time.monotonic()
-    played = subject.play_together(islice(cycle(_pairs(subject)), count))
+    played = subject.play(islice(cycle(subject.pairs), count), again=True, at_once=count)
     seconds = (time.monotonic() - start) * wanted / count
     slowest = max(episode.session.seconds for episode in played)
     is_slow = seconds > SLOW
@@ -192,7 +186,8 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     if subject.config.rl_env_isolation == "process":
         raise NotCheckedError("episodes run in processes of their own")
     addresses, threads, set_handler = list[str](), list[str](), signal.signal
-    plays = [(case, policy) for case in subject.chosen[:CASES] for policy in (subject.reference(case), JUNK, EMPTY)]
+    cases = subject.chosen[:CASES]
+    pairs = [(case, policy) for case in cases for policy in (subject.reference(case), JUNK, EMPTY) if policy]
 
     def noted(number: int, handler: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
@@ -204,7 +199,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     before = [effect.look() for effect in EFFECTS]
     watch_connections(addresses.append)
     signal.signal = noted  # type: ignore[assignment]
-    subject.player.play([Play(case, policy) for case, policy in plays if policy])
+    subject.player.play(pairs)
     signal.signal = set_handler
     end, changes = time.monotonic() + SETTLE, ["not looked yet"]
     while any(changes) and time.monotonic() < end:

@@ -25,7 +25,6 @@ from aitrain.workbench.check import episodes, probes, rows, scores
 from aitrain.workbench.check.process import Message
 from aitrain.workbench.check.subject import CheckResult, EnvFinding, NotCheckedError, Subject
 from aitrain.workbench.opening import open_environment
-from aitrain.workbench.player import JUNK
 
 CONSTRUCTION = 300.0
 """Seconds that the environment may take to be constructed."""
@@ -74,7 +73,7 @@ class EnvCheck:
         if subject.model.used:
             return "the scorer uses the model or its tokenizer (--tokenizer NAME)"
         if model_judge.not_asked:
-            played = subject.play((case, subject.reference(case) or JUNK) for case in subject.sample)
+            played = subject.play(subject.pairs)
             if all(one.result.score is None and one.result.failure is None for one in played):
                 return "all scores are those of judges that were not asked (--ask-judges)"
         is_there, reason = NEEDS[self.needs]
@@ -116,8 +115,8 @@ def chosen(only: Iterable[str], checks: Sequence[EnvCheck] = CHECKS) -> list[Env
     Raises:
         ConfigError: there is no such check.
     """
-    names = list(only) or [check.name for check in checks]
     by_name = {check.name: check for check in checks}
+    names = list(only) or list(by_name)
     for name in set(names) - set(by_name):
         near = did_you_mean(name, by_name)
         raise ConfigError(f"--only: there is no check {name}.{near}\nThere are: {', '.join(by_name)}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from string import ascii_lowercase, ascii_uppercase, digits
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Prompt
+from aitrain.runs.json_values import as_text, parse_object
 
 _WRAPPED = (
     re.compile(r"<(\w+)>\s*((?:(?!</?\1>).)+?)\s*</\1>\s*\Z", re.DOTALL),
@@ -183,13 +183,7 @@ def text_of(prompt: Prompt) -> str:
     """A prompt as one text."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(_content(message.get("content")) for message in prompt)
-
-
-def _content(content: object) -> str:
-    if isinstance(content, list):
-        return " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return str(content or "")
+    return "\n".join(as_text(message.get("content")) for message in prompt)
 
 
 _JSON_EXAMPLE = re.compile(r"\{[^{}\n]{2,200}\}")
@@ -205,16 +199,9 @@ def scaffolds(prompt: str) -> list[str]:
         found.append("####")
     if "boxed" in prompt:
         found.append("\\boxed{}")
-    found += [example[0] for example in _JSON_EXAMPLE.finditer(prompt) if _is_json(example[0])]
+    found += [example[0] for example in _JSON_EXAMPLE.finditer(prompt) if parse_object(example[0].encode())]
     found += [f"{label}:" for label in re.findall(r"(?im)^\W*((?:final )?answer)\s*:", prompt)]
     return list(dict.fromkeys(text for text in found if text.strip()))
-
-
-def _is_json(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def lazy_answers(prompt: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
-from typing import Any
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case, Prompt
@@ -173,7 +172,9 @@ def pickling(subject: Subject) -> Iterator[EnvFinding]:
     sent = {f"self.{name}": value for name, value in attributes.items() if name not in subject.opened.set_by_init}
     sent |= {f"row {case.number}": dict(case.row) for case in subject.opened.all_cases}
     for name, value in sent.items():
-        if problem := _problem_of_sending(value):
+        try:
+            pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        except Exception as problem:
             yield EnvFinding(
                 "warning",
                 f"build_dataset makes {name}, which cannot be pickled: {problem}.",
@@ -182,11 +183,3 @@ def pickling(subject: Subject) -> Iterator[EnvFinding]:
                 " runs in every process.",
             )
             return
-
-
-def _problem_of_sending(value: Any) -> str:
-    try:
-        pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        return str(error)
-    return ""

@@ -16,7 +16,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.replies import core_of, text_of
 from aitrain.workbench.opening import OpenedEnvironment, spread
-from aitrain.workbench.player import EMPTY, JUNK, JUNK_TEXT, Play, Player, Policy, Script, reference_of
+from aitrain.workbench.player import EMPTY, JUNK, JUNK_TEXT, Player, Policy, Script, reference_of
 
 Level = Literal["fail", "warning", "info"]
 """A run on an environment with a `fail` learns something wrong or ends; `info` is a fact that is worth knowing."""
@@ -28,8 +28,6 @@ SAMPLE = 16
 SLOW_SAMPLE = 4
 """Cases that are played if one episode takes longer than SLOW_SECONDS."""
 SLOW_SECONDS = 0.5
-AT_ONCE = 8
-"""Episodes that are played at the same time. They may share one processor, and each has a deadline."""
 LONGEST_ANSWER = 200
 """Characters of a column's value up to which it is tried as an answer."""
 COLUMNS = 4
@@ -102,8 +100,9 @@ class Subject:
     """What all checks together may take, from now on."""
     on_batch: Callable[[], object] = lambda: None
     """Called before a batch of episodes."""
-    is_serial: bool = False
-    """Whether episodes are played one after another, as they disturb each other."""
+    at_once: int = 8
+    """Episodes that are played at the same time: they may share one processor, and each has a deadline; 1 if they
+    disturb each other."""
     model: ModelGuard = field(default_factory=ModelGuard)
     notes: list[str] = field(default_factory=list)
     """What aitrain said about how the environment's calls run."""
@@ -192,6 +191,11 @@ class Subject:
         """The cases of the sample that have a reference, with it."""
         return [(case, script) for case in self.sample if (script := self.reference(case)) and script.replies]
 
+    @property
+    def pairs(self) -> list[tuple[Case, Policy]]:
+        """Each case of the sample with its reference, or a meaningless policy where there is none."""
+        return [(case, self.reference(case) or JUNK) for case in self.sample]
+
     def core(self, case: Case) -> str | None:
         """The answer in the reference's last reply, without its format; None without a reference."""
         script = self.reference(case)
@@ -231,33 +235,26 @@ class Subject:
         """The episodes that were played, in their order, without those played `again`."""
         return list(self._cache.values())
 
-    def play(self, pairs: Iterable[tuple[Case, Policy]], again: bool = False) -> list[Episode]:
+    def play(
+        self, pairs: Iterable[tuple[Case, Policy]], again: bool = False, at_once: int | None = None
+    ) -> list[Episode]:
         """Play the policies on the cases, several at the same time; episodes that were played before are taken from
-        there, unless `again`.
+        there, unless `again`. `at_once` takes the place of the attribute.
 
         Raises:
             NotCheckedError: the time is over.
         """
-        wanted = [((case.number, policy), Play(case, policy)) for case, policy in pairs]
-        new = wanted if again else [(key, play) for key, play in dict(wanted).items() if key not in self._cache]
-        at_once = 1 if self.is_serial else AT_ONCE
+        wanted = [((case.number, policy), (case, policy)) for case, policy in pairs]
+        new = wanted if again else [(key, pair) for key, pair in dict(wanted).items() if key not in self._cache]
+        at_once = at_once or self.at_once
         played: list[Episode] = []
         for start in range(0, len(new), at_once):
             self.check_time()
-            part = self.player.play([play for _, play in new[start : start + at_once]])
+            part = self.player.play([pair for _, pair in new[start : start + at_once]])
             played += part
             if not again:
                 self._cache.update(zip([key for key, _ in new[start:]], part, strict=False))
         return played if again else [self._cache[key] for key, _ in wanted]
-
-    def play_together(self, pairs: Iterable[tuple[Case, Policy]]) -> list[Episode]:
-        """Play episodes all at the same time, as a step does, also those that were played before.
-
-        Raises:
-            NotCheckedError: the time is over.
-        """
-        self.check_time()
-        return self.player.play([Play(case, policy) for case, policy in pairs])
 
     def play_one(self, case: Case, policy: Policy, again: bool = False) -> Episode:
         """Play one episode."""
