@@ -5,7 +5,6 @@ models that `--model` knows by a name of aitrain's own.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -40,12 +39,9 @@ def version_of(library: str) -> str | None:
     from importlib import metadata  # here, as most commands need none
 
     try:
-        found = metadata.distribution(library)
+        return metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
-    header = (found.read_text("METADATA") or "").partition("\n\n")[0]
-    line = re.search(r"^Version: *(\S+)", header, re.MULTILINE)  # `found.version` would parse the whole file
-    return line[1] if line else found.version
 
 
 TINY = "tiny"

@@ -129,21 +129,17 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right" if name in ("step", "age") else "left", no_wrap=True)
     for row in rows:
         age, hosts = max(0.0, time.time() - row["heartbeat"]), row["hosts"]
+        host = f"{hosts[0]} +{len(hosts) - 1}" if len(hosts) > 1 else str(hosts[0])
         is_elsewhere = row["status"] in ("running", "stalled") and hosts != [socket.gethostname()]
         table.add_row(
-            Text(_printable(row["name"]), no_wrap=True, overflow="ellipsis"),
+            Text(escape_controls(row["name"]), no_wrap=True, overflow="ellipsis"),
             Text(row["status"], COLOURS.get(row["status"], "")),
             "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None),
             *_scores(row),
             duration(age).split()[0] if age < DAY else f"{int(age // DAY)}d",
-            _printable(f"{hosts[0]} +{len(hosts) - 1}" if len(hosts) > 1 else str(hosts[0])) if is_elsewhere else "",
+            escape_controls(host) if is_elsewhere else "",
         )
     return table
-
-
-def _printable(text: str) -> str:
-    """A name without control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _scores(row: dict[str, Any]) -> tuple[str, str]:
@@ -275,7 +271,7 @@ def _folder(model: str) -> Path:
     """
     from aitrain.ui.run_registry import is_run
 
-    for path in (Path(model).expanduser(), Path(RUNS) / model):
-        if is_run(path):
-            return path
-    raise ConfigError(f"{model} is no run and no eval\nScore it first with: aitrain eval {model}")
+    path = next(filter(is_run, (Path(model).expanduser(), Path(RUNS) / model)), None)
+    if path is None:
+        raise ConfigError(f"{model} is no run and no eval\nScore it first with: aitrain eval {model}")
+    return path

@@ -305,10 +305,11 @@ class TRLOptions(Options):
     trl: Table = Field({})
     """Any other field of TRL's GRPOConfig, as KEY=VALUE; may be repeated."""
 
-    def trl_integer(self, name: str, default: int) -> int:
-        """A field of `--trl` that counts something; its default where it is not given."""
-        value = self.trl.get(name)
-        return value if isinstance(value, int) else default
+    @property
+    def repeated_updates(self) -> int:
+        """How often each completion is trained on: num_iterations of `--trl`."""
+        value = self.trl.get("num_iterations")
+        return value if isinstance(value, int) else 1
 
     def trl_table(self, name: str) -> dict[str, object]:
         """A field of `--trl` that is a table; empty where it is not given."""

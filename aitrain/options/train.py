@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aitrain.options.algorithms import (
+    Algorithm,
     GRPOOptions,
-    LossSettings,
     SamplingOptions,
     contradictions,
     overlong_buffer,
@@ -68,8 +68,8 @@ class TrainConfig(
     """The options of one training run. Unknown names and invalid values raise ConfigError."""
 
     @property
-    def loss(self) -> LossSettings:
-        """The settings of the loss: the given ones, and for the rest those of the loss type."""
+    def loss(self) -> Algorithm:
+        """The algorithm, with the given settings of the loss in place of its own."""
         return settle(self)
 
     @property

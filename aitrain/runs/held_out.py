@@ -78,9 +78,18 @@ def bounds_of(score_range: object) -> Bounds | None:
     return (low, high) if math.isfinite(high - low) else None
 
 
-def interval_texts(row: ScoreRow) -> tuple[str, str, str]:
-    """The intervals before and after, and of the change, as text."""
-    return interval_text(row["before"], False), interval_text(row["after"], False), interval_text(row["change"], True)
+def table_texts(table: ScoreTable) -> list[tuple[str, str, str, str]]:
+    """The names of the rows that have a score, with the intervals before and after, and of the change, as text."""
+    return [
+        (
+            name,
+            interval_text(row["before"], False),
+            interval_text(row["after"], False),
+            interval_text(row["change"], True),
+        )
+        for name, row in table.items()
+        if row["before"] or row["after"]
+    ]
 
 
 def interval_text(value: IntervalValues | None, is_change: bool) -> str:
@@ -116,15 +125,12 @@ def verdict_of(change: IntervalValues | None) -> Verdict | None:
     """The verdict on a mean change, as in `ScoreRow.change`; None if there is no case that both were scored on."""
     if change is None:
         return None
-    low, high, p_value = change["low"], change["high"], change.get("p_value")
-    if p_value is not None:  # runs of earlier versions have none
-        if p_value > ALPHA:
-            return "undetected"
-        if low is None or high is None:  # scores without bounds that all changed by the same
-            low = high = change["mean"]
-    if low is not None and low > 0:
-        return "better"
-    return "worse" if high is not None and high < 0 else "undetected"
+    if (change.get("p_value") or 0.0) > ALPHA:
+        return "undetected"
+    low, high = change["low"], change["high"]
+    if low is None or high is None:  # scores without bounds that all changed by the same
+        low = high = change["mean"]
+    return "better" if low > 0 else "worse" if high < 0 else "undetected"
 
 
 def verdict_of_scores(table: ScoreTable | None) -> Verdict | None:

@@ -49,7 +49,7 @@ class Reproduction:
     @property
     def is_same(self) -> bool:
         """Whether all that was compared has the same bits, or is the same to rounding."""
-        return all(part.same != "different" for part in self.parts)
+        return self.first_difference is None
 
     @property
     def first_difference(self) -> Part | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from statistics import fmean, pvariance
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -21,7 +21,6 @@ from aitrain.runs.records import RecordedTurn, RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import GroupKey, IndexEntry, RolloutIndex, excerpt, prompt_excerpt
 from aitrain.ui.overview import evenly
 
-Item = TypeVar("Item")
 Group = list[int]
 """Numbers of episodes."""
 

@@ -31,9 +31,9 @@ from aitrain.runs.held_out import (
     verdict_of,
     verdict_of_scores,
 )
-from aitrain.runs.json_values import JsonObject, as_float, regular
+from aitrain.runs.json_values import JsonObject, as_float, parse_object, regular
 from aitrain.runs.model_reference import read_options
-from aitrain.runs.records import MetricsLine, metrics_of, read_metrics
+from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.runs.statistics import (
@@ -321,8 +321,12 @@ class Overview:
 
     @property
     def learned(self) -> bool:
-        """Whether a step changed the weights."""
-        return not self.steps or any(map(_changes_weights, self.steps))
+        """Whether a step changed the weights: the completions of a group differed in score, and the learning rate was
+        not 0, as in a warm-up's first step."""
+        return not self.steps or any(
+            step.values.get("frac_reward_zero_std") != 1.0 and step.values.get("learning_rate") != 0.0
+            for step in self.steps
+        )
 
     @property
     def advice(self) -> str:
@@ -418,7 +422,7 @@ class Overview:
         """The run in the table of runs, from small files and the end of metrics.jsonl."""
         rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
         scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
-        newest = next(metrics_of(scorings[-1:]), None)
+        newest = (parse_object(scorings[-1]) if scorings else None) or {}
         row = self.scores.get("sampled") or self.scores.get("greedy") or self._bare_scores()
         after = None if self.status == "running" and self.job == "grpo" else row["after"]
         change = row["change"] if after else None
@@ -434,8 +438,8 @@ class Overview:
             "options": self._plain_options(),
             "rewards": list(map(float, evenly(rewards, ROW_POINTS))),
             "before": row["before"] or _bare(self.recorded.get("score_before")),
-            "after": after or (_bare(newest.eval_score) if newest else None),
-            "after_step": newest.step if newest and after is None else None,
+            "after": after or _bare(as_float(newest.get("eval_score"))),
+            "after_step": newest.get("step") if after is None else None,
             "change": change,
             "learned": b'"frac_reward_zero_std": 1.0' not in self.metrics or self.learned,
             "verdict": verdict_of(change),
@@ -471,12 +475,6 @@ def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
     if len(items) <= most:
         return items
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
-
-
-def _changes_weights(step: MetricsLine) -> bool:
-    """Whether the completions of a group differed in score, and the learning rate was not 0, as in a warm-up's first
-    step."""
-    return step.values.get("frac_reward_zero_std") != 1.0 and step.values.get("learning_rate") != 0.0
 
 
 def _scorings(entries: Iterable[IndexEntry]) -> dict[str, dict[str, list[float]]]:
