@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from aitrain.cli.flags import (
     AsJson,
     ConfigFile,
@@ -21,6 +19,7 @@ from aitrain.cli.flags import (
     Verbosity,
     given_flags,
     print_json,
+    run_argument,
     run_names,
     with_options,
 )
@@ -57,10 +56,9 @@ MAY_DIFFER = {
 def eval(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="MODEL...",
-            autocompletion=run_names,
-            help="A run folder or the name of a run in runs/, a checkpoint, an adapter, a model folder, a Hub name, or"
+        run_argument(
+            "MODEL...",
+            "A run folder or the name of a run in runs/, a checkpoint, an adapter, a model folder, a Hub name, or"
             " the address of an OpenAI-compatible server (key: OPENAI_API_KEY).",
         ),
     ] = None,

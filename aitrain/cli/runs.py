@@ -20,7 +20,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from aitrain.cli.flags import AsJson, print_json, run_names
+from aitrain.cli.flags import AsJson, print_json, run_argument
 from aitrain.errors import ConfigError, WorseError
 from aitrain.runs.run_folder import RUNS, write_text
 from aitrain.ui.dashboard import duration, number
@@ -39,10 +39,8 @@ COLOURS = {
 def show(
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN",
-            autocompletion=run_names,
-            help="A run folder, or the name of a run in runs/; a folder with runs, or a sweep: these. [runs]",
+        run_argument(
+            "RUN", "A run folder, or the name of a run in runs/; a folder with runs, or a sweep: these. [runs]"
         ),
     ] = None,
     *,
@@ -162,9 +160,7 @@ TRIES = 20
 def view(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[RUN]...", autocompletion=run_names, help="Run folders, folders of them, or rollout files."
-        ),
+        run_argument("[RUN]...", "Run folders, folders of them, or rollout files."),
     ] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
@@ -202,11 +198,7 @@ def view(
 def compare(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="A B...",
-            autocompletion=run_names,
-            help="Trainings and evals: run folders, or names in runs/.",
-        ),
+        run_argument("A B...", "Trainings and evals: run folders, or names in runs/."),
     ] = None,
     *,
     fail_if_worse: Annotated[

@@ -31,7 +31,7 @@ from aitrain.cli.flags import (
     given_flags,
     group,
     print_json,
-    run_names,
+    run_argument,
     with_options,
 )
 from aitrain.errors import AitrainError, ConfigError, WorseError
@@ -202,9 +202,7 @@ def reproduce(
     run: RunName,
     again: Annotated[
         str | None,
-        typer.Argument(
-            metavar="AGAIN", autocompletion=run_names, help="A run that repeated it already: nothing is trained."
-        ),
+        run_argument("AGAIN", "A run that repeated it already: nothing is trained."),
     ] = None,
     *,
     quiet: Quiet = False,

@@ -99,12 +99,8 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
                 for message in chain(*record.transcript())
                 for text in (message.text, message.thought, *chain(*message.calls))
             ]
-            if _folded(text) in _folded("\n".join([*texts, record.error.message if record.error else ""])):
+            if text.lower() in "\n".join([*texts, record.error.message if record.error else ""]).lower():
                 yield number
-
-
-def _folded(text: str) -> bytes:
-    return text.encode(errors="replace").lower()
 
 
 def _ordered(entries: Sequence[IndexEntry], groups: Iterable[Group], order: str) -> list[Group]:

@@ -65,16 +65,8 @@ class Overview:
 
     def __init__(self, folder: Path, rollouts: RolloutIndex | None = None) -> None:
         self.run, self.rollouts = RunFolder(folder), rollouts
-
-    @cached_property
-    def recorded(self) -> dict[str, Any]:
-        """status.json."""
-        return read_object(self.run.status)
-
-    @cached_property
-    def result(self) -> dict[str, Any]:
-        """result.json."""
-        return read_object(self.run.result)
+        self.recorded, self.result = read_object(self.run.status), read_object(self.run.result)
+        """status.json and result.json."""
 
     @cached_property
     def environment(self) -> dict[str, Any]:
