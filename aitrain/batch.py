@@ -86,31 +86,6 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
-class RolloutSize:
-    """What is sampled at once, and the optimizer steps that train on it."""
-
-    prompts: int
-    generations: int
-    steps: int
-    is_ahead: bool = False
-    """Whether it is sampled while the one before is trained on."""
-
-    @classmethod
-    def of(cls, config: TrainConfig, plan: BatchPlan) -> RolloutSize:
-        """The rollout of a run."""
-        schedule = schedule_cases(config, plan, 1)
-        return cls(schedule.prompts, plan.generations, schedule.updates, config.rl_ahead > 0)
-
-    def __str__(self) -> str:
-        sampled = self.prompts * self.generations
-        steps = "one optimizer step" if self.steps == 1 else f"{self.steps} optimizer steps"
-        size = f"{_counted(self.prompts, 'prompt')} x {self.generations} completions = {sampled}, for {steps}"
-        if self.is_ahead:
-            return f"{size}; all off-policy, as it is sampled ahead"
-        return f"{size}; {'on-policy' if self.steps == 1 else 'only the first is on-policy'}"
-
-
-@dataclass(frozen=True)
 class CaseSchedule:
     """How epochs are cut into optimizer steps. A generation batch may hold the last cases of one epoch and the first of
     the next; the last batch of a run is filled up from one epoch more."""
@@ -158,12 +133,23 @@ class CaseSchedule:
         )
 
 
-def schedule_cases(config: TrainConfig, plan: BatchPlan, cases: int) -> CaseSchedule:
+def describe_rollout(config: TrainConfig, plan: BatchPlan) -> str:
+    """What is sampled at once, and the optimizer steps that train on it."""
+    schedule = schedule_cases(config, plan)
+    prompts, updates = schedule.prompts, schedule.updates
+    steps = "one optimizer step" if updates == 1 else f"{updates} optimizer steps"
+    sampled = f"{plan.generations} completions = {prompts * plan.generations}"
+    policy = "on-policy" if updates == 1 else "only the first is on-policy"
+    policy = "all off-policy, as it is sampled ahead" if config.rl_ahead else policy
+    return f"{_counted(prompts, 'prompt')} x {sampled}, for {steps}; {policy}"
+
+
+def schedule_cases(config: TrainConfig, plan: BatchPlan, cases: int = 1) -> CaseSchedule:
     """The schedule of a number of training cases."""
     return CaseSchedule(
         cases=cases,
         prompts=plan.prompts_per_step * config.rl_updates_per_rollout,
-        updates=config.rl_updates_per_rollout * config.trl_integer("num_iterations", 1),
+        updates=config.rl_updates_per_rollout * config.repeated_updates,
         epochs=config.epochs,
         max_steps=config.max_steps,
     )

@@ -38,6 +38,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
@@ -137,23 +138,13 @@ class CheckpointDamagedError(AitrainError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean x?` for the known word nearest to a misspelt one; empty if none is near."""
-    allowed = 0 if len(word) < 3 else 1 if len(word) < 8 else 2
-    edits = {other: _edits(word.casefold(), other.casefold()) for other in known if abs(len(other) - len(word)) <= 2}
-    near = min(edits, key=lambda other: edits[other], default="")
-    return f" Did you mean {near}?" if near and edits[near] <= allowed else ""
-
-
-def _edits(word: str, other: str) -> int:
-    """Letters to insert, remove, replace or swap with their neighbours, to turn one word into another."""
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, letter in enumerate(word, 1):
-        before, last, row = row, before, [i]
-        for j, wanted in enumerate(other, 1):
-            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted)))
-            if last and j > 1 and (letter, word[i - 2]) == (other[j - 2], wanted):
-                row[j] = min(row[j], last[j - 2] + 1)
-    return row[-1]
+    if not word:
+        return ""
+    size = len(word)
+    wrong = 0 if size < 3 else 1 if size < 8 else 2  # letters
+    folded = {other.casefold(): other for other in known if abs(len(other) - size) <= wrong}
+    near = get_close_matches(word.casefold(), folded, 1, (size - wrong) / size)
+    return f" Did you mean {folded[near[0]]}?" if near else ""
 
 
 WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}

@@ -52,11 +52,10 @@ def _memory() -> tuple[int, int] | None:
     total, free = int(memory.total), int(memory.available)
     for folder in _groups():
         limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
-        stat = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
-        cached = stat.get("inactive_file", "0")
+        cached = re.search(r"^inactive_file (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
         if limit.isdecimal() and used.isdecimal():
             total = min(total, int(limit))
-            free = min(free, max(0, int(limit) - max(0, int(used) - int(cached))))
+            free = min(free, max(0, int(limit) - max(0, int(used) - int(cached[1] if cached else 0))))
     return total, free
 
 

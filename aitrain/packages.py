@@ -5,7 +5,6 @@ models that `--model` knows by a name of aitrain's own.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -40,12 +39,9 @@ def version_of(library: str) -> str | None:
     from importlib import metadata  # here, as most commands need none
 
     try:
-        found = metadata.distribution(library)
+        return metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
-    header = (found.read_text("METADATA") or "").partition("\n\n")[0]
-    line = re.search(r"^Version: *(\S+)", header, re.MULTILINE)  # `found.version` would parse the whole file
-    return line[1] if line else found.version
 
 
 TINY = "tiny"
@@ -59,10 +55,6 @@ def named_folder(name: str) -> Path | None:
     """Folder of a model with a name of aitrain's own, whether it exists or not; None for any other name."""
     if name == TINY:
         return PACKAGE / "tiny_model"
-    return _cache() / SMOLLM2 if name == SMOLLM2 else None
-
-
-def _cache() -> Path:
-    """Folder of what aitrain keeps between runs (AITRAIN_CACHE)."""
-    given = os.environ.get("AITRAIN_CACHE")
-    return Path(given or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "aitrain")).expanduser()
+    cache = os.environ.get("AITRAIN_CACHE")  # of what is kept between runs
+    cache = cache or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "aitrain")
+    return Path(cache, SMOLLM2).expanduser() if name == SMOLLM2 else None

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
@@ -147,11 +146,14 @@ def redact(text: str, is_secret: IsSecret = is_random) -> str:
 
     All that is written or shown goes through it.
     """
-    if time.monotonic() > _known.until:
-        _known.forms = tuple(encoded_forms(secret_values().values()))
-        _known.until = time.monotonic() + REFRESH_SECONDS
     hide = _redacted_repeated if len(text) <= LONGEST_REPEATED else _redacted
-    return hide(text, _known.forms, is_secret)
+    return hide(text, known_forms(time.monotonic() // REFRESH_SECONDS), is_secret)
+
+
+@lru_cache(maxsize=1)
+def known_forms(moment: float) -> tuple[str, ...]:
+    """Encoded forms of the secrets in the environment variables at a moment."""
+    return tuple(encoded_forms(secret_values().values()))
 
 
 def _redacted(text: str, forms: tuple[str, ...], is_secret: IsSecret) -> str:
@@ -235,17 +237,6 @@ def encoded_forms(values: Iterable[str]) -> list[str]:
         found |= {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
         found |= {" ".join(value.split()), *(line for line in value.splitlines() if len(line) >= MIN_SECRET_LENGTH)}
     return sorted(found, key=len, reverse=True)
-
-
-@dataclass
-class _KnownForms:
-    """Encoded forms of the current secrets."""
-
-    forms: tuple[str, ...] = ()
-    until: float = -1.0
-
-
-_known = _KnownForms()
 
 
 class RedactedStream:

@@ -125,7 +125,7 @@ def losses_table() -> str:
     head = "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
     lines = [head, "|---|---|---|---|---|---|"]
     for name, kind in ALGORITHMS.items():
-        clip = "not clipped" if kind.clip is None else f"{kind.clip[0]:g}, {kind.clip[1]:g}"
+        clip = f"{kind.clip[0]:g}, {kind.clip[1]:g}" if kind.is_clipped else "not clipped"
         if name == "cispo":
             clip = f"ratio at most {CISPO_BOUND:g}"
         extra = "".join(f"; with vLLM `{field}={value}`" for field, value in kind.trl.items())

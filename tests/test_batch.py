@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.batch import BatchPlan, PassLimit, RolloutSize, plan_batch, schedule_cases
+from aitrain.batch import BatchPlan, PassLimit, describe_rollout, plan_batch, schedule_cases
 
 DEFAULTS = TrainConfig()
 
@@ -96,4 +96,4 @@ def test_a_rollout_is_trained_on_for_as_many_steps_as_it_has_updates(
     batch = plan_batch(config, 1)
     schedule = schedule_cases(config, batch, 10)
     assert (schedule.updates, schedule.prompts) == (updates, 2 * config.rl_updates_per_rollout)
-    assert str(RolloutSize.of(config, batch)) == said
+    assert describe_rollout(config, batch) == said

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from aitrain.cli.options import metrics_schema, rollouts_schema
+from aitrain.cli.options import SCHEMAS
 from aitrain.events import Event, Note, Step, decode, encode, events_schema
 from tests.conftest import Run
 
@@ -41,9 +41,9 @@ def test_every_line_of_a_run_follows_the_schema_and_the_last_one_is_the_result(a
     folder = here / lines[0]["folder"]
     assert lines[-1]["result"] == json.loads((folder / "result.json").read_text())
 
-    for schema, pattern in ((rollouts_schema(), "rollouts/*.jsonl"), (metrics_schema(), "metrics.jsonl")):
+    for what, pattern in (("rollouts", "rollouts/*.jsonl"), ("metrics", "metrics.jsonl")):
         files = folder.glob(pattern)
         records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
         assert records
         for record in records:
-            Draft202012Validator(schema).validate(record)
+            Draft202012Validator(SCHEMAS[what]()).validate(record)

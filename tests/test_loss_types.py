@@ -80,9 +80,9 @@ def test_a_preset_sets_a_papers_algorithm_and_is_read_back(name: str, expected: 
 
 def test_given_options_and_what_an_environment_declares_win_over_a_preset() -> None:
     config = TrainConfig(rl_preset="dapo", rl_kl_coef=0.02, rl_max_new_tokens="50", rl_clip_range_high=0.3)
-    assert (config.rl_kl_coef, config.loss.high, config.overlong_buffer) == (0.02, 0.3, 10)
+    assert (config.rl_kl_coef, config.loss.clip[1], config.overlong_buffer) == (0.02, 0.3, 10)
     config = TrainConfig(rl_preset="recommended", rl_loss_type="gspo", gradient_accumulation=4)
-    assert (config.loss.high, plan_batch(config, 1).prompts_per_step) == (4e-4, 1)
+    assert (config.loss.clip[1], plan_batch(config, 1).prompts_per_step) == (4e-4, 1)
     assert {"--gradient-accumulation", "4"} <= {*as_command(config)}  # which is the option's default
     declared = SimpleNamespace(requirements=EnvRequirements(max_new_tokens=9))
     assert with_requirements(config, declared)[0].rl_max_new_tokens == 9

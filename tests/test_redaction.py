@@ -21,6 +21,7 @@ from aitrain.redaction import (
     RedactedLog,
     RedactedStream,
     is_secret_name,
+    known_forms,
     redact,
     secret_values,
     source_without_secrets,
@@ -36,7 +37,7 @@ VALUE = 'se"cr\\et value\nwith ä'
 @pytest.fixture(autouse=True)
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_api_key", VALUE)
-    monkeypatch.setattr("aitrain.redaction._known.until", -1.0)
+    known_forms.cache_clear()
 
 
 def test_secrets_are_told_by_name_and_length_and_are_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from aitrain.cli.flags import (
     AsJson,
     ConfigFile,
@@ -21,6 +19,7 @@ from aitrain.cli.flags import (
     Verbosity,
     given_flags,
     print_json,
+    run_argument,
     run_names,
     with_options,
 )
@@ -57,10 +56,9 @@ MAY_DIFFER = {
 def eval(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="MODEL...",
-            autocompletion=run_names,
-            help="A run folder or the name of a run in runs/, a checkpoint, an adapter, a model folder, a Hub name, or"
+        run_argument(
+            "MODEL...",
+            "A run folder or the name of a run in runs/, a checkpoint, an adapter, a model folder, a Hub name, or"
             " the address of an OpenAI-compatible server (key: OPENAI_API_KEY).",
         ),
     ] = None,
@@ -152,9 +150,10 @@ def _configs(
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
     taken = beside_thought(taken, given)
+    merged = {**taken, **given}
     if "eval_cases" in given:
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
-    if {**taken, **given}.get("dtype") == "float16" or {**taken, **given}.get("quantization"):
+    if merged.get("dtype") == "float16" or merged.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
     continued = place_of_run(config) if config and resume else {}
     shared = resolve(EvalConfig, config, {"model": "tiny", **continued, **flags}, taken)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -40,9 +40,12 @@ def run_names() -> list[str]:
     return sorted(status.parent.name for status in Path(RUNS).glob("*/status.json"))
 
 
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", autocompletion=run_names, help="A run folder, or the name of a run in runs/.")
-]
+def run_argument(metavar: str, text: str) -> Any:
+    """An argument for names of runs, which the shell completes, with its help."""
+    return typer.Argument(metavar=metavar, autocompletion=run_names, help=text)
+
+
+RunName = Annotated[str, run_argument("RUN", "A run folder, or the name of a run in runs/.")]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file with options; flags override it.")
 ]

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from aitrain import packages
-from aitrain.cli.flags import AsJson, Flag, SectionedCommand, given_flags, group, run_names, with_options
+from aitrain.cli.flags import AsJson, Flag, SectionedCommand, given_flags, group, run_argument, with_options
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.reading import resolve
@@ -30,11 +30,7 @@ from aitrain.runs.requests import DTYPES, ExportRequest
 def chat(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
-            autocompletion=run_names,
-            help="A run folder, a checkpoint, an adapter, a model folder, a Hub name, or tiny.",
-        ),
+        run_argument("MODEL", "A run folder, a checkpoint, an adapter, a model folder, a Hub name, or tiny."),
     ],
     *,
     only: Annotated[
@@ -66,11 +62,7 @@ def chat(
 def export(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN",
-            autocompletion=run_names,
-            help="A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub).",
-        ),
+        run_argument("RUN", "A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub)."),
     ],
     *,
     out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder to write; unset: exports/NAME.")] = None,
@@ -137,11 +129,7 @@ class ServeConfig(ModelOptions, VLLMOptions):
 def serve(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN",
-            autocompletion=run_names,
-            help="A run, a checkpoint, an adapter, a folder with a whole model, or a Hub name.",
-        ),
+        run_argument("RUN", "A run, a checkpoint, an adapter, a folder with a whole model, or a Hub name."),
     ],
     *,
     print_only: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
@@ -224,13 +212,11 @@ def check_port(port: int) -> None:
     Raises:
         ConfigError: something does.
     """
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind(("127.0.0.1", port))
-        except OSError as error:
-            why = f"port: cannot listen on 127.0.0.1:{port}: {error.strerror}"
-            raise ConfigError(f"{why}\nChoose another with --port.") from None
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        why = f"port: cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno or 0)}"
+        raise ConfigError(f"{why}\nChoose another with --port.") from None
 
 
 def _show_progress(text: str) -> None:

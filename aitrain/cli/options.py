@@ -17,11 +17,6 @@ from aitrain.options.train import TrainConfig
 from aitrain.runs.records import LINE, RECORD, MetricsLine, RolloutRecord
 
 
-def rollouts_schema() -> dict[str, object]:
-    """Of the record of an episode; fields that say nothing about it are left out."""
-    return _described(RolloutRecord, RECORD.json_schema(), "Rollout record")
-
-
 def metrics_schema() -> dict[str, object]:
     """Of a metrics line: named numbers, and others by the names of what they measure."""
     found = _described(MetricsLine, LINE.json_schema(), "Metrics line")
@@ -38,7 +33,7 @@ def _described(kind: type, schema: dict[str, Any], title: str) -> dict[str, Any]
 SCHEMAS: dict[str, Callable[[], dict[str, object]]] = {
     "config": lambda: json_schema(TrainConfig),
     "events": events_schema,
-    "rollouts": rollouts_schema,
+    "rollouts": lambda: _described(RolloutRecord, RECORD.json_schema(), "Rollout record"),
     "metrics": metrics_schema,
 }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aitrain.batch import RolloutSize
+from aitrain.batch import describe_rollout, schedule_cases
 from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
 from aitrain.options.algorithms import described
@@ -127,18 +127,17 @@ def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
 
 def _run(plan: RunPlan) -> Iterator[Line]:
     config = plan.config
-    rollout = RolloutSize.of(config, plan.batch)
     yield "model", config.model
     yield from _named("environment", _environments(plan))
     yield from _named("judges", _judges(plan))
     yield "batch", str(plan.batch)
-    yield "rollout", str(rollout)
+    yield "rollout", describe_rollout(config, plan.batch)
     yield from _named("preset", described(config))
     custom = config.custom_loss and f"{config.custom_loss}, averaged as {config.rl_loss_type}"
     yield "loss", custom or str(config.loss)
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
-    yield "steps", _steps(plan, rollout)
+    yield "steps", _steps(plan)
     yield "options", shlex.join(as_command(config))
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     yield "processes", f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}"
@@ -180,12 +179,11 @@ def _judges(plan: RunPlan) -> Iterator[str]:
             yield f"{name and name + ': '}{Judges.described(settings.get('judges'))}"
 
 
-def _steps(plan: RunPlan, rollout: RolloutSize) -> str:
+def _steps(plan: RunPlan) -> str:
     """Number of steps, and what ends the run earlier."""
-    config = plan.config
-    updates = config.trl_integer("num_iterations", 1)
+    config, updates = plan.config, plan.config.repeated_updates
     repeated = f" x {updates} updates with each batch" if updates > 1 else ""
-    rounded = "rounded up to whole rollouts" if rollout.steps > 1 else "rounded up"
+    rounded = "rounded up to whole rollouts" if schedule_cases(config, plan.batch).updates > 1 else "rounded up"
     cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, {rounded}"
     every = f"{config.eval_steps} steps" if config.eval_strategy == "steps" else "epoch"
     ends = f"{config.patience} evaluations in a row without a better one; an evaluation every {every}"

@@ -20,7 +20,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from aitrain.cli.flags import AsJson, print_json, run_names
+from aitrain.cli.flags import AsJson, print_json, run_argument
 from aitrain.errors import ConfigError, WorseError
 from aitrain.runs.run_folder import RUNS, write_text
 from aitrain.ui.dashboard import duration, number
@@ -39,10 +39,8 @@ COLOURS = {
 def show(
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN",
-            autocompletion=run_names,
-            help="A run folder, or the name of a run in runs/; a folder with runs, or a sweep: these. [runs]",
+        run_argument(
+            "RUN", "A run folder, or the name of a run in runs/; a folder with runs, or a sweep: these. [runs]"
         ),
     ] = None,
     *,
@@ -129,6 +127,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right" if name in ("step", "age") else "left", no_wrap=True)
     for row in rows:
         age, hosts = max(0.0, time.time() - row["heartbeat"]), row["hosts"]
+        host = f"{hosts[0]} +{len(hosts) - 1}" if len(hosts) > 1 else str(hosts[0])
         is_elsewhere = row["status"] in ("running", "stalled") and hosts != [socket.gethostname()]
         table.add_row(
             Text(_printable(row["name"]), no_wrap=True, overflow="ellipsis"),
@@ -136,13 +135,13 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None),
             *_scores(row),
             duration(age).split()[0] if age < DAY else f"{int(age // DAY)}d",
-            _printable(f"{hosts[0]} +{len(hosts) - 1}" if len(hosts) > 1 else str(hosts[0])) if is_elsewhere else "",
+            _printable(host) if is_elsewhere else "",
         )
     return table
 
 
 def _printable(text: str) -> str:
-    """A name without control characters."""
+    """A name without control characters and line ends."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -166,9 +165,7 @@ TRIES = 20
 def view(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[RUN]...", autocompletion=run_names, help="Run folders, folders of them, or rollout files."
-        ),
+        run_argument("[RUN]...", "Run folders, folders of them, or rollout files."),
     ] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
@@ -206,11 +203,7 @@ def view(
 def compare(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="A B...",
-            autocompletion=run_names,
-            help="Trainings and evals: run folders, or names in runs/.",
-        ),
+        run_argument("A B...", "Trainings and evals: run folders, or names in runs/."),
     ] = None,
     *,
     fail_if_worse: Annotated[
@@ -275,7 +268,7 @@ def _folder(model: str) -> Path:
     """
     from aitrain.ui.run_registry import is_run
 
-    for path in (Path(model).expanduser(), Path(RUNS) / model):
-        if is_run(path):
-            return path
-    raise ConfigError(f"{model} is no run and no eval\nScore it first with: aitrain eval {model}")
+    path = next(filter(is_run, (Path(model).expanduser(), Path(RUNS) / model)), None)
+    if path is None:
+        raise ConfigError(f"{model} is no run and no eval\nScore it first with: aitrain eval {model}")
+    return path

@@ -19,7 +19,7 @@ from aitrain.runs.environment_source import files_of
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.model_reference import read_model, weights_stamp
 from aitrain.runs.records import read_rollouts
-from aitrain.runs.result import PHASE, EvalFacts, EvalResult, eval_result, model_of
+from aitrain.runs.result import PHASE, EvalResult, model_of, with_scores
 from aitrain.runs.run_folder import write_json
 from aitrain.runs.statistics import mean_score
 from aitrain.training.distributed import explain_timeout
@@ -81,17 +81,18 @@ def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedE
     progress.status, progress.ends_at = "finished", None
     if not is_main:
         return None
-    facts = EvalFacts(
+    begun = EvalResult(
+        folder.path,
+        model_of(reference),
         context.runner.label,
         config.seed,
         len(plan.cases),
         plan.samples,
-        plan.mixture,
-        prepared.overlap,
-        progress.seconds or 0.0,
+        overlap=prepared.overlap,
+        seconds=progress.seconds or 0.0,
     )
     records = (record for file in folder.rollout_files for record in read_rollouts(file))
-    result = eval_result(folder.path, reference, facts, records)
+    result = with_scores(begun, plan.mixture, records)
     result.write()
     context.announce(Ended("finished", progress.step))
     return result

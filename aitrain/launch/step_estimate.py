@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aitrain.batch import BatchPlan, RolloutSize
+from aitrain.batch import BatchPlan, CaseSchedule, schedule_cases
 from aitrain.launch.hardware import Hardware
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.resource_estimate import (
@@ -96,15 +96,15 @@ class HardwareEstimate:
             cached_episodes(shape, config, device.total or 0) if has_vllm else None,
             changes_that_fit(shape, config, batch, device, TIGHT * (device.total or 0)),
             passes,
-            passes * _scorings(config, RolloutSize.of(config, batch)),
+            passes * _scorings(config, schedule_cases(config, batch)),
             {part: (fast[part], slow[part]) for part in fast},
         )
 
 
-def _scorings(config: TrainConfig, rollout: RolloutSize) -> int:
+def _scorings(config: TrainConfig, schedule: CaseSchedule) -> int:
     """Forward passes of a completion without gradients: for vLLM's correction or later updates, and for the
     reference."""
-    return int(config.use_vllm or rollout.steps > 1) + int(config.rl_kl_coef > 0)
+    return int(config.use_vllm or schedule.updates > 1) + int(config.rl_kl_coef > 0)
 
 
 def _seconds(
@@ -128,8 +128,8 @@ def _seconds(
         return tokens * (2 * (shape.weights - shape.idle) + attention) / flops
 
     # a rollout: the prompt of each group, then token by token, for each of which all weights and the cache are read
-    rollout = RolloutSize.of(config, batch)
-    rows = rollout.prompts * batch.generations / batch.processes
+    schedule = schedule_cases(config, batch)
+    rows = schedule.prompts * batch.generations / batch.processes
     slots, gpus, read, value, between = rows, 1, weights.all, weights.width, launch + gathered
     if config.use_vllm:
         gpus, read, value, between = config.vllm_tensor_parallel_size, served_weights(shape, config), 2, GRAPH * launch
@@ -146,7 +146,7 @@ def _seconds(
 
     passes = batch.passes(prompt + math.ceil(mean))
     prompts = batch.share / batch.generations if batch.shares_prompts else batch.share
-    scorings, recomputed = _scorings(config, rollout), not config.disable_gradient_checkpointing
+    scorings, recomputed = _scorings(config, schedule), not config.disable_gradient_checkpointing
     forwards = 1 + recomputed + scorings
     training = forward(batch.share * mean + prompts * prompt, prompt + mean) * (forwards + (1 if config.peft else 2))
     training += passes * (launch * (forwards + 2) + gathered * (2 + scorings))
@@ -158,10 +158,10 @@ def _seconds(
     # of the gradients, each process sends and gets a sum
     optimizer = OPTIMIZED * own / memory + 2 * weights.trained * exchanged * (passes if is_sharded else 1)
     parts = {
-        "generation": generation / rollout.steps,
+        "generation": generation / schedule.updates,
         "training passes": training,
-        "weight sync": sync / rollout.steps,
+        "weight sync": sync / schedule.updates,
         "optimizer": optimizer,
     }
-    at_once = min(parts["generation"], training + optimizer) if rollout.is_ahead else 0
+    at_once = min(parts["generation"], training + optimizer) if config.rl_ahead else 0
     return {**parts, "step": sum(parts.values()) - at_once}

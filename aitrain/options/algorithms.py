@@ -11,8 +11,8 @@ A setting of the loss is the option that the user gave, else the algorithm's own
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import ModelWrapValidatorHandler, model_validator
@@ -48,8 +48,10 @@ class Algorithm:
     """The loss of TRL that it uses."""
     level: str = "token"
     """token or sequence: a probability ratio for each token, or one for the completion (its tokens' geometric mean)."""
-    clip: tuple[float, float] | None = (0.2, 0.2)
-    """How far the ratio may fall below and rise above 1; None: the loss does not clip it."""
+    clip: tuple[float, float] = (0.2, 0.2)
+    """How far the ratio may fall below and rise above 1."""
+    is_clipped: bool = True
+    """Whether the loss clips the ratio."""
     scale: str = "group"
     """Standard deviation that advantages are divided by: the group's, the batch's, or none."""
     averaged: str = "over each completion's tokens, then over completions"
@@ -57,6 +59,27 @@ class Algorithm:
     trl: Mapping[str, str] = field(default_factory=dict)
     """Further fields of GRPOConfig, for generation with vLLM."""
     preset: Preset | None = None
+
+    def as_trl(self) -> dict[str, object]:
+        """Fields of GRPOConfig."""
+        return {
+            "loss_type": self.loss_type,
+            "importance_sampling_level": self.level,
+            "epsilon": self.clip[0],
+            "epsilon_high": self.clip[1],
+            "scale_rewards": self.scale,
+            **self.trl,
+        }
+
+    def __str__(self) -> str:
+        scaled = "not scaled" if self.scale == "none" else f"scaled by the {self.scale}'s standard deviation"
+        low, high = self.clip
+        clipped = f" clipped between {1 - low:g} and {1 + high:g}"
+        if self.loss_type == "cispo":
+            clipped = f" of at most {high:g}"
+        elif not self.is_clipped:
+            clipped = ""
+        return f"{self.loss_type}, a ratio for each {self.level}{clipped}, scores {scaled}"
 
     def advantages(self, rewards: Tensor, size: int) -> Tensor | None:
         """The advantage of each episode; None: TRL's, the distance to the mean of the group, divided by `scale`.
@@ -137,7 +160,7 @@ ALGORITHMS: dict[LossName, Algorithm] = {
             overlong=True,
         ),
     ),
-    "sapo": Algorithm(source="SAPO, arXiv 2511.20347", loss_type="sapo", clip=None),
+    "sapo": Algorithm(source="SAPO, arXiv 2511.20347", loss_type="sapo", is_clipped=False),
     "luspo": Algorithm(
         source="LUSPO, arXiv 2602.05261, section 5.1",
         loss_type="luspo",
@@ -148,7 +171,7 @@ ALGORITHMS: dict[LossName, Algorithm] = {
     "vespo": Algorithm(
         source="VESPO, arXiv 2602.10693",
         loss_type="vespo",
-        clip=None,
+        is_clipped=False,
         averaged=OVER_STEP,
         trl={"vllm_importance_sampling_mode": "token_truncate"},
     ),
@@ -185,56 +208,20 @@ SEQUENCE_SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
 """Loss types that sum token losses: with one ratio a completion, each completion counts by its length."""
 
 
-@dataclass(frozen=True)
-class LossSettings:
-    """The settings of the loss that a run trains with."""
-
-    loss_type: str
-    """TRL's."""
-    level: str
-    low: float
-    high: float
-    scale: str
-    is_clipped: bool
-    trl: Mapping[str, str]
-
-    def as_trl(self) -> dict[str, object]:
-        """Fields of GRPOConfig."""
-        return {
-            "loss_type": self.loss_type,
-            "importance_sampling_level": self.level,
-            "epsilon": self.low,
-            "epsilon_high": self.high,
-            "scale_rewards": self.scale,
-            **self.trl,
-        }
-
-    def __str__(self) -> str:
-        scaled = "not scaled" if self.scale == "none" else f"scaled by the {self.scale}'s standard deviation"
-        clipped = f" clipped between {1 - self.low:g} and {1 + self.high:g}"
-        if self.loss_type == "cispo":
-            clipped = f" of at most {self.high:g}"
-        elif not self.is_clipped:
-            clipped = ""
-        return f"{self.loss_type}, a ratio for each {self.level}{clipped}, scores {scaled}"
-
-
-def settle(options: TrainConfig) -> LossSettings:
-    """The settings of the loss: the given ones, and for the rest those of the algorithm."""
+def settle(options: TrainConfig) -> Algorithm:
+    """The algorithm of a run, with the given settings of the loss in place of its own."""
     level = options.rl_importance_level
     is_gspo = options.rl_loss_type == "grpo" and level == "sequence"
     kind = ALGORITHMS["gspo" if is_gspo else options.rl_loss_type]
-    low, high = kind.clip or (0.2, 0.2)
+    low, high = kind.clip
     if (given := options.rl_clip_range) is not None:
         low, high = given, max(high, given) if low != high else given
-    return LossSettings(
-        kind.loss_type,
-        level or kind.level,
-        low,
-        options.rl_clip_range_high or high,
-        options.rl_scale_rewards or kind.scale,
-        kind.clip is not None,
-        {name: value for name, value in kind.trl.items() if options.use_vllm and name not in options.trl},
+    return replace(
+        kind,
+        level=level or kind.level,
+        clip=(low, options.rl_clip_range_high or high),
+        scale=options.rl_scale_rewards or kind.scale,
+        trl={name: value for name, value in kind.trl.items() if options.use_vllm and name not in options.trl},
     )
 
 
@@ -247,7 +234,8 @@ IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
 def contradictions(options: TrainConfig) -> Iterator[str]:
     """The rules about the loss that are broken."""
     given, loss = options.trl, options.rl_loss_type
-    level, high = settle(options).level, settle(options).high
+    settings = settle(options)
+    level, high = settings.level, settings.clip[1]
     dual, buffer = options.rl_dual_clip, options.overlong_buffer
     if dual is not None and _clips(options) and dual <= 1 + high:
         yield f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more; its paper has 3."
@@ -332,15 +320,6 @@ def overlong_buffer(name: str | None, max_new_tokens: int) -> int | None:
     the option, as an environment may declare the length later."""
     preset = preset_of(name)
     return max(1, max_new_tokens // 5) if preset is not None and preset.overlong else None
-
-
-def with_preset(values: Mapping[str, object], known: Container[str]) -> dict[str, object]:
-    """The given values, and below them those of the preset that they name, as far as these are among the known
-    options."""
-    settings = preset_settings(values.get("rl_preset"), values.get("thinking"))
-    if "gradient_accumulation" in values:  # which says the same in another way
-        settings.pop("rl_prompts_per_step", None)
-    return {**{option: value for option, value in settings.items() if option in known}, **values}
 
 
 def described(config: TrainConfig) -> Iterator[str]:
@@ -435,7 +414,10 @@ class GRPOOptions(Options):
     def _fill_in_preset(cls, values: object, make: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(values, dict):
             return make(values)
-        options = make(with_preset(values, cls.model_fields))
+        settings = preset_settings(values.get("rl_preset"), values.get("thinking"))
+        if "gradient_accumulation" in values:  # which says the same in another way
+            settings.pop("rl_prompts_per_step", None)
+        options = make({**{name: settings[name] for name in settings if name in cls.model_fields}, **values})
         options.model_fields_set.difference_update(DECLARED_OPTIONS.values() - values.keys())  # an environment's win
         return options
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
@@ -101,9 +102,6 @@ WITHOUT_EFFECT = {name: advice for advice, names in _FIELD_ADVICE.items() for na
 }
 """Fields that would change nothing in a run, and what to use in their place."""
 
-COUNTS = ("num_iterations",)
-"""Fields that have to be at least 1, which TRL does not check."""
-
 _SOURCES = (("trl", "trainer/grpo_config.py"), ("trl", "trainer/base_config.py"), ("transformers", "training_args.py"))
 
 
@@ -123,7 +121,7 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
             raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
         if not has_type(fields.get(name, ""), value):
             raise ConfigError(f"trl: {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
-        if name in COUNTS and isinstance(value, int) and value < 1:
+        if name == "num_iterations" and isinstance(value, int) and value < 1:  # which TRL does not check
             raise ConfigError(f"trl: {name}: must be at least 1, not {value}")
 
 
@@ -170,23 +168,14 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
 def trl_fields() -> dict[str, str]:
     """GRPOConfig's fields with their types, as TRL and transformers write them; empty if these are not installed."""
     found: dict[str, str] = {}
-    items = (item for where in _SOURCES for node in classes_in(*where) for item in node.body)
-    for field in items:
-        if isinstance(field, ast.AnnAssign):
-            found.setdefault(ast.unparse(field.target), ast.unparse(field.annotation))
+    specs = [(installed(package), file) for package, file in _SOURCES]
+    paths = [Path(folder, file) for spec, file in specs if spec for folder in spec.submodule_search_locations or ()]
+    for path in filter(Path.exists, paths):
+        classes = (node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef))
+        for field in chain.from_iterable(node.body for node in classes):
+            if isinstance(field, ast.AnnAssign):
+                found.setdefault(ast.unparse(field.target), ast.unparse(field.annotation))
     return found
-
-
-def classes_in(package: str, file: str) -> Iterator[ast.ClassDef]:
-    """The classes of a library's file, unimported; none where the file is not found."""
-    yield from (node for node in ast.parse(_source(package, file)).body if isinstance(node, ast.ClassDef))
-
-
-def _source(package: str, file: str) -> str:
-    """The text of a library's file; empty where it is not found."""
-    spec = installed(package)
-    paths = [Path(folder) / file for folder in (spec.submodule_search_locations or [])] if spec else []
-    return next((path.read_text(encoding="utf-8") for path in paths if path.exists()), "")
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {

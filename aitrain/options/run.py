@@ -90,10 +90,11 @@ class LoggingOptions(Options):
     """Metrics and trackers."""
 
     section = "Logging"
+    resume_safe = True
 
-    logging_steps: ResumeSafe[int] = -1
+    logging_steps: int = -1
     """Steps between two lines of metrics.jsonl; -1: every step."""
-    log: ResumeSafe[Trackers] = "none"
+    log: Trackers = "none"
     """Trackers to report to as well: wandb, tensorboard, trackio, separated by commas; none, where AITraining has
     wandb: training needs no account."""
 
@@ -107,15 +108,16 @@ class EvaluationOptions(Options):
     """Scoring held-out cases."""
 
     section = "Evaluation"
+    resume_safe = True
 
-    eval_cases: ResumeSafe[NonNegativeInt | None] = None
+    eval_cases: NonNegativeInt | None = None
     """Held-out cases to score before and after; unset: those of a tenth of the prompts, or of 8 where a tenth is fewer
     (at most two fifths), and at most 64; 0: none."""
-    eval_samples: ResumeSafe[PositiveInt] = 1
+    eval_samples: PositiveInt = 1
     """Samples of each held-out case: their mean is the case's score; with several, pass@K is reported as well."""
-    eval_strategy: ResumeSafe[Literal["no", "steps", "epoch"]] = "epoch"
+    eval_strategy: Literal["no", "steps", "epoch"] = "epoch"
     """When to score the held-out cases during training as well."""
-    eval_steps: ResumeSafe[PositiveInt] = 100
+    eval_steps: PositiveInt = 100
     """Steps between two evaluations, with --eval-strategy steps."""
 
 
@@ -123,8 +125,9 @@ class StoppingOptions(Options):
     """Ending a training by its held-out scores."""
 
     section = "Stopping"
+    resume_safe = True
 
-    patience: ResumeSafe[PositiveInt | None] = None
+    patience: PositiveInt | None = None
     """Stop after this many evaluations in a row without a better held-out score than all earlier ones."""
 
 
@@ -136,20 +139,21 @@ class CheckpointOptions(Options):
     """Checkpoints, and resuming from one."""
 
     section = "Checkpoints"
+    resume_safe = True
 
-    save_strategy: ResumeSafe[Literal["no", "steps", "epoch"]] = "epoch"
+    save_strategy: Literal["no", "steps", "epoch"] = "epoch"
     """When to write a checkpoint."""
-    save_steps: ResumeSafe[PositiveInt] = 500
+    save_steps: PositiveInt = 500
     """Steps between two checkpoints, with --save-strategy steps."""
-    save_total_limit: ResumeSafe[PositiveInt | None] = 1
+    save_total_limit: PositiveInt | None = 1
     """Checkpoints to keep; older ones are deleted."""
-    save_best: ResumeSafe[bool] = False
+    save_best: bool = False
     """Also keep the checkpoint with the best held-out score, and make it model/ at the end: one half of the held-out
     cases chooses it, and the scores before and after are those of the other half."""
-    resume_from_checkpoint: ResumeSafe[str | None] = None
+    resume_from_checkpoint: str | None = None
     """A checkpoint folder, or auto (short: --resume) for the newest complete one of this run's folder; the run starts
     from the beginning if there is none yet."""
-    resume_anyway: ResumeSafe[bool] = False
+    resume_anyway: bool = False
     """Resume even if options, environment or dataset have changed: the run continues, without exact
     reproducibility."""
 
@@ -163,14 +167,15 @@ class HubOptions(Options):
     """Uploading the result."""
 
     section = "Hub"
+    resume_safe = True
 
-    push_to_hub: ResumeSafe[bool] = False
+    push_to_hub: bool = False
     """Upload model/ to the Hub at the end (token from HF_TOKEN or the hub login)."""
-    username: ResumeSafe[str | None] = None
+    username: str | None = None
     """Hub user or organisation to upload to; unset: the owner of the token."""
-    repo_id: ResumeSafe[str | None] = None
+    repo_id: str | None = None
     """Hub repository to upload to; unset: username/project_name."""
-    hub_private: ResumeSafe[bool] = True
+    hub_private: bool = True
     """Make the Hub repository private."""
 
 
@@ -197,22 +202,23 @@ class DistributedOptions(Options):
     """Several GPUs, several machines."""
 
     section = "Several GPUs and machines"
+    resume_safe = True
 
-    distributed_backend: ResumeSafe[Literal["ddp", "fsdp2"]] = "ddp"
+    distributed_backend: Literal["ddp", "fsdp2"] = "ddp"
     """How several processes hold the model: ddp, each all of it; fsdp2, each a part."""
-    nnodes: ResumeSafe[PositiveInt | None] = None
+    nnodes: PositiveInt | None = None
     """Machines that train together; unset: one, or those of SLURM and other launchers."""
-    node_rank: ResumeSafe[NonNegativeInt | None] = None
+    node_rank: NonNegativeInt | None = None
     """Which of the machines this is, 0 to N-1; unset: that of the launcher."""
-    master_addr: ResumeSafe[str | None] = None
+    master_addr: str | None = None
     """Address of machine 0, as the others reach it; unset: that of the launcher."""
-    master_port: ResumeSafe[PositiveInt] = 29400
+    master_port: PositiveInt = 29400
     """Port on machine 0 where the machines meet."""
-    launcher: ResumeSafe[Literal["local", "ray"]] = "local"
+    launcher: Literal["local", "ray"] = "local"
     """What starts the training processes: this command, or Ray Train on a Ray cluster."""
-    ray_address: ResumeSafe[str | None] = None
+    ray_address: str | None = None
     """Address of the Ray cluster, such as 10.0.0.1:6379 or auto; unset: RAY_ADDRESS, else a cluster on this machine."""
-    max_failures: ResumeSafe[NonNegativeInt] = 3
+    max_failures: NonNegativeInt = 3
     """How often Ray restarts the training from its newest checkpoint after a process or a machine is lost."""
 
     def rules(self) -> Iterator[str]:
@@ -270,11 +276,6 @@ class BatchOptions(Options):
         return self.batch_size or COMPLETIONS_PER_PASS
 
 
-def default_rate(is_lora: bool) -> float:
-    """The learning rate of a run that names none."""
-    return 1e-5 if is_lora else 1e-6
-
-
 class OptimizerOptions(Options):
     """The optimizer and its schedule."""
 
@@ -305,10 +306,11 @@ class TRLOptions(Options):
     trl: Table = Field({})
     """Any other field of TRL's GRPOConfig, as KEY=VALUE; may be repeated."""
 
-    def trl_integer(self, name: str, default: int) -> int:
-        """A field of `--trl` that counts something; its default where it is not given."""
-        value = self.trl.get(name)
-        return value if isinstance(value, int) else default
+    @property
+    def repeated_updates(self) -> int:
+        """How often each completion is trained on: num_iterations of `--trl`."""
+        value = self.trl.get("num_iterations")
+        return value if isinstance(value, int) else 1
 
     def trl_table(self, name: str) -> dict[str, object]:
         """A field of `--trl` that is a table; empty where it is not given."""

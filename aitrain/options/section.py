@@ -36,6 +36,8 @@ class Options(BaseModel):
 
     section: ClassVar[str]
     """Title of the section, in the help and the docs."""
+    resume_safe: ClassVar[bool] = False
+    """Whether a resumed run may change all options of the section, as if their types were ResumeSafe."""
 
     if not TYPE_CHECKING:  # type checkers see pydantic's own signature, with every option in it
 
@@ -185,7 +187,7 @@ class Option:
 @cache
 def options_of(job: type[Options]) -> tuple[Option, ...]:
     """Every option of a job, section by section."""
-    titles = {name: section.section for section in sections_of(job) for name in section.model_fields}
+    owners = {name: section for section in sections_of(job) for name in section.model_fields}
     fields, options = job.model_fields, []
     for name in option_names(job):
         field, parts = fields[name], leaves(fields[name].annotation)
@@ -202,12 +204,12 @@ def options_of(job: type[Options]) -> tuple[Option, ...]:
             Option(
                 name,
                 "--" + name.replace("_", "-"),
-                titles[name],
+                owners[name].section,
                 type_name,
                 ", ".join((*choices, *numbers) or (type_name, *bounds)),
                 choices,
                 field.default,
-                RESUME_SAFE in field.metadata,
+                owners[name].resume_safe or RESUME_SAFE in field.metadata,
                 descriptions(job).get(name, ""),
             )
         )

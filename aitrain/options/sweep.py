@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from aitrain.options.section import Options, ResumeSafe
+from aitrain.options.section import Options
 from aitrain.options.value_types import NonNegativeInt, PositiveInt, Seed, Table
 
 TRL = "trl."
@@ -19,31 +19,31 @@ class SweepConfig(Options):
 
     section = "Sweep"
 
-    project_name: ResumeSafe[str] = "sweep"
+    project_name: str = "sweep"
     """Name of the sweep and of its folder."""
-    output_dir: ResumeSafe[str] = "runs"
+    output_dir: str = "runs"
     """Folder in which the sweep's folder is made."""
     options: Table = {}  # noqa: RUF012  pydantic copies defaults
     """Options of `aitrain grpo` that are the same for all trials."""
     search: Table = {}  # noqa: RUF012
     """Options of `aitrain grpo` that are searched: a list of values, or a range."""
-    trials: ResumeSafe[PositiveInt | None] = None
+    trials: PositiveInt | None = None
     """Number of trials; unset: 10, or all combinations of a grid."""
     objective: Literal["sampled", "greedy"] = "sampled"
     """Held-out score after the training by which trials are compared: of sampled or of greedy completions."""
     direction: Literal["maximize", "minimize"] = "maximize"
     """Whether a higher or a lower score is better."""
-    sampler: ResumeSafe[Literal["tpe", "random", "grid"]] = "tpe"
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
     """How the values of a trial are chosen: by Optuna's tree-structured Parzen estimator, at random, or all
     combinations."""
-    pruner: ResumeSafe[Literal["none", "median", "halving"]] = "none"
+    pruner: Literal["none", "median", "halving"] = "none"
     """When a trial is ended early, by its held-out scores during training: never, below the median of the others at
     the same step, or by successive halving."""
-    prune_after_trials: ResumeSafe[NonNegativeInt] = 4
+    prune_after_trials: NonNegativeInt = 4
     """Trials that must have finished before the median pruner ends one."""
-    prune_after_step: ResumeSafe[NonNegativeInt] = 0
+    prune_after_step: NonNegativeInt = 0
     """Step before which the median pruner ends no trial."""
-    seed: ResumeSafe[Seed] = 42
+    seed: Seed = 42
     """Seed of the sampler; the seed of the trials is the option `seed` under `options`."""
 
     @property

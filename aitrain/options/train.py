@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aitrain.options.algorithms import (
+    Algorithm,
     GRPOOptions,
-    LossSettings,
     SamplingOptions,
     contradictions,
     overlong_buffer,
@@ -31,7 +31,6 @@ from aitrain.options.run import (
     RunOptions,
     StoppingOptions,
     TRLOptions,
-    default_rate,
 )
 
 __all__ = ["TrainConfig"]
@@ -68,14 +67,14 @@ class TrainConfig(
     """The options of one training run. Unknown names and invalid values raise ConfigError."""
 
     @property
-    def loss(self) -> LossSettings:
-        """The settings of the loss: the given ones, and for the rest those of the loss type."""
+    def loss(self) -> Algorithm:
+        """The algorithm, with the given settings of the loss in place of its own."""
         return settle(self)
 
     @property
     def learning_rate(self) -> float:
         """The learning rate: the given one, else that for what is trained."""
-        return self.lr or default_rate(self.peft)
+        return self.lr or (1e-5 if self.peft else 1e-6)
 
     @property
     def overlong_buffer(self) -> int | None:
@@ -212,18 +211,13 @@ class FSDPSettings:
 
 def fsdp_settings(config: TrainConfig, weights: int) -> FSDPSettings:
     """The settings for a model with this number of weights; `--trl fsdp_config` overrides them."""
-    chosen = FSDPSettings(
-        # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
-        reshard_after_forward=weights >= FSDP_SMALL or config.peft,
-        cpu_ram_efficient_loading=weights >= FSDP_SMALL,
-        sharded_checkpoints=weights > FSDP_LARGE and not config.peft,
-    )
-    given = config.trl_table("fsdp_config")
+    given, is_small = config.trl_table("fsdp_config"), weights < FSDP_SMALL
     state = str(given.get("state_dict_type", "")).upper()
     return FSDPSettings(
-        bool(given.get("reshard_after_forward", chosen.reshard_after_forward)),
-        bool(given.get("cpu_ram_efficient_loading", chosen.cpu_ram_efficient_loading)),
-        state == "SHARDED_STATE_DICT" if state else chosen.sharded_checkpoints,
+        # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
+        reshard_after_forward=bool(given.get("reshard_after_forward", config.peft or not is_small)),
+        cpu_ram_efficient_loading=bool(given.get("cpu_ram_efficient_loading", not is_small)),
+        sharded_checkpoints=state == "SHARDED_STATE_DICT" if state else weights > FSDP_LARGE and not config.peft,
     )
 
 

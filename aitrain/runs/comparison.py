@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from aitrain.cells import html_line, html_table
 from aitrain.errors import ConfigError
@@ -136,6 +137,12 @@ class Comparison:
         found = [pair for pair in self.pairs if pair.outcome == outcome]
         return sorted(found, key=lambda pair: -abs(pair.difference or 0.0))
 
+    @property
+    def counts(self) -> dict[Outcome, int]:
+        """How many cases have each outcome."""
+        outcomes = Counter(pair.outcome for pair in self.pairs)
+        return {outcome: outcomes[outcome] for outcome in get_args(Outcome)}
+
     def is_worse_by(self, margin: float) -> bool:
         """Whether B is worse than A by more than a margin, also at the interval's upper limit."""
         high, mean = self.main.change["high"], self.main.change["mean"]
@@ -171,7 +178,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         """The comparison as a notebook shows it: its rows, the cases won and lost, and what they say."""
         rows = [(name, *row.texts) for name, row in self.rows.items()]
-        counts = f"{len(self.cases('won'))} cases won, {len(self.cases('lost'))} lost, of {len(self.pairs)}"
+        counts = f"{self.counts['won']} cases won, {self.counts['lost']} lost, of {len(self.pairs)}"
         said = [verdict_sentence(self.main.change), counts, self.format_sentence(), *self.notes]
         table = html_table(("", self.a.label, self.b.label, "change"), rows)
         return table + "".join(map(html_line, filter(None, said)))
@@ -191,7 +198,7 @@ class Comparison:
             "format": self.format_sentence() or None,
             "counts": {
                 "matched": len(self.pairs),
-                **{outcome: len(self.cases(outcome)) for outcome in ("won", "lost", "equal", "unscored")},
+                **self.counts,
                 "only_a": len(self.a.cases) - len(self.pairs),
                 "only_b": len(self.b.cases) - len(self.pairs),
             },

@@ -20,8 +20,7 @@ from statistics import fmean, linear_regression, median, stdev
 
 from pydantic import TypeAdapter
 
-from aitrain.runs.held_out import UNIT, Bounds, bounds_of
-from aitrain.runs.json_values import JsonObject
+from aitrain.runs.held_out import UNIT, Bounds
 from aitrain.runs.records import MetricsLine
 from aitrain.runs.run_folder import RunFolder, parsed_lines
 from aitrain.runs.statistics import Z
@@ -162,10 +161,6 @@ class Past:
     def values(self, name: str) -> list[float]:
         """The values of a metric, without lines that lack it."""
         return [row[name] for row in self.rows if name in row]
-
-    def change(self, name: str) -> Change | None:
-        """How a metric has changed."""
-        return change_over(self.values(name))
 
     @property
     def scale(self) -> float:
@@ -336,7 +331,7 @@ def _scores_that_stay(past: Past) -> str | None:
     """How the score has changed, in words, if it surely has not risen. Where cases are chosen by their scores, the
     reward says nothing of the policy, and held-out scores are taken."""
     if past.traits.samples_uniformly:
-        change = past.change("reward")
+        change = change_over(past.values("reward"))
         if change is None or past.scale == 0.0 or change.high > STAYS * past.scale:
             return None
         return f"the reward has not risen ({change.before:.2f}, then {change.after:.2f})"
@@ -442,15 +437,6 @@ class Diagnosis:
                 self.reported.add(name)
                 found.append(RunFinding(name, line.step, text))
         return found
-
-
-def traits_of(options: JsonObject) -> RunTraits:
-    """What diagnostics must know of options, by their names; those that are missing have their defaults."""
-    return RunTraits(
-        bounds=bounds_of(options.get("rl_score_range")),
-        samples_uniformly=options.get("rl_sampling") in (None, "uniform"),
-        loss_type=str(options.get("rl_loss_type") or "grpo"),
-    )
 
 
 def findings_of(folder: RunFolder) -> list[RunFinding]:

@@ -53,6 +53,7 @@ class Progress:
     """With several vLLM servers: live or gone, by address."""
 
 
+@dataclass(eq=False)
 class Heartbeat:
     """Writes status.json every BEAT seconds, also during a long step or a save, and the run's final status.
 
@@ -60,18 +61,13 @@ class Heartbeat:
     holds.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        progress: Progress,
-        is_writer: bool = True,
-        announce: Announce = lambda event: None,
-    ) -> None:
-        self.folder = folder
-        self.progress = progress
-        self.is_writer = is_writer
-        self.announce = announce
-        """Gets the progress of rollouts, from the heartbeat's thread."""
+    folder: RunFolder
+    progress: Progress
+    is_writer: bool = True
+    announce: Announce = lambda event: None
+    """Gets the progress of rollouts, from the heartbeat's thread."""
+
+    def __post_init__(self) -> None:
         self._playing = Playing(0, 0, None)
         self.over = threading.Event()
         self._count, self._progressed = -1, 0.0
@@ -135,10 +131,9 @@ class Heartbeat:
 
 def sign_of_life() -> dict[str, object]:
     """Identity of this process for status.json: with its start time, as process ids are reused."""
-    started = _started(os.getpid())
     return {
         "pid": os.getpid(),
-        "started": started,
+        "started": _started(os.getpid()),
         "host": socket.gethostname(),
         "machine": _machine(),
         "heartbeat": time.time(),

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NotRequired
+from typing import Literal, NotRequired, TypeVar
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from aitrain.options.value_types import score_bounds
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 Bounds = tuple[float, float]
 """The lowest and the highest possible score."""
@@ -56,12 +59,12 @@ NEARLY = 1e-9
 """Fraction of the score range by which a solved case may be below the highest score, for rounding."""
 
 
-def by_case(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
-    """A scoring of (case, score) pairs."""
-    scoring: dict[str, list[float]] = {}
-    for case, score in scored:
-        scoring.setdefault(case, []).append(score)
-    return scoring
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of (key, value) pairs by their keys, such as the scores of samples by their cases."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def recorded_table(value: object) -> ScoreTable | None:
@@ -78,9 +81,18 @@ def bounds_of(score_range: object) -> Bounds | None:
     return (low, high) if math.isfinite(high - low) else None
 
 
-def interval_texts(row: ScoreRow) -> tuple[str, str, str]:
-    """The intervals before and after, and of the change, as text."""
-    return interval_text(row["before"], False), interval_text(row["after"], False), interval_text(row["change"], True)
+def table_texts(table: ScoreTable) -> list[tuple[str, str, str, str]]:
+    """The names of the rows that have a score, with the intervals before and after, and of the change, as text."""
+    return [
+        (
+            name,
+            interval_text(row["before"], False),
+            interval_text(row["after"], False),
+            interval_text(row["change"], True),
+        )
+        for name, row in table.items()
+        if row["before"] or row["after"]
+    ]
 
 
 def interval_text(value: IntervalValues | None, is_change: bool) -> str:
@@ -116,15 +128,12 @@ def verdict_of(change: IntervalValues | None) -> Verdict | None:
     """The verdict on a mean change, as in `ScoreRow.change`; None if there is no case that both were scored on."""
     if change is None:
         return None
-    low, high, p_value = change["low"], change["high"], change.get("p_value")
-    if p_value is not None:  # runs of earlier versions have none
-        if p_value > ALPHA:
-            return "undetected"
-        if low is None or high is None:  # scores without bounds that all changed by the same
-            low = high = change["mean"]
-    if low is not None and low > 0:
-        return "better"
-    return "worse" if high is not None and high < 0 else "undetected"
+    if (change.get("p_value") or 0.0) > ALPHA:
+        return "undetected"
+    low, high = change["low"], change["high"]
+    if low is None or high is None:  # scores without bounds that all changed by the same
+        low = high = change["mean"]
+    return "better" if low > 0 else "worse" if high < 0 else "undetected"
 
 
 def verdict_of_scores(table: ScoreTable | None) -> Verdict | None:

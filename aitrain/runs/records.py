@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -15,7 +14,7 @@ from typing import ClassVar
 from pydantic import ConfigDict, TypeAdapter
 
 from aitrain.environment.completion_parser import thought_of
-from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
+from aitrain.runs.json_values import JsonObject, as_object, as_text
 from aitrain.runs.run_folder import parsed_lines, to_jsonable
 
 SCHEMA = 2
@@ -245,11 +244,3 @@ LINE = TypeAdapter(MetricsLine)
 def read_metrics(path: Path) -> Iterator[MetricsLine]:
     """The lines of metrics.jsonl, without damaged ones."""
     return (line for _, line in parsed_lines(path, MetricsLine.from_json))
-
-
-def metrics_of(texts: Iterable[bytes]) -> Iterator[MetricsLine]:
-    """Some lines of metrics.jsonl, without damaged ones."""
-    for text in texts:
-        with suppress(ValueError):
-            if (values := parse_object(text)) is not None:
-                yield MetricsLine.from_json(values)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from aitrain.options.train import TrainConfig
+from aitrain.options.reading import resolve
+from aitrain.options.train import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,6 @@ class ChatSetup:
     @property
     def config(self) -> TrainConfig:
         """The options, checked."""
-        from aitrain.options.reading import resolve  # here, as an export needs no options
-        from aitrain.options.train import TrainConfig
-
         return resolve(TrainConfig, None, self.options)
 
 

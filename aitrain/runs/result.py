@@ -4,13 +4,12 @@ their result.json hold.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Self
 
 from aitrain.cells import html_line, html_table
 from aitrain.packages import version_of
@@ -20,11 +19,10 @@ from aitrain.runs.held_out import (
     IntervalValues,
     ScoreTable,
     Verdict,
-    by_case,
-    interval_texts,
+    grouped,
+    table_texts,
     verdict_sentence,
 )
-from aitrain.runs.json_values import read_whole
 from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object, write_json
@@ -41,10 +39,30 @@ from aitrain.runs.statistics import (
 
 
 @dataclass(frozen=True)
-class Result:
-    """The result of a run. Scores are means over the held-out cases, None where there are none."""
+class StoredResult:
+    """A result that is stored as the result.json of its folder."""
 
     folder: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of result.json."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
+
+    def write(self) -> None:
+        """Write result.json."""
+        write_json(RunFolder(self.folder).result, self.to_json())
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The result of a run or an eval that has ended; fields that an older one lacks get their defaults."""
+        values = read_object(RunFolder(folder).result)
+        return cls(folder, **{name: values[name] for name in cls.__dataclass_fields__ if name in values})
+
+
+@dataclass(frozen=True)
+class Result(StoredResult):
+    """The result of a run. Scores are means over the held-out cases, None where there are none."""
+
     status: str
     """`finished`, `stopped` or `failed`."""
     steps: int
@@ -103,7 +121,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The result as a notebook shows it: the held-out scores, what they say, and where the model is."""
-        rows = [(name, *interval_texts(row)) for name, row in self.scores.items() if row["before"] or row["after"]]
+        rows = table_texts(self.scores)
         change = self.scores["sampled"]["change"] if "sampled" in self.scores else None
         table = html_table(("held-out", "before", "after", "change"), rows) if rows else ""
         why = f" ({self.stopped_because})" if self.stopped_because else ""
@@ -115,16 +133,9 @@ class Result:
         ]
         return table + "".join(map(html_line, [*filter(None, lines), f"model: {self.model}"]))
 
-    def write(self) -> None:
-        """Write result.json."""
-        values = {name: value for name, value in asdict(self).items() if name != "folder"}
-        write_json(RunFolder(self.folder).result, {**values, "model": str(self.model.resolve())})
-
-    @classmethod
-    def read(cls, folder: Path) -> Result:
-        """Read the result of a run that has ended; fields that an older run lacks get their defaults."""
-        values = json.loads(read_whole(RunFolder(folder).result))
-        return cls(folder, **{name: values[name] for name in cls.__dataclass_fields__ if name in values})
+    def to_json(self) -> dict[str, Any]:
+        """The content of result.json, with the folder of the model."""
+        return {**super().to_json(), "model": str(self.model.resolve())}
 
 
 # -- an eval
@@ -136,10 +147,9 @@ PHASE = "eval"
 
 
 @dataclass(frozen=True)
-class EvalResult:
+class EvalResult(StoredResult):
     """The scores of one model on an environment. Values by decoding have the keys `sampled` and `greedy`."""
 
-    folder: Path
     model: dict[str, Any]
     """The fields of `ModelReference`, and its `label`."""
     environment: str
@@ -180,50 +190,16 @@ class EvalResult:
     """Of several environments, share and cases of each; `scores` has their weighted means, and rows such as
     `sampled, NAME`."""
 
-    def write(self) -> None:
-        """Write result.json."""
-        write_json(RunFolder(self.folder).result, self.to_json())
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of result.json."""
-        return {name: value for name, value in asdict(self).items() if name != "folder"}
-
-    @classmethod
-    def read(cls, folder: Path) -> EvalResult:
-        """Read the result of an eval that has ended."""
-        values = read_object(RunFolder(folder).result)
-        return cls(folder, **{name: values[name] for name in cls.__dataclass_fields__ if name in values})
-
-
-@dataclass(frozen=True)
-class EvalFacts:
-    """What an eval knows beside its records."""
-
-    environment: str
-    seed: int
-    cases: int
-    samples: int
-    mixture: Mixture
-    overlap: int = 0
-    seconds: float = 0.0
-
-
-def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: Iterable[RolloutRecord]) -> EvalResult:
-    """The result of an eval, from all of its records."""
-    mixture, every = facts.mixture, list(records)
-    result = EvalResult(
-        folder,
-        model_of(model),
-        facts.environment,
-        facts.seed,
-        facts.cases,
-        facts.samples,
+def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRecord]) -> EvalResult:
+    """A result without scores, with what all records of the eval say."""
+    every = list(records)
+    result = replace(
+        begun,
         failures=dict(Counter(record.error.kind for record in every if record.error)),
         unscored=sum(record.score is None and not record.error and record.stop != "no_room" for record in every),
         dropped=sum(record.stop == "no_room" for record in every),
-        overlap=facts.overlap,
         tokens=sum(record.tokens for record in every),
-        seconds=round(facts.seconds, 3),
         environments={one.name: {"share": one.share, "cases": len(one.prompts)} for one in named(mixture)},
     )
     solvable = can_be_solved(mixture)
@@ -231,22 +207,22 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
         played = [record for record in every if record.eval_phase == f"{PHASE}_{name}"]
         if not played:
             continue
-        scoring = by_case((str(record.row_number), record.score) for record in played if record.score is not None)
+        scoring = grouped((str(record.row_number), record.score) for record in played if record.score is not None)
         for row, envs in rows_of(name, mixture):
             result.scores[row] = interval_of_mean(scoring, envs)
         if name == "sampled" and solvable and scoring:
-            for tries in range(1, facts.samples + 1):
+            for tries in range(1, result.samples + 1):
                 result.pass_at[str(tries)] = of_means(chances(scoring, tries, mixture), solvable)
         tried = {case: chances({case: scores}, len(scores), mixture) for case, scores in scoring.items()}
         solved = {case: float(chance[case] > 0) for case, chance in tried.items() if chance}
         if (share := of_means(solved, solvable)) is not None:
             result.solved[name] = share["mean"]
-        values = dict[str, list[float]]()
-        for record in played:
-            for metric, value in record.metrics.items():
-                if value is not None:
-                    own = f"{record.environment}/{metric}" if record.environment else metric
-                    values.setdefault(own, []).append(value)
+        values = grouped(
+            (f"{record.environment}/{metric}" if record.environment else metric, value)
+            for record in played
+            for metric, value in record.metrics.items()
+            if value is not None
+        )
         result.metrics[name] = {metric: fmean(found) for metric, found in values.items()}
         tokens = [record.tokens for record in played]
         result.lengths[name] = {"mean": fmean(tokens), "median": median(tokens), "max": max(tokens)}

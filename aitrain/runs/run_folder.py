@@ -320,18 +320,19 @@ def sync(path: Path) -> None:
 def to_jsonable(value: object) -> object:
     """The value in JSON types, secrets redacted: nan and inf become null, scalars numbers, other objects their text,
     which is the same in each process: it has no address in memory."""
-    if isinstance(value, str):
-        return redact(value)
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return to_json_object(value)
-    if isinstance(value, (set, frozenset)):  # in an order that is the same in each process
-        return sorted(map(to_jsonable, value), key=str)
-    if isinstance(value, (list, tuple)):
-        return [to_jsonable(item) for item in value]
+    match value:
+        case str():
+            return redact(value)
+        case None | int():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return to_json_object(value)
+        case set() | frozenset():  # in an order that is the same in each process
+            return sorted(map(to_jsonable, value), key=str)
+        case list() | tuple():
+            return [to_jsonable(item) for item in value]
     item = getattr(value, "item", None)  # numpy and torch scalars have it
     if callable(item) and getattr(value, "ndim", 1) == 0:
         return to_jsonable(item())

@@ -39,9 +39,10 @@ equal prompt count as one, with the mean of their values: they say little more t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
@@ -55,6 +56,7 @@ from aitrain.runs.held_out import (
     Scoring,
     Verdict,
     bounds_of,
+    grouped,
     verdict_of,
 )
 from aitrain.runs.json_values import JsonObject, as_float, as_object
@@ -272,20 +274,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 # -- power
 
 
-def smallest(reaches: Callable[[int], bool], least: int) -> int | None:
-    """The smallest number from `least` on that reaches something, as all larger ones do; None for more than
-    MOST_CASES."""
-    low, high = least - 1, least
-    while not reaches(high):
-        low, high = high, 2 * high
-        if low > MOST_CASES:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return high
-
-
 @dataclass(frozen=True)
 class Power:
     """The probability of detecting a difference between two models, by the noncentral t distribution.
@@ -336,19 +324,20 @@ class Power:
         normal = NormalDist(quantile * (1 - 1 / (4 * freedom)), math.sqrt(1 + quantile**2 / (2 * freedom)))
         return min(enough, sum(normal.cdf((sign * distance - self.step / cases) * root) for sign in (1, -1)))
 
-    def detectable(self, cases: int, power: float = WANTED_POWER) -> float | None:
-        """The smallest true difference that this number of cases detects with this power; None if there is none."""
+    def detectable(self, cases: int) -> float | None:
+        """The smallest true difference that this number of cases detects with WANTED_POWER; None if there is none."""
         low, high = 0.0, min(self.largest, 100 * self.spread)
-        if self.power(high, cases) < power:
+        if self.power(high, cases) < WANTED_POWER:
             return None
         while high - low > PRECISION * high:
             middle = (low + high) / 2
-            low, high = (middle, high) if self.power(middle, cases) < power else (low, middle)
+            low, high = (middle, high) if self.power(middle, cases) < WANTED_POWER else (low, middle)
         return high
 
-    def cases_needed(self, difference: float, power: float = WANTED_POWER) -> int | None:
-        """The number of cases that detect this difference with this probability; None for more than MOST_CASES."""
-        return smallest(lambda cases: self.power(difference, cases) >= power, FEWEST_CASES)
+    def cases_needed(self, difference: float) -> int | None:
+        """The number of cases that detect this difference with WANTED_POWER; None for more than MOST_CASES."""
+        found = bisect_left(range(MOST_CASES + 1), WANTED_POWER, FEWEST_CASES, key=partial(self.power, difference))
+        return None if found > MOST_CASES else found
 
 
 # -- one environment or several
@@ -376,9 +365,7 @@ class ScoredEnv:
         each case counts."""
         if len(set(self.prompts.values())) < 2:
             return self.part(values)
-        found: dict[str, list[float]] = {}
-        for case, value in self.part(values).items():
-            found.setdefault(self.prompts[case], []).append(value)
+        found = grouped((self.prompts[case], value) for case, value in self.part(values).items())
         return {prompt: fmean(each) for prompt, each in found.items()}
 
 

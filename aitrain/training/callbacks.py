@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ from aitrain.events import Step
 from aitrain.execution.user_code import failure_message
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import line_stays
-from aitrain.runs.diagnosis import Diagnosis, findings_of, traits_of
+from aitrain.runs.diagnosis import Diagnosis, RunTraits, findings_of
+from aitrain.runs.held_out import bounds_of
 from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.runs.run_folder import append_lines, keep_lines
 from aitrain.training.run_context import RunContext
@@ -34,9 +35,9 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
         self.start = time.monotonic()
         self.first_step = 0
         by_sequence = str(arguments.vllm_importance_sampling_mode).startswith("sequence")
-        flags = ", ".join(context.config.reshaped_sampling)
-        traits = traits_of(context.config.written())
-        self.diagnosis = Diagnosis(replace(traits, ratio_by_sequence=by_sequence, reshaped_sampling=flags))
+        config, flags = context.config, ", ".join(context.config.reshaped_sampling)
+        bounds, is_uniform = bounds_of(config.rl_score_range), config.rl_sampling == "uniform"
+        self.diagnosis = Diagnosis(RunTraits(bounds, is_uniform, config.rl_loss_type, by_sequence, flags))
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object

@@ -24,7 +24,7 @@ from aitrain.redaction import without_secrets
 from aitrain.runs.checkpoint import read_manifest, rewind
 from aitrain.runs.environment_source import files_of, keep_source, source_facts, source_hash
 from aitrain.runs.records import MetricsLine, RolloutRecord
-from aitrain.runs.run_folder import RunFolder, append_lines, append_text, json_lines, read_lines, sync, write_text
+from aitrain.runs.run_folder import RunFolder, append_lines, json_lines, read_lines, sync, write_text
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 
@@ -56,7 +56,7 @@ class RunRecorder:
         """Append one line per episode to this process's own file. Every process must call this."""
         self.begin()
         self.folder.rollouts.mkdir(exist_ok=True)
-        append_text(self._own_rollouts, json_lines(record.to_json() for record in records))
+        append_lines(self._own_rollouts, (record.to_json() for record in records))
 
     def add_metrics(self, line: MetricsLine) -> None:
         """Append one line of metrics; a scoring stands before the line of its step, also if it was made up for later.

@@ -16,7 +16,7 @@ from aitrain.options.reading import as_command, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.packages import NAMED_MODELS
 from aitrain.redaction import redact, without_secrets
-from aitrain.runs.held_out import interval_texts
+from aitrain.runs.held_out import table_texts
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
@@ -80,7 +80,7 @@ def _sections(overview: Overview, place: Path, config: TrainConfig) -> Iterator[
         yield f"The LoRA adapter lies here{merged}."
     elif config.peft:
         yield "The LoRA adapter is merged into the base: this is a whole model."
-    rows = [(name, *interval_texts(row)) for name, row in overview.scores.items() if row["before"] or row["after"]]
+    rows = table_texts(overview.scores)
     samples = result.get("eval_samples") or 1
     each = f", {samples} samples each" if samples != 1 else ""
     head = (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")

@@ -56,8 +56,8 @@ def comparison_texts(
         yield Text()
         yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"))
         yield Text()
-        counts = {outcome: len(comparison.cases(outcome)) for outcome in ("won", "lost", "equal", "unscored")}
-        shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name != "unscored")
+        counts = comparison.counts.items()
+        shown = ", ".join(f"{count} {name}" for name, count in counts if count or name != "unscored")
         yield Text(f"{len(comparison.pairs)} cases, {comparison.decoding}: {shown}")
         for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence(detect))):
             yield Text(escape_controls(sentence))
@@ -144,7 +144,6 @@ def _view(comparison: Comparison) -> JsonObject:
     return {
         "c": comparison,
         "notes": [redact(note) for note in comparison.notes],
-        "counts": {outcome: len(comparison.cases(outcome)) for outcome in MOST_CASES},
         "reach": max(limits, default=1.0),
         "cases": [(pair, _sides(comparison, pair) if id(pair) in told else []) for pair in ranked],
     }

@@ -49,18 +49,19 @@ class Dashboard:
             self.playing = event if event.episodes else None
             return
         self.since = time.monotonic()
-        if isinstance(event, Phase):
-            self.phase = escape_controls(event.text)
-        elif isinstance(event, Evaluated) and event.sampled is not None:
-            self.scores.append(event)
-            self.phase = ""
-        elif isinstance(event, Step):
-            self.phase, self.step = "", event
-            self.rewards += [] if event.reward is None else [event.reward]
-        elif isinstance(event, Evaluating):
-            self.phase, self.evaluating = "", event
-        elif isinstance(event, (Ended, Failed)):
-            self.playing, self.is_over = None, self.is_over or isinstance(event, Ended)
+        match event:
+            case Phase():
+                self.phase = escape_controls(event.text)
+            case Evaluated() if event.sampled is not None:
+                self.scores.append(event)
+                self.phase = ""
+            case Step():
+                self.phase, self.step = "", event
+                self.rewards += [] if event.reward is None else [event.reward]
+            case Evaluating():
+                self.phase, self.evaluating = "", event
+            case Ended() | Failed():
+                self.playing, self.is_over = None, self.is_over or isinstance(event, Ended)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines, cut at the edge of the terminal."""

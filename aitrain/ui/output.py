@@ -28,13 +28,12 @@ def escape_controls(text: str) -> str:
     r"""The text with control and invisible characters escaped: an escape becomes `\x1b`."""
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
-    return "".join(_written_out(character) for character in text)
-
-
-def _written_out(character: str) -> str:
-    if character in HARMLESS or unicodedata.category(character) not in INVISIBLE:
-        return character
-    return ascii(character)[1:-1]
+    return "".join(
+        character
+        if character in HARMLESS or unicodedata.category(character) not in INVISIBLE
+        else ascii(character)[1:-1]
+        for character in text
+    )
 
 
 def show_error(message: str, code: int, as_json: bool = False, warnings: str = "") -> int:

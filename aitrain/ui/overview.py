@@ -27,13 +27,14 @@ from aitrain.runs.held_out import (
     ScoreTable,
     Scoring,
     Verdict,
+    grouped,
     recorded_table,
     verdict_of,
     verdict_of_scores,
 )
-from aitrain.runs.json_values import JsonObject, as_float, regular
+from aitrain.runs.json_values import JsonObject, as_float, parse_object, regular
 from aitrain.runs.model_reference import read_options
-from aitrain.runs.records import MetricsLine, metrics_of, read_metrics
+from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.runs.statistics import (
@@ -65,16 +66,8 @@ class Overview:
 
     def __init__(self, folder: Path, rollouts: RolloutIndex | None = None) -> None:
         self.run, self.rollouts = RunFolder(folder), rollouts
-
-    @cached_property
-    def recorded(self) -> dict[str, Any]:
-        """status.json."""
-        return read_object(self.run.status)
-
-    @cached_property
-    def result(self) -> dict[str, Any]:
-        """result.json."""
-        return read_object(self.run.result)
+        self.recorded, self.result = read_object(self.run.status), read_object(self.run.result)
+        """status.json and result.json."""
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -231,10 +224,7 @@ class Overview:
         For the step of model/, the scores after training replace earlier ones."""
         entries = [entry for entry in self.rollouts.entries if entry.eval_phase] if self.rollouts else []
         mixture, during = self.mixture(), {entry.case for entry in entries if entry.eval_phase.startswith("step")}
-        versions: dict[int, list[IndexEntry]] = {}
-        for entry in entries:
-            if entry.case in during or not during:
-                versions.setdefault(entry.weight_version, []).append(entry)
+        versions = grouped((entry.weight_version, entry) for entry in entries if entry.case in during or not during)
         curve = list[JsonObject]()
         for step, found in sorted(versions.items()):
             phases = _scorings(found)
@@ -423,7 +413,7 @@ class Overview:
         """The run in the table of runs, from small files and the end of metrics.jsonl."""
         rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
         scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
-        newest = next(metrics_of(scorings[-1:]), None)
+        newest = (parse_object(scorings[-1]) if scorings else None) or {}
         row = self.scores.get("sampled") or self.scores.get("greedy") or self._bare_scores()
         after = None if self.status == "running" and self.job == "grpo" else row["after"]
         change = row["change"] if after else None
@@ -439,8 +429,8 @@ class Overview:
             "options": self._plain_options(),
             "rewards": list(map(float, evenly(rewards, ROW_POINTS))),
             "before": row["before"] or _bare(self.recorded.get("score_before")),
-            "after": after or (_bare(newest.eval_score) if newest else None),
-            "after_step": newest.step if newest and after is None else None,
+            "after": after or _bare(as_float(newest.get("eval_score"))),
+            "after_step": newest.get("step") if after is None else None,
             "change": change,
             "learned": b'"frac_reward_zero_std": 1.0' not in self.metrics or self.learned,
             "verdict": verdict_of(change),
@@ -485,12 +475,11 @@ def _differs(step: MetricsLine) -> bool:
 
 def _scorings(entries: Iterable[IndexEntry]) -> dict[str, dict[str, list[float]]]:
     """The scores of each case's samples by their scoring, such as `before_sampled`."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for entry in entries:
-        scores = found.setdefault(entry.eval_phase, {})
-        if entry.score is not None:
-            scores.setdefault(entry.case, []).append(entry.score)
-    return found
+    phases = grouped((entry.eval_phase, entry) for entry in entries)
+    return {
+        phase: grouped((entry.case, entry.score) for entry in found if entry.score is not None)
+        for phase, found in phases.items()
+    }
 
 
 def _newest(phases: Mapping[str, Scoring], decoding: str, mixture: Mixture) -> IntervalValues | None:

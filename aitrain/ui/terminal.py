@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, Step
-from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_texts, verdict_sentence
+from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, table_texts, verdict_sentence
 from aitrain.runs.result import Result
 from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, number, reward_line
 from aitrain.ui.output import escape_controls
@@ -212,8 +212,7 @@ def run_texts(overview: Overview) -> Iterator[Text]:
 
 def outcome_texts(overview: Overview) -> Iterator[Text]:
     """Scores, verdict, advice, findings and reward of a run, now or at its end."""
-    rows = [(name, *interval_texts(row)) for name, row in overview.scores.items() if row["before"] or row["after"]]
-    if rows:
+    if rows := table_texts(overview.scores):
         yield text_table([[Text(title, "bold") for title in ("held-out", "before", "after", "change")], *rows])
     else:
         yield Text(f"no held-out cases were scored{' yet' if overview.status == 'running' else ''}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.redaction import MASK
+from aitrain.redaction import MASK, known_forms
 from aitrain.runs.environment_source import (
     LONGEST_FILE,
     keep_source,
@@ -70,7 +70,7 @@ def test_of_a_package_the_modules_that_it_imports_are_kept_but_no_links_and_no_h
 
 def test_secrets_in_the_source_are_masked(imported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DB_PASSWORD", "correct-horse")
-    monkeypatch.setattr("aitrain.redaction._known.until", -1.0)
+    known_forms.cache_clear()
     write(imported, {"leaks_env.py": CLASS + 'login = dict(password="0123456789", phrase="correct-horse")\n'})
     (file,) = source_of(importlib.import_module("leaks_env").Env)
     assert file["text"].endswith(f'login = dict(password="{MASK}", phrase="{MASK}")\n')

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import RecordedError, RecordedTurn, RolloutRecord
-from aitrain.runs.result import EvalFacts, EvalResult, eval_result
+from aitrain.runs.result import EvalResult, with_scores
 from tests.runs.scorings import only
 
-FACTS = EvalFacts("Env", seed=7, cases=3, samples=2, mixture=only("012"))
+
+def begun(folder: Path) -> EvalResult:
+    return EvalResult(folder, {}, "Env", 7, 3, 2)
 
 
 def record(row: int, sample: int, score: float | None, phase: str = "eval_sampled", **more: Any) -> RolloutRecord:
@@ -31,7 +32,7 @@ RECORDS = [
 
 
 def test_scores_are_means_over_cases_and_what_has_no_score_is_counted_apart(tmp_path: Path) -> None:
-    result = eval_result(tmp_path, read_model("tiny"), FACTS, RECORDS)
+    result = with_scores(begun(tmp_path), only("012"), RECORDS)
     sampled, greedy = result.scores["sampled"], result.scores["greedy"]
     assert (sampled["mean"], sampled["count"], greedy["mean"], greedy["count"]) == (0.25, 2, 1.0, 1)
     assert (result.failures, result.unscored, result.dropped) == ({"raised": 1}, 1, 2)
@@ -47,7 +48,7 @@ def test_scores_are_means_over_cases_and_what_has_no_score_is_counted_apart(tmp_
 
 def test_scores_without_bounds_have_a_mean_and_no_solved_cases_and_nothing_scored_is_none(tmp_path: Path) -> None:
     unbounded = [record(0, 0, -3.0), record(1, 0, 12.0), record(2, 0, 3.0)]
-    result = eval_result(tmp_path, read_model("tiny"), EvalFacts("Env", 7, 3, 1, only("012", None)), unbounded)
+    result = with_scores(begun(tmp_path), only("012", None), unbounded)
     assert result.scores["sampled"]["mean"] == 4.0  # type: ignore[index]
     assert (result.pass_at, result.solved) == ({}, {})
-    assert eval_result(tmp_path, read_model("tiny"), FACTS, [record(0, 0, None)]).scores == {"sampled": None}
+    assert with_scores(begun(tmp_path), only("012"), [record(0, 0, None)]).scores == {"sampled": None}

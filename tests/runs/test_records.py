@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aitrain.redaction import known_forms
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.records import (
     LONGEST_COLUMN,
@@ -64,7 +65,7 @@ def test_the_row_is_in_json_types_without_the_prompt_secrets_and_huge_columns(mo
             return "forty-two"
 
     monkeypatch.setenv("DB_PASSWORD", "correct-horse")
-    monkeypatch.setattr("aitrain.redaction._known.until", -1.0)
+    known_forms.cache_clear()
     row = {"prompt": "say", "answer": Answer(), "allowed": {1}, "ratio": float("nan"), "login": "me:correct-horse"}
     row["check"] = [object()]  # whose address differs in each process
     huge = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aitrain import Result, TrainConfig
-from aitrain.redaction import MASK
+from aitrain.redaction import MASK, known_forms
 from aitrain.runs.run_folder import read_lines
 from tests.environments.leaky import SECRETS, Leaky
 from tests.test_redaction import FORMS
@@ -75,7 +75,7 @@ def test_a_notebooks_run_masks_what_it_writes_and_shows(
 
     for name, value in (PLANTED | LEAKED).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("aitrain.redaction._known.until", -1.0)
+    known_forms.cache_clear()
     config = TrainConfig(
         model=str(small_model), output_dir=str(tmp_path), max_steps=2, rl_max_new_tokens=4, rl_kl_coef=0
     )

@@ -20,7 +20,7 @@ def test_one_output_shows_progress_and_scores_and_texts_of_others_as_text_withou
     module = SimpleNamespace(display=lambda bundle, raw, display_id: handle)
     monkeypatch.setitem(sys.modules, "IPython.display", module)  # type: ignore[arg-type]
     monkeypatch.setenv("MY_API_KEY", "sesame-open-9431")
-    monkeypatch.setattr(redaction._known, "until", 0.0)
+    redaction.known_forms.cache_clear()
     with NotebookDisplay() as display:
         display(Evaluated("before", 0.2, 0.1))
         display(Note("<script>alert(1)</script> \x1b[2J sesame-open-9431"))
