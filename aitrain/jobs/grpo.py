@@ -154,12 +154,9 @@ def _train(context: RunContext, prepared: Prepared) -> None:
     if trainer.state.global_step == 0:
         raise RunFailed("There was no optimizer step: nothing was trained.\nSee train.log in the run folder.")
     if not trainer.updates:
-        since = f" after {checkpoint.name}" if checkpoint else ""
-        masked = ", or were truncated (--rl-mask-truncated-completions)" if trainer.masks_truncated else ""
-        skipped = f", and {trainer.non_finite.skipped} steps were skipped" if trainer.non_finite.skipped else ""
         context.note(
-            f"No step{since} changed the weights: in every group all completions had the same score, or none{masked}"
-            f"{skipped}."
+            "No step changed the weights: in every group all completions had the same score, or none, or were truncated"
+            " (--rl-mask-truncated-completions), or steps were skipped (skipped_steps in metrics.jsonl)."
         )
 
 

@@ -157,10 +157,9 @@ def checked_server(run: RunContext, max_tokens: int | None) -> ServerModel | Non
     if sync is None:
         return None
     needs = ServerNeeds(model_path(config.model), max_tokens or 0, config.lora_r if sync == "adapter" else None)
-    base, count = check_servers(config.vllm_server_urls, needs), len(config.vllm_server_urls)
+    base = check_servers(config.vllm_server_urls, needs)
     what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
-    who = "vLLM's server gets" if count == 1 else f"{count} vLLM servers get"
-    run.note(f"{who} {what} after each step (--vllm-sync {sync}).")
+    run.note(f"vLLM gets {what} after each step (--vllm-sync {sync}).")
     return base
 
 

@@ -206,10 +206,9 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         except EpisodesFailed as error:
             if phase.name == "before" or (not during and failures.empty_batches):
                 raise
-            later = "" if during else f" aitrain eval {self.context.folder.path} scores the model later."
             self.context.note(
-                f"The evaluation after {f'step {phase.step}' if during else 'the training'} is skipped:"
-                f" {str(error).partition(chr(10))[0]}\n--rl-env-retries tries failed scores again.{later}"
+                f"The evaluation after step {phase.step} is skipped: {str(error).partition(chr(10))[0]}\n"
+                f"--rl-env-retries tries failed scores again; aitrain eval {self.context.folder.path} scores the model."
             )
             return EvalScores(mixture=plan.mixture)
         if phase.name == "before":
@@ -239,9 +238,10 @@ def note_on_few_cases(mixture: Mixture) -> str | None:
     count = cases_of(mixture)
     if not 0 < count < FEW_CASES:
         return None
-    said = f"Different held-out cases: {count}. A verdict needs {FEWEST_CASES} whose score changes"
-    end = "so there will be none" if count < FEWEST_CASES else "so small gains will not show"
-    return f"{said}, {end}; --eval-cases holds out more."
+    return (
+        f"Different held-out cases: {count}. A verdict needs {FEWEST_CASES} whose score changes, and a small gain more"
+        " of them; --eval-cases holds out more."
+    )
 
 
 def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule) -> None:

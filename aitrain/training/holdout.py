@@ -254,11 +254,10 @@ def _why_none(config: TrainConfig, cases: int, needed: int) -> str:
     """Why no cases of the environment's only dataset are held out."""
     if config.eval_cases == 0:
         return "--eval-cases is 0"
-    if cases <= needed:
-        return f"one step needs {needed} of the {cases} cases (fewer with --rl-prompts-per-step)"
-    if cases < DEFAULT_EVAL_SHARE:
-        return f"by default a tenth is held out, and there are {cases} cases (--eval-cases N holds out N of them)"
-    return "too many cases have the same prompt"
+    return (
+        f"by default a tenth of the cases is held out, one step needs {needed} of all {cases}, and those with the same"
+        " prompt stay together (--eval-cases N holds out N)"
+    )
 
 
 def split_each(
@@ -327,13 +326,7 @@ def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) 
     if len(split.train) >= prompts_per_step:
         return
     too_long = f" ({split.dropped} had a prompt of more than {limit} tokens)" if split.dropped else ""
-    ways = ["Build more cases" + (", with shorter prompts" if too_long else "")]
-    spare = len(split.train) + len(split.held_out) - prompts_per_step
-    if len(split.held_out) and spare > 0:
-        ways.append(f"hold out fewer (--eval-cases {spare})")
-    if len(split.train):
-        ways.append(f"take fewer a step (--rl-prompts-per-step {len(split.train)})")
-    there = "there is 1" if len(split.train) == 1 else f"there are {len(split.train)}"
     raise ConfigError(
-        f"One step needs {prompts_per_step} prompts and {there} to train on{too_long}.\n{', or '.join(ways)}."
+        f"One step needs {prompts_per_step} prompts, and the cases to train on are {len(split.train)}{too_long}.\n"
+        "Build more cases, hold out fewer (--eval-cases), or take fewer a step (--rl-prompts-per-step)."
     )

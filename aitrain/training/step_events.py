@@ -30,53 +30,16 @@ MAX_SKIPPED_IN_A_ROW_FP16 = 20
 
 
 class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Times the steps of a trainer, counts its epochs, and ends it if nothing more can be learned."""
+    """Times the steps of a trainer on this process, counts its epochs, and ends it if nothing more can be learned.
 
-    def __init__(self, trainer: EpisodeTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, *_: object, **__: object) -> None:
-        """Start the clock of the training."""
-        self.trainer.watch.begin_training()
-
-    def on_train_end(self, *_: object, **__: object) -> None:
-        """Stop it."""
-        self.trainer.watch.end_training()
-
-    def on_step_begin(self, *_: object, **__: object) -> None:
-        """Start the clock of the step."""
-        self.trainer.watch.begin_step()
-
-    def on_optimizer_step(self, args: object, state: TrainerState, control: object, **parts: Any) -> None:
-        """Check the weights, before anything is saved."""
-        self.trainer.non_finite.check_weights(parts["model"], state.global_step + 1)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Runs before the step is logged and saved; the end of the run is handled by transformers. Sets the fractional
-        epoch, and saves and logs at the end of each epoch as transformers does."""
-        self.trainer.watch.end_step()
-        self.trainer.zero_variance.end_step()
-        schedule, step = self.trainer.schedule, state.global_step
-        state.epoch = schedule.epochs_after(step)
-        if not schedule.ends_epoch(step):
-            return
-        if step < state.max_steps:
-            control.should_save |= args.save_strategy == IntervalStrategy.EPOCH
-            control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-        # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
-        torch.empty((), dtype=torch.int64).random_()
-
-
-class Stopwatch:
-    """Seconds per step in which episodes waited for the policy and for their environments, on this process.
-
-    With free-running episodes both clocks may run at the same time, so that the parts can add up to more than the step.
-    `optimize` is the time of a step outside its rollout.
+    Measured are the seconds in which episodes waited for the policy and for their environments. With free-running
+    episodes both clocks may run at the same time, so that the parts can add up to more than the step. `optimize` is the
+    time of a step outside its rollout.
     """
 
-    def __init__(self, clock: RolloutClock) -> None:
+    def __init__(self, trainer: EpisodeTrainer, clock: RolloutClock) -> None:
+        self.trainer, self.clock = trainer, clock
         self.steps = 0
-        self.clock = clock
         self.total = dict.fromkeys(PARTS, 0.0)
         self._step_start = 0.0
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
@@ -87,25 +50,40 @@ class Stopwatch:
         """Seconds of the training, evaluations included, over all parts of a resumed run."""
         return self.seconds_before + (0.0 if self._train_start is None else time.monotonic() - self._train_start)
 
-    def begin_training(self) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         """Start the clock of the training."""
         self._train_start = time.monotonic()
 
-    def end_training(self) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         """Stop it."""
         self.seconds_before, self._train_start = self.trained_seconds, None
 
-    def begin_step(self) -> None:
+    def on_step_begin(self, *_: object, **__: object) -> None:
         """Reset the clocks: generation between steps, for held-out cases, belongs to no step."""
         self._step_start = time.monotonic()
         self.clock.take()
 
-    def end_step(self) -> None:
-        """Add the step to the totals since the last logging."""
+    def on_optimizer_step(self, args: object, state: TrainerState, control: object, **parts: Any) -> None:
+        """Check the weights, before anything is saved."""
+        self.trainer.non_finite.check_weights(parts["model"], state.global_step + 1)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Runs before the step is logged and saved; the end of the run is handled by transformers. Adds the seconds of
+        the step, sets the fractional epoch, and saves and logs at the end of each epoch as transformers does."""
         seconds, parts = time.monotonic() - self._step_start, self.clock.take()
         self.steps += 1
         parts |= {"step": seconds, "optimize": seconds - parts["rollout"]}
         self.total = {part: total + parts[part] for part, total in self.total.items()}
+        self.trainer.zero_variance.end_step()
+        schedule, step = self.trainer.schedule, state.global_step
+        state.epoch = schedule.epochs_after(step)
+        if not schedule.ends_epoch(step):
+            return
+        if step < state.max_steps:
+            control.should_save |= args.save_strategy == IntervalStrategy.EPOCH
+            control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
+        # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
+        torch.empty((), dtype=torch.int64).random_()
 
     def take(self, tokens: int) -> dict[str, float]:
         """Mean seconds per step (`time/*`), and how many of `tokens` were sampled per second, since the last call;

@@ -74,12 +74,12 @@ from trl.trainer import utils as trl_utils
 from aitrain import activity
 from aitrain.batch import CaseSchedule, PassLimit
 from aitrain.engines.colocated import ColocatedGeneration
-from aitrain.engines.logprob_check import POSITIONS, LogprobShift, SampledRow, kl_by_position, padded
+from aitrain.engines.logprob_check import LogprobShift
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, gradient_checkpointing, replaced, savable_generation_config
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.sharded_tensors import gathered, whole
-from aitrain.engines.shared_cache import distinct_prompts
+from aitrain.engines.shared_cache import distinct_prompts, padded
 from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Trajectory
@@ -123,7 +123,7 @@ from aitrain.training.sharding import (
     write_shards,
 )
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
-from aitrain.training.step_events import NonFiniteGuard, StepEvents, Stopwatch, ZeroVarianceSteps
+from aitrain.training.step_events import NonFiniteGuard, StepEvents, ZeroVarianceSteps
 from aitrain.training.training_batch import TrainingBatch, episode_metrics
 
 CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
@@ -214,8 +214,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
-        self.watch = Stopwatch(self.batches.clock)
-        self.add_callback(StepEvents(self))
+        self.watch = StepEvents(self, self.batches.clock)
+        self.add_callback(self.watch)
         self.context = inputs.limits.context
         policy = self.accelerator.unwrap_model(self.model)
         is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
@@ -288,21 +288,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
         mean = scores.nanmean().item()
         self.zero_variance.see(share == 1.0, None if math.isnan(mean) else mean)
-        if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
-            self._add_kl_by_position(output)
         tokens = sum(one.tokens for one, kept in zip(everywhere, is_kept, strict=True) if kept)
         items = torch.tensor(float(tokens * self.args.steps_per_generation), dtype=torch.float64, device=device)
         return output | {KEPT: in_loss[own], KEPT_ROWS: in_loss.sum(), "num_items_in_batch": items}
-
-    def _add_kl_by_position(self, output: Mapping[str, torch.Tensor]) -> None:
-        """Log the KL between vLLM and the trainer for tokens at like positions. Every process must call this."""
-        logps = output["old_per_token_logps"], output["sampling_per_token_logps"]
-        sampled = output["completion_mask"] * output["tool_mask"]
-        own = kl_by_position(*logps, sampled, output["prompt_mask"].sum(1))
-        sums = self.accelerator.gather(own[None]).sum(0).tolist()
-        for start, (kl, count) in zip((0, *POSITIONS), sums, strict=True):
-            if count:
-                self._metrics["train"][f"sampling/kl_from_{start}"].append(kl / count)
 
     def _penalties(self, output: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What is subtracted from the score of each of this process's episodes. Every process must call this."""
@@ -544,17 +532,17 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         reported: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
         if self.sampling.is_plain:
             return reported
-        rows = [SampledRow(each.prompt_ids, each.ids, each.mask, each.completion_starts) for each in trajectories]
-        lengths = [len(row.prompt) + len(row.ids) for row in rows]
+        lengths = [len(each.context) for each in trajectories]
         of_sampled: list[float] = []
         with evaluation_mode(self.model):
             for places in self._own_passes(lengths, max(lengths)):
-                shift = LogprobShift(self.sampling, self.eos_token_ids, [rows[place] for place in places])
+                shift = LogprobShift(self.sampling, self.eos_token_ids, [trajectories[place] for place in places])
+                tokens, pad = [row.context for row in shift.rows], self.processing_class.pad_token_id
+                rows = padded(tokens, pad, self.accelerator.device, "right")  # so that padding changes no position
                 with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
-                    inputs = padded(shift.rows, self.processing_class.pad_token_id, self.accelerator.device)
-                    super()._get_per_token_logps_and_entropies(self.model, *inputs)
+                    super()._get_per_token_logps_and_entropies(self.model, rows.ids, rows.mask, rows.ids.shape[1] - 1)
                 for place, shifts in zip(places, shift.shifts, strict=True):
-                    of_sampled += [shifts[token] for token in rows[place].sampled()]
+                    of_sampled += [shifts[token] for token in trajectories[place].sampled_places]
                     pairs = zip(reported[place], shifts, strict=True)
                     reported[place] = [None if value is None else value + more for value, more in pairs]
         everywhere = gather_object(of_sampled) or [0.0]

@@ -183,8 +183,7 @@ def steps_before(checkpoint: Path) -> int:
 
 
 def note_on_steps(checkpoint: Path, arguments: GRPOConfig) -> str | None:
-    """What becomes of the learning rate of a run that continues with another number of steps; None if it is the same
-    number.
+    """What becomes of the learning rate of a run that continues with another number of steps; None if it is the same.
 
     Raises:
         ConfigError: the checkpoint has more steps.
@@ -195,10 +194,9 @@ def note_on_steps(checkpoint: Path, arguments: GRPOConfig) -> str | None:
             f"max_steps: {checkpoint} has {done} steps behind it, more than {steps}\n"
             f"Use --max-steps {done} or more, or --resume-from-checkpoint with an earlier checkpoint."
         )
-    scheduler, note = arguments.lr_scheduler_type.value, f"Continues after step {done} of {before} to step {steps}."
-    if steps == before or scheduler == "constant":
-        return None if steps == before else note
+    if steps == before:
+        return None
     return (
-        f"{note} From here scheduler {scheduler} sets the learning rate as for {steps} steps,\n"
-        f"so the result is not that of {steps} steps at once, as with --scheduler constant."
+        f"Continues after step {done} of {before} to step {steps}, with the learning rates of {steps} steps from here\n"
+        "on. The result is that of as many steps at once only with --scheduler constant."
     )
