@@ -269,8 +269,7 @@ def _finish(
     )
     if is_main and step > 0:
         result.write()
-        if problem := context.write_card(context.folder):
-            context.note(problem)
+        context.note(context.write_card(context.folder))
         if config.push_to_hub and (status == "finished" or held_out.reason is not None):
             context.enter("uploading")
             context.note(f"Uploaded to {upload_model(config, context.folder.model)}", "info")

@@ -166,8 +166,7 @@ def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, proc
         with errors_of(name):
             built[name] = build(runner, tokenizer, processes)
             check_contract(runner.environment, columns(built[name]))
-        if note := dataset_note(runner.environment):
-            context.note(note, "info")
+        context.note(dataset_note(runner.environment), "info")
     if len({train.is_chat for train, _ in built.values()}) > 1:
         kinds = ", ".join(f"{name} has {'messages' if one.is_chat else 'strings'}" for name, (one, _) in built.items())
         raise EnvironmentFailed(f"rl_env: the prompts of all environments must be of one kind: {kinds}")

@@ -50,16 +50,11 @@ from aitrain.vllm.server_arguments import is_here
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
-OF_ALL_PROCESSES = (
-    "the model is sharded over all processes (--distributed-backend), and only one of them has called it: add"
-    " --use-vllm and --vllm-mode server, which answers model.generate"
+NOT_CALLED = (
+    "the model is sharded over all processes, or trains while episodes are played (--rl-ahead): only model.generate is"
+    " answered, by vLLM's server (--use-vllm --vllm-mode server)"
 )
-"""Why an environment cannot call a sharded model: the others would not take part."""
-
-WHILE_TRAINING = (
-    "the model trains while episodes are played (--rl-ahead): only model.generate is answered, by the vLLM server"
-)
-"""Why an environment cannot call the model itself with --rl-ahead."""
+"""Why an environment cannot call the model itself."""
 
 
 def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollouts:
@@ -85,7 +80,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         )
     if trainer.use_vllm:
         trainer.vllm_generation = SyncedByEngine()
-    refusal = OF_ALL_PROCESSES if trainer.is_sharded and not is_alone else WHILE_TRAINING if is_ahead else ""
+    refusal = NOT_CALLED if is_ahead or (trainer.is_sharded and not is_alone) else ""
     scoring = offer_model(runner, policy, inputs.chat.tokenizer, completer, refusal)
     return PolicyRollouts(
         Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),

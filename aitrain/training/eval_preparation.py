@@ -91,8 +91,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         shown, most = ShownCases.of(context, chat, processes=1), None
     else:
         precision = choose_precision(config)
-        if precision.note:
-            context.note(precision.note, "info")
+        context.note(precision.note, "info")
         check_quantization(config)
         processes = init_processes(config, precision)
         accelerator = Accelerator(

@@ -22,7 +22,6 @@ from trl import GRPOConfig, GRPOTrainer
 from aitrain.batch import plan_batch, schedule_cases
 from aitrain.environment.dataset import fingerprint
 from aitrain.errors import ConfigError
-from aitrain.events import NoteLevel
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest
 from aitrain.runs.model_reference import weights_stamp
@@ -105,8 +104,7 @@ def prepare(context: RunContext) -> Prepared | None:
     facts = describe_run(context.runner) | {"weights": weights_stamp(config.model)}
     manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, facts["packages"])
     eval_state = resumed_eval_state(context, manifest)
-    if precision.note:
-        context.note(precision.note, "info")
+    context.note(precision.note, "info")
     context.enter("preparing the trainer")
     if context.dry_run_of:
         _check_trainer(inputs)
@@ -203,18 +201,13 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         context_tokens = fit_vllm(arguments, config, completion, whole)
     choosing = split.choosing if len(split.choosing) else split.held_out
     check_stopping(config, mixture_of(context.runner, choosing), schedule)
-    notes: list[tuple[NoteLevel, str | None]] = [
-        ("info", str(schedule) if schedule.filled else None),
-        ("warning", note_on_few_cases(mixture_of(context.runner, split.held_out))),
-        ("info", None if context.checkpoint is None else note_on_steps(context.checkpoint, arguments)),
-        ("info", fit_warmup(arguments)),
-    ]
-    for level, note in notes:
-        if note:
-            context.note(note, level)
+    context.note(str(schedule) if schedule.filled else None, "info")
+    context.note(note_on_few_cases(mixture_of(context.runner, split.held_out)))
+    context.note(note_on_steps(context.checkpoint, arguments), "info")
+    context.note(fit_warmup(arguments), "info")
     inputs = TrainerInputs(
         model, tokenizer, arguments, split.train, context.runner, shown.chat, limits_of(context.runner, context_tokens),
-        schedule, pass_limit=batch.limit, trims=batch.trims, shares_prompts=batch.shares_prompts,
+        prompts, schedule, pass_limit=batch.limit, trims=batch.trims, shares_prompts=batch.shares_prompts,
         peft_config=lora_config(config), algorithm=algorithm,
         callbacks=callbacks,
     )  # fmt: skip

@@ -97,7 +97,7 @@ from aitrain.training.algorithm import (
 from aitrain.training.batch_source import batch_source
 from aitrain.training.dataset import case_numbers
 from aitrain.training.engine_setup import make_rollouts
-from aitrain.training.holdout import CaseList
+from aitrain.training.holdout import CaseList, PromptLimit
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.passes import (
     KEPT,
@@ -141,6 +141,8 @@ class TrainerInputs:
     runner: Runner
     chat: ChatFormat
     limits: Limits
+    prompts: Mapping[str, PromptLimit]
+    """Those of each environment's prompts."""
     schedule: CaseSchedule
     pass_limit: PassLimit
     trims: bool

@@ -182,12 +182,15 @@ def steps_before(checkpoint: Path) -> int:
     return steps
 
 
-def note_on_steps(checkpoint: Path, arguments: GRPOConfig) -> str | None:
-    """What becomes of the learning rate of a run that continues with another number of steps; None if it is the same.
+def note_on_steps(checkpoint: Path | None, arguments: GRPOConfig) -> str | None:
+    """What becomes of the learning rate of a run that continues with another number of steps; None if it is the same,
+    or without a checkpoint.
 
     Raises:
         ConfigError: the checkpoint has more steps.
     """
+    if checkpoint is None:
+        return None
     done, before, steps = step_of(checkpoint), steps_before(checkpoint), arguments.max_steps
     if steps < done:
         raise ConfigError(
