@@ -22,6 +22,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.limits import limits_of
 from aitrain.runs.model_reference import read_model
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import check_chat_template, format_of_episodes, tools_shown
@@ -63,7 +64,7 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRu
     chat = episode_format(opened.environment, chat_format(policy.tokenizer, config), is_chat)
     runner = runner or start_runner(opened.environment, config)
     scoring = offer_model(runner, policy.model, chat.tokenizer)
-    return Rollout(runner, policy.engine(), chat, policy.limits, policy.end, scoring)
+    return Rollout(runner, policy.engine(), chat, limits_of(runner, policy.context), policy.end, scoring)
 
 
 # -- env check

@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 
 from aitrain.engines.scopes import frozen_heap
 from aitrain.errors import (
@@ -27,7 +26,7 @@ from aitrain.runs.held_out import verdict_of_scores
 from aitrain.runs.result import Result
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.statistics import env_results, score_table
-from aitrain.training.distributed import explain_timeout
+from aitrain.training.distributed import explain_timeout, of_first
 from aitrain.training.evaluation import EvalScores
 from aitrain.training.held_out_scoring import TrainingOver
 from aitrain.training.preparation import Prepared, prepare
@@ -187,11 +186,9 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
         return None
     if best.step != last:
         checkpoint = context.folder.checkpoints / f"{PREFIX}{best.step}"
-        damage = [damage_of(checkpoint) if trainer.accelerator.is_main_process else ""]
-        broadcast_object_list(damage)
-        if damage[0]:
+        if damage := of_first(damage_of(checkpoint) if trainer.accelerator.is_main_process else ""):
             context.note(
-                f"The best step, {best.step}, is lost: {checkpoint} is damaged ({damage[0]}).\n"
+                f"The best step, {best.step}, is lost: {checkpoint} is damaged ({damage}).\n"
                 f"model/ has the weights of the last step, {last}."
             )
             return None
@@ -205,9 +202,8 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
 
 def _restore_finite_weights(context: RunContext, trainer: EpisodeTrainer) -> None:
     """Load the newest checkpoint to replace weights that are NaN or inf; without one, there is nothing to save."""
-    found = [newest_checkpoint(context.folder, context.note) if trainer.accelerator.is_main_process else None]
-    broadcast_object_list(found)
-    checkpoint = found[0]
+    is_main = trainer.accelerator.is_main_process
+    checkpoint = of_first(newest_checkpoint(context.folder, context.note) if is_main else None)
     if checkpoint is not None:
         trainer.take_weights(context.folder.checkpoints / checkpoint.name)
         context.note(f"model/ has the weights of {checkpoint.name}.")

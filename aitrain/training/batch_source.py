@@ -25,7 +25,7 @@ from aitrain.rollout.engine import RolloutClock
 from aitrain.training.algorithm import has_advantages
 from aitrain.training.holdout import CaseList, parts_of
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import DiscardedEpisode, PlayedEpisode, TrainingBatch, finish_groups
+from aitrain.training.training_batch import PlannedEpisode, PlayedEpisode, TrainingBatch, finish_groups
 
 
 @dataclass
@@ -69,10 +69,10 @@ class BatchSource:
         share = len(cases) * self.group_size // accelerator.num_processes
         first = share * accelerator.process_index
         keys = [divmod(place, self.group_size) for place in range(first, first + share)]
-        batch = TrainingBatch(step, keys, [cases[group] for group, _ in keys])
+        batch = TrainingBatch(step, [PlannedEpisode(key, cases[key[0]]) for key in keys])
         batch.weight_version = rollouts.weight_version()
-        groups = self._play(batch, rollouts, range(share))
-        current, rounds = list(groups), dict.fromkeys(groups, 0)
+        groups = self._play(step, rollouts, batch.planned)
+        current, rounds = list(groups), 0
         for round in range(1, self.refill_limit + 1):
             flat = [group for group in current if not self._teaches(groups[group])]
             in_use = {members[0].number for members in groups.values()}
@@ -81,14 +81,14 @@ class BatchSource:
             if not found:
                 break
             new = {group: (number, case) for number, (group, case) in enumerate(found, len(groups))}
-            places = [place for place, (group, _) in enumerate(batch.keys) if group in new]
-            for place in places:
-                group, member = batch.keys[place]
-                batch.discarded.append(DiscardedEpisode(batch.episodes[place], (group, member), rounds[group]))
-                number, batch.numbers[place] = new[group]
-                batch.keys[place] = number, member
-            played = self._play(batch, rollouts, places)
-            groups, rounds = groups | played, rounds | dict.fromkeys(played, round)
+            for place, old in enumerate(batch.planned):
+                group, member = old.key
+                if group in new:
+                    batch.discarded.append(old)
+                    number, case = new[group]
+                    batch.planned[place] = PlannedEpisode((number, member), case, round)
+            again, rounds = [one for one in batch.planned if one.round == round], round
+            groups |= self._play(step, rollouts, again, rollouts.rollout.runner.episodes_at_once)
             current = [new[group][0] if group in new else group for group in current]
         batch.everywhere = [one for group in current for one in groups[group]]
         batch.played = [one for members in groups.values() for one in members]
@@ -99,32 +99,29 @@ class BatchSource:
                 "cases/played_groups": float(len(groups)),
                 "cases/discarded_groups": float(len(groups) - len(current)),
                 "cases/discarded_tokens": float(discarded_tokens),
-                "cases/refill_rounds": float(max(rounds.values())),
+                "cases/refill_rounds": float(rounds),
                 **({"cases/mean_score": sum(known) / len(known)} if known else {}),
             }
         return batch
 
     def _play(
-        self, batch: TrainingBatch, rollouts: PolicyRollouts, places: Sequence[int]
+        self, step: int, rollouts: PolicyRollouts, planned: Sequence[PlannedEpisode], at_once: int | None = None
     ) -> dict[int, list[PlayedEpisode]]:
-        """Play this rank's episodes at these places, also once more if their cases have changed; returns the groups of
-        all ranks. The episodes of a group have consecutive sampling seeds, and one environment seed."""
-        most = max(rollouts.gather([len(places)]))  # all ranks play as many times, as they may generate together
-        at_once = (rollouts.rollout.runner.episodes_at_once if batch.episodes else None) or most
-        for start in range(0, most, at_once):
-            part, cases, env_seeds, sampling_seeds = places[start : start + at_once], list[Case](), [], []
-            for place in part:
-                number, (group, member) = batch.numbers[place], batch.keys[place]
-                cases.append(self.cases[number])
-                env_seeds.append(rollouts.env_seed(batch.step, number))
-                sampling_seeds.append(rollouts.sampling_seed(batch.step, number, group) + member)
-            for place, episode in zip(part, rollouts.play(cases, env_seeds, sampling_seeds), strict=True):
-                batch.episodes[place : place + 1] = [episode]
-        keys, episodes = [batch.keys[place] for place in places], [batch.episodes[place] for place in places]
-        finish_groups(rollouts, episodes, keys)
-        numbers = [batch.numbers[place] for place in places]
+        """Play this rank's episodes, at most `at_once` at a time; returns the groups of all ranks. The episodes of a
+        group have consecutive sampling seeds, and one environment seed."""
+        most = max(rollouts.gather([len(planned)]))  # all ranks play as many times, as they may generate together
+        for start in range(0, most, at_once or most):
+            part = planned[start : start + (at_once or most)]
+            episodes = rollouts.play(
+                [self.cases[one.number] for one in part],
+                [rollouts.env_seed(step, one.number) for one in part],
+                [rollouts.sampling_seed(step, one.number, one.key[0]) + one.key[1] for one in part],
+            )
+            for one, episode in zip(part, episodes, strict=True):
+                one.episode = episode
+        finish_groups(rollouts, [one.episode for one in planned], [one.key for one in planned])
         groups: dict[int, list[PlayedEpisode]] = {}
-        own = list(map(PlayedEpisode.of, keys, numbers, episodes))
+        own = [PlayedEpisode.of(one.key, one.number, one.episode) for one in planned]
         for one in sorted(rollouts.gather(own), key=lambda one: one.key):
             groups.setdefault(one.key[0], []).append(one)
         return groups

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from trl.models.utils import unwrap_model_for_generation
 
@@ -39,7 +39,7 @@ from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop, ThreadLoop
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.training.distributed import thread_gather, use_device
+from aitrain.training.distributed import of_first, thread_gather, use_device
 from aitrain.training.model import count_forward_passes, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
@@ -165,8 +165,8 @@ def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) 
     model = accelerator.unwrap_model(trainer.model)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     writes = accelerator.is_main_process
-    place = [roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"]
-    (folder,) = broadcast_object_list(place)  # of rank 0, which writes there; other machines would choose another one
+    place = roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"
+    folder = of_first(place)  # rank 0 writes there; other machines would choose another one
     sync: WeightSync = AdapterSync(model, folder, writes)
     if run.config.weight_sync == "disk":
         sync = DiskSync(model, folder, writes, base.dtype)

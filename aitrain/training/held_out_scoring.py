@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain import activity
@@ -20,6 +19,7 @@ from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of_mean, named
 from aitrain.training.callbacks import MetricsReporter
+from aitrain.training.distributed import of_first
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
@@ -100,9 +100,8 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         scores = None
         if self.context.checkpoint is not None:
             folder, is_main = self.context.folder, self.trainer.accelerator.is_main_process
-            recorded = [recorded_scores(folder, phase.name, plan) if is_main and self.state.is_comparable else None]
-            broadcast_object_list(recorded)
-            scores = recorded[0]
+            is_recorded = is_main and self.state.is_comparable
+            scores = of_first(recorded_scores(folder, phase.name, plan) if is_recorded else None)
             if scores is None and is_main:
                 for file in folder.rollout_files:
                     keep_lines(file, lambda record: record.eval_phase[:6] != "before", RolloutRecord.from_json)

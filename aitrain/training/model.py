@@ -34,7 +34,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, SMOLLM2, named_folder
-from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.runs.model_reference import ModelReference
 from aitrain.runs.run_folder import RUNS
 from aitrain.ui.output import escape_controls
@@ -371,12 +371,6 @@ class LoadedPolicy:
     def sampling(self) -> Sampling:
         """How it samples."""
         return Sampling.of(self.config)
-
-    @property
-    def limits(self) -> Limits:
-        """The limits of its episodes."""
-        config = self.config
-        return Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, self.context)
 
     def engine(self) -> HFEngine:
         """An engine that generates with transformers."""

@@ -61,7 +61,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, TrainerCallback
 from transformers import trainer as transformers_trainer
@@ -96,6 +96,7 @@ from aitrain.training.algorithm import (
 )
 from aitrain.training.batch_source import batch_source
 from aitrain.training.dataset import case_numbers
+from aitrain.training.distributed import of_first
 from aitrain.training.engine_setup import make_rollouts
 from aitrain.training.holdout import CaseList, PromptLimit
 from aitrain.training.model import keep_adapter_float32
@@ -234,8 +235,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Why each row is computed with its own prompt; empty if prompts are shared."""
         if inputs.shares_prompts and self.trims and not self.aligns_rows:
             with gradient_checkpointing(policy, self.args):
-                found = [why_apart(policy, is_precise)]
-            self.rows_apart = broadcast_object_list(found)[0]  # all processes make the same passes
+                self.rows_apart = of_first(why_apart(policy, is_precise))  # all processes make the same passes
         self.shares_prompts = not self.rows_apart
 
     # -- a generation batch: episodes, scores, advantages
