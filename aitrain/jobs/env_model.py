@@ -25,7 +25,7 @@ from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.model_reference import read_model
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import check_chat_template, format_of_episodes, tools_shown
+from aitrain.training.dataset import shown_episodes
 from aitrain.training.model import load_policy, load_tokenizer, model_path
 from aitrain.workbench.check import registry
 from aitrain.workbench.check.process import Message
@@ -41,17 +41,6 @@ FLAT = 0.8
 CUT_OFF = 0.5
 
 
-def episode_format(environment: object, chat: ChatFormat, is_chat: bool) -> ChatFormat:
-    """The chat format for episodes of an environment, as in a training.
-
-    Raises:
-        ConfigError: the model cannot play it.
-    """
-    check_chat_template(is_chat, chat.tokenizer)
-    tools = tools_shown(environment, chat, is_chat, lambda _: None)
-    return format_of_episodes(environment, chat, tools, is_chat, lambda _: None)
-
-
 def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRunner | None = None) -> Rollout:
     """Rollouts of the environment with the model of the options, by transformers; close its `runner` at the end, unless
     it was given.
@@ -61,7 +50,7 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRu
     """
     policy = load_policy(read_model(config.model), config)
     is_chat = opened.cases[0].is_chat or env_kind(opened.environment) == "rollout"
-    chat = episode_format(opened.environment, chat_format(policy.tokenizer, config), is_chat)
+    _, chat = shown_episodes(opened.environment, chat_format(policy.tokenizer, config), is_chat)
     runner = runner or start_runner(opened.environment, config)
     scoring = offer_model(runner, policy.model, chat.tokenizer)
     return Rollout(runner, policy.engine(), chat, limits_of(runner, policy.context), policy.end, scoring)
@@ -90,7 +79,7 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
     tools, is_chat = opened[0].session.reset.tools, not isinstance(opened[0].prompt, str)
     try:
         if is_chat:
-            episode_format(subject.opened.environment, chat, is_chat)
+            shown_episodes(subject.opened.environment, chat, is_chat)
         asked: list[Prompt] = [case.prompt for case in spread(subject.cases, PROMPTS) if case.prompt]
         if any(episode.session.reset.prompt is not None for episode in opened):
             asked = [episode.prompt for episode in opened if episode.prompt]

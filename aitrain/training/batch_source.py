@@ -182,7 +182,8 @@ class AheadSource(BatchSource):
 
     def _begin(self, step: int) -> None:
         """Begin to play a batch, with the weights that the engine has."""
-        version = self.rollouts.server_version()
+        server = self.rollouts.server
+        version = 0 if server is None else server.weight_version or 0
         rollouts = replace(self.rollouts, loads_weights=False, weight_version=lambda: version)
 
         def play() -> TrainingBatch:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from accelerate.utils import gather_object
@@ -79,7 +80,8 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
             _hf_model(trainer, runner.config.share_prefixes), trainer.sampling, end, context, clock, largest
         )
     if trainer.use_vllm:
-        trainer.vllm_generation = SyncedByEngine()
+        # in the place of TRL's vLLM, as `PolicyRollouts.play` loads the weights into the engine
+        trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
     refusal = NOT_CALLED if is_ahead or (trainer.is_sharded and not is_alone) else ""
     scoring = offer_model(runner, policy, inputs.chat.tokenizer, completer, refusal)
     return PolicyRollouts(
@@ -93,13 +95,6 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         loop=ThreadLoop(partial(use_device, accelerator.device)) if is_ahead else EventLoop(),
         gather=gather_object if is_alone or not is_ahead else thread_gather(trainer.args.ddp_timeout),
     )
-
-
-class SyncedByEngine:
-    """Replaces TRL's vLLM in the trainer, as `PolicyRollouts.play` loads the weights into the engine."""
-
-    def sync_weights(self) -> None:
-        """No-op."""
 
 
 def _hf_model(trainer: EpisodeTrainer, shares: bool) -> HFModel:

@@ -121,7 +121,7 @@ def prepare(context: RunContext) -> Prepared | None:
     with explain_refusals():
         check_optimizer(inputs.arguments, inputs.model)
         trainer = EpisodeTrainer(context, inputs, write, checkpoints.save, [tracking, reporter])
-    if inputs.shares_prompts and trainer.rows_apart:
+    if inputs.batch.shares_prompts and trainer.rows_apart:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
@@ -207,9 +207,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     context.note(fit_warmup(arguments), "info")
     inputs = TrainerInputs(
         model, tokenizer, arguments, split.train, context.runner, shown.chat, limits_of(context.runner, context_tokens),
-        prompts, schedule, pass_limit=batch.limit, trims=batch.trims, shares_prompts=batch.shares_prompts,
-        peft_config=lora_config(config), algorithm=algorithm,
-        callbacks=callbacks,
+        prompts, schedule, batch, peft_config=lora_config(config), algorithm=algorithm, callbacks=callbacks,
     )  # fmt: skip
     return inputs, split
 

@@ -72,7 +72,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 
 from aitrain import activity
-from aitrain.batch import CaseSchedule, PassLimit
+from aitrain.batch import BatchPlan, CaseSchedule
 from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.logprob_check import LogprobShift
 from aitrain.engines.sampling import Sampling
@@ -145,11 +145,7 @@ class TrainerInputs:
     prompts: Mapping[str, PromptLimit]
     """Those of each environment's prompts."""
     schedule: CaseSchedule
-    pass_limit: PassLimit
-    trims: bool
-    """Whether rows are sorted by length, and each forward pass is padded to its own longest row."""
-    shares_prompts: bool = False
-    """Whether the prompt of several rows is computed once, where the model can."""
+    batch: BatchPlan
     peft_config: Any = None
     server: ServerModel | None = None
     """The model of the vLLM servers that get files; None: transformers, or TRL's vLLM."""
@@ -209,8 +205,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
-        self.pass_limit = self.planned_limit = inputs.pass_limit  # the warm-up may lower the first
-        self.trims = inputs.trims and not self.aux_loss_enabled  # the router's loss depends on which rows share a pass
+        self.pass_limit = self.planned_limit = inputs.batch.limit  # the warm-up may lower the first
+        self.trims = (
+            inputs.batch.trims and not self.aux_loss_enabled
+        )  # the router's loss depends on which rows share a pass
         self.has_kept_rows = True
         self.zero_variance = ZeroVarianceSteps(config.stop_when_flat, run.stop.end_run)
         self.non_finite = NonFiniteGuard(self.accelerator, run.note)
@@ -233,7 +231,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
         self.rows_apart = "positions depend on padding" if self.aligns_rows else "this is off"
         """Why each row is computed with its own prompt; empty if prompts are shared."""
-        if inputs.shares_prompts and self.trims and not self.aligns_rows:
+        if inputs.batch.shares_prompts and self.trims and not self.aligns_rows:
             with gradient_checkpointing(policy, self.args):
                 self.rows_apart = of_first(why_apart(policy, is_precise))  # all processes make the same passes
         self.shares_prompts = not self.rows_apart
