@@ -23,8 +23,8 @@ from aitrain.errors import (
 from aitrain.events import Ended
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, forget, newest_checkpoint, step_of
 from aitrain.runs.held_out import verdict_of_scores
+from aitrain.runs.records import read_rollouts
 from aitrain.runs.result import Result
-from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.statistics import env_results, score_table
 from aitrain.training.distributed import explain_timeout, of_first
 from aitrain.training.evaluation import EvalScores
@@ -231,9 +231,8 @@ def _finish(
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
     scores = score_table(scorings, plan.mixture, config.eval_samples)
     stopped_because = context.stop.reason or "Ctrl-C, SIGTERM, or the end of the parent process"
-    episodes = RolloutIndex(context.folder.rollouts)  # of all processes
-    if is_main:
-        episodes.refresh()
+    files = context.folder.rollout_files if is_main else ()  # of all processes
+    outcomes = [record.error.kind if record.error else "" for file in files for record in read_rollouts(file)]
     result = Result(
         context.folder.path,
         status=status,
@@ -260,8 +259,8 @@ def _finish(
         environments=env_results(scores, plan.mixture),
         seed=config.seed,
         vllm_restarts=0 if server is None else server.restarts,
-        episodes=len(episodes.entries),
-        failures=dict(Counter(entry.failure for entry in episodes.entries if entry.failure)),
+        episodes=len(outcomes),
+        failures=dict(Counter(filter(None, outcomes))),
     )
     if is_main and step > 0:
         result.write()

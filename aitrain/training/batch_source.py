@@ -25,7 +25,7 @@ from aitrain.rollout.engine import RolloutClock
 from aitrain.training.algorithm import has_advantages
 from aitrain.training.holdout import CaseList, parts_of
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import PlannedEpisode, PlayedEpisode, TrainingBatch, finish_groups
+from aitrain.training.training_batch import PlannedEpisode, PlayedEpisode, TrainingBatch, finish
 
 
 @dataclass
@@ -119,11 +119,9 @@ class BatchSource:
             )
             for one, episode in zip(part, episodes, strict=True):
                 one.episode = episode
-        finish_groups(rollouts, [one.episode for one in planned], [one.key for one in planned])
         groups: dict[int, list[PlayedEpisode]] = {}
-        own = [PlayedEpisode.of(one.key, one.number, one.episode) for one in planned]
-        for one in sorted(rollouts.gather(own), key=lambda one: one.key):
-            groups.setdefault(one.key[0], []).append(one)
+        for played in finish(rollouts, planned):
+            groups.setdefault(played.key[0], []).append(played)
         return groups
 
     def _teaches(self, members: Sequence[PlayedEpisode]) -> bool:

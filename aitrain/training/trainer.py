@@ -206,9 +206,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
         self.pass_limit = self.planned_limit = inputs.batch.limit  # the warm-up may lower the first
-        self.trims = (
-            inputs.batch.trims and not self.aux_loss_enabled
-        )  # the router's loss depends on which rows share a pass
+        # the router's loss depends on which rows share a pass
+        self.trims = inputs.batch.trims and not self.aux_loss_enabled
         self.has_kept_rows = True
         self.zero_variance = ZeroVarianceSteps(config.stop_when_flat, run.stop.end_run)
         self.non_finite = NonFiniteGuard(self.accelerator, run.note)

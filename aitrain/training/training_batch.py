@@ -5,7 +5,7 @@ them are in the loss. The members of a group may be on several ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -40,12 +40,13 @@ class PlayedEpisode:
     is_dropped: bool
 
     @classmethod
-    def of(cls, key: MemberKey, number: int, episode: Episode) -> PlayedEpisode:
+    def of(cls, planned: PlannedEpisode) -> PlayedEpisode:
         """What is known of an episode that was scored."""
+        episode = planned.episode
         result, trajectory = episode.result, episode.trajectory
         return cls(
-            key,
-            number,
+            planned.key,
+            planned.number,
             episode.case.env,
             result.score,
             None if result.failure is None else (result.failure.kind, episode.failure_message),
@@ -62,7 +63,7 @@ class PlayedEpisode:
 
 @dataclass
 class PlannedEpisode:
-    """An episode that this rank plays for a generation batch."""
+    """An episode that this rank plays, in training or in an evaluation."""
 
     key: MemberKey
     number: int
@@ -124,10 +125,14 @@ class TrainingBatch:
         return replace(record, group=group, rendered_prompt=record.rendered_prompt if member == 0 else "")
 
 
-def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: Sequence[MemberKey]) -> None:
-    """Drop the groups with a prompt that leaves no room, and score the others together if the environment does so.
-    Every rank must call this, with its own episodes."""
-    of_keys = dict(zip(keys, episodes, strict=True))
+def finish(rollouts: PolicyRollouts, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
+    """Drop the groups with a prompt that leaves no room, and score the others together if the environment does so;
+    returns the episodes of all ranks in the order of their keys. Every rank must call this, with its own episodes."""
+    _finish_groups(rollouts, {one.key: one.episode for one in planned})
+    return sorted(rollouts.gather(list(map(PlayedEpisode.of, planned))), key=lambda one: one.key)
+
+
+def _finish_groups(rollouts: PolicyRollouts, of_keys: Mapping[MemberKey, Episode]) -> None:
     own = [(group, one.case.case_idx, one.too_long) for (group, _), one in of_keys.items() if one.too_long is not None]
     too_long = rollouts.gather(own)
     groups = {group for group, _, _ in too_long}
