@@ -22,14 +22,13 @@ from itertools import compress
 from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import evaluation_mode
+from aitrain.engines.scopes import evaluation_mode, innermost, replaced
 from aitrain.engines.shared_cache import (
     CACHE,
     KeptRow,
@@ -176,13 +175,10 @@ class HFEngine(BatchingEngine):
 @contextmanager
 def own_defaults_only(model: PreTrainedModel) -> Iterator[None]:
     """Context in which the model's generation_config has its special tokens only."""
-    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
-    before = innermost.generation_config
-    innermost.generation_config = GenerationConfig(**{name: getattr(before, name) for name in TOKENS})
-    try:
+    before = innermost(model).generation_config
+    own = GenerationConfig(**{name: getattr(before, name) for name in TOKENS})
+    with replaced(innermost(model), {"generation_config": own}):
         yield
-    finally:
-        innermost.generation_config = before
 
 
 class SamplingProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers has no types

@@ -176,7 +176,7 @@ class LogprobCheck:
                 f"The vLLM server at {engine.fleet.urls} does not generate with the weights that it was sent: the"
                 f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
                 f" the server's by {max(share, 0.0):.0%} of that.\n"
-                "Restart it, or use --vllm-sync disk in the place of adapter, or --vllm-mode colocate."
+                "Restart it, or try --vllm-sync disk in the place of adapter, or --vllm-mode colocate."
             )
         self._follows = True
 

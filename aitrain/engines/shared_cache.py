@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from aitrain.engines.scopes import innermost
 from aitrain.machine import free_memory
 
 KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -73,8 +73,7 @@ def can_share(model: Any) -> bool:
 
 
 def _arguments(model: Any) -> frozenset[str]:
-    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
-    return frozenset(inspect.signature(innermost.forward).parameters)
+    return frozenset(inspect.signature(innermost(model).forward).parameters)
 
 
 def padded(tokens: list[list[int]], pad: int, device: torch.device, side: str = "left") -> PaddedRows:

@@ -43,7 +43,6 @@ from aitrain.training.holdout import (
 )
 from aitrain.training.model import (
     LoadedPolicy,
-    check_quantization,
     choose_precision,
     load_policy,
     load_tokenizer,
@@ -92,7 +91,6 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     else:
         precision = choose_precision(config)
         context.note(precision.note, "info")
-        check_quantization(config)
         processes = init_processes(config, precision)
         accelerator = Accelerator(
             mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no", cpu=precision.use_cpu
@@ -107,8 +105,8 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         most = prompt_limit(config, policy.context)
     prompts = prompt_limits(runner, shown.chat, most, shown.tools)
     cases = split_each(shown.built, config, prompts, plan_batch(config, processes=1).prompts_per_step, is_eval=True)
-    if dropped := cases.dropped_held_out + cases.dropped:
-        context.note(f"{dropped} cases dropped: their prompt has more than {most} tokens.")
+    if cases.dropped:
+        context.note(f"{cases.dropped} cases dropped: their prompt has more than {most} tokens.")
     if overlap := max(cases.overlap, _trained_on(reference, cases.held_out)):
         context.note(
             f"{overlap} of {len(cases.held_out)} cases were trained on, or chose the step (--save-best), or look the"

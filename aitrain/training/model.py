@@ -31,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 from aitrain import activity
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
+from aitrain.engines.scopes import innermost
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, SMOLLM2, named_folder
@@ -73,6 +74,7 @@ def choose_precision(config: TrainConfig) -> Precision:
     Raises:
         ConfigError: the hardware does not support an option.
     """
+    check_quantization(config)
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     has_bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     autocast, note = config.mixed_precision or ("bf16" if has_bf16 else "no"), None
@@ -209,10 +211,9 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Load the weights, from safetensors only, in the given dtype; quantized if the options ask for it.
 
     Raises:
-        ConfigError: the model cannot be loaded, or not be quantized on this machine.
+        ConfigError: the model cannot be loaded.
     """
     options: dict[str, object] = {"dtype": dtype, "use_safetensors": True, **_model_options(config)}
-    check_quantization(config)
     if config.quantization == "int8":
         options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
     elif config.quantization is not None:
@@ -288,8 +289,7 @@ def count_forward_passes(model: torch.nn.Module) -> None:
 
     With LoRA, `generate` calls the base model directly, without the hooks of the wrapper.
     """
-    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
-    innermost.register_forward_pre_hook(activity.tick)
+    innermost(model).register_forward_pre_hook(activity.tick)
 
 
 def keep_adapter_float32(model: torch.nn.Module) -> None:

@@ -39,7 +39,6 @@ from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, 
 from aitrain.training.model import (
     OUT_OF_REACH,
     Precision,
-    check_quantization,
     check_vocabulary,
     choose_precision,
     context_length,
@@ -147,7 +146,6 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     the model."""
     config, is_dry_run = context.config, context.dry_run_of > 0
     begin(context)
-    check_quantization(config)
     copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")

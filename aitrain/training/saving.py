@@ -126,10 +126,8 @@ def save_model(trainer: EpisodeTrainer, folder: RunFolder) -> None:
     """Write model/ atomically; every process must call this."""
     partial = folder.path / f"{STAGING}model"
     trainer.model.config.use_cache = True  # the trainer disables it; users of the saved model need it
-    with savable_generation_config(trainer.model):
-        trainer.save_model(str(partial))
+    trainer.save_model(str(partial))
     if trainer.accelerator.is_main_process:
-        (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
         publish(partial, folder.model)
     trainer.accelerator.wait_for_everyone()
 

@@ -592,21 +592,23 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._save_checkpoint(self.model, None)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        with savable_generation_config(self.model):
-            self.save_with(self, partial(super()._save_checkpoint, model, trial))
+        self.save_with(self, partial(super()._save_checkpoint, model, trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
         this."""
-        folder = str(output_dir or self.args.output_dir)
-        if not self.is_fsdp_enabled:
-            super().save_model(folder, _internal_call)
-        elif _internal_call and self.writes_shards:
-            write_shards(own_weights(self.model), Path(folder) / SHARDS)
-        else:
-            tensors = gathered(own_weights(self.model).items(), self.args.should_save)
-            if self.args.should_save:
-                self._save(folder, state_dict=tensors)
+        folder, writes = Path(output_dir or self.args.output_dir), self.args.should_save
+        with savable_generation_config(self.model):
+            if not self.is_fsdp_enabled:
+                super().save_model(str(folder), _internal_call)
+            elif _internal_call and self.writes_shards:
+                write_shards(own_weights(self.model), folder / SHARDS)
+            else:
+                tensors = gathered(own_weights(self.model).items(), writes)
+                if writes:
+                    self._save(str(folder), state_dict=tensors)
+        if writes:
+            (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         parts = self.optimizer, Path(output_dir), self.args.should_save, self.writes_shards

@@ -95,7 +95,6 @@ class CheckpointWriter:
             self.recorder.sync()
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
-                (made / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
                 seal(made, self._manifest(trainer))
                 self.folder.check_owner()
                 publish(made, self.folder.checkpoints / made.name)
