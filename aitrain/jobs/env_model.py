@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 
-from transformers import AutoConfig
-
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.environment.contract import Prompt, env_kind
 from aitrain.environment.runner import EnvRunner, start_runner
@@ -26,7 +24,7 @@ from aitrain.rollout.limits import limits_of
 from aitrain.runs.model_reference import read_model
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import shown_episodes
-from aitrain.training.model import load_policy, load_tokenizer, model_path
+from aitrain.training.model import context_length, load_configuration, load_policy, load_tokenizer
 from aitrain.workbench.check import registry
 from aitrain.workbench.check.process import Message
 from aitrain.workbench.check.registry import EnvCheck, Send
@@ -91,8 +89,7 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding("fail", str(error), "The run would be refused.", fix)
         return
     config = subject.config
-    stated = AutoConfig.from_pretrained(model_path(config.model), trust_remote_code=config.trust_remote_code)
-    context = config.model_max_length or getattr(stated.get_text_config(), "max_position_embeddings", None)
+    context = context_length(config, load_configuration(config))
     shown = f"Prompts have {lengths[len(lengths) // 2]} tokens in the middle, {lengths[-1]} at most"
     if context is None:
         yield EnvFinding("info", f"{shown}.")

@@ -109,7 +109,7 @@ def shown_episodes(
     Raises:
         ConfigError: this model has no such template, or cannot be shown the environment's tools.
     """
-    if is_chat and chat.tokenizer.chat_template is None:
+    if is_chat and getattr(chat.tokenizer, "chat_template", None) is None:
         raise ConfigError(
             "chat_template: the prompts are chat messages and this model's tokenizer has no chat template.\n"
             "Choose one with --chat-template chatml, or let build_dataset return prompts that are strings."

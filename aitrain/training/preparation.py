@@ -182,7 +182,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         check_weights_finite(model, config.model)
 
     check_vocabulary(tokenizer, model)
-    context_tokens = context_length(config, model)
+    context_tokens = context_length(config, model.config)
     most = prompt_limit(config, context_tokens)
     prompts = prompt_limits(context.runner, shown.chat, most, shown.tools)
     split = split_each(shown.built, config, prompts, batch.prompts_per_step)

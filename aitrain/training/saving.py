@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import STAGING, publish
 from aitrain.runs.model_reference import ADAPTER_CONFIG, public_base
@@ -207,9 +208,8 @@ class HubRepository:
                     commit_message="Configuration of the adapter",
                 )
         except Exception as error:
-            what = " ".join(str(error).split())[:200]
             raise RunFailed(
-                f"The upload to the Hub failed: {type(error).__name__}: {what}\nThe model is saved in {folder}."
+                f"The upload to the Hub failed: {describe_error(error)}\nThe model is saved in {folder}."
             ) from error
         return str(repository)
 
