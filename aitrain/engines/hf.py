@@ -41,7 +41,7 @@ from aitrain.engines.shared_cache import (
     with_running_rows,
 )
 from aitrain.environment.seeds import SampleSeed
-from aitrain.rollout.engine import Completion, Leave, RolloutClock
+from aitrain.rollout.engine import Completion, Leave
 from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
@@ -81,10 +81,9 @@ class HFEngine(BatchingEngine):
         sampling: Sampling,
         end: EndOfTurn,
         context: int | None = None,
-        clock: RolloutClock | None = None,
         largest: Largest | None = None,
     ) -> None:
-        super().__init__(end, context, clock, largest)
+        super().__init__(end, context, largest)
         self.policy, self.sampling = policy, sampling
         self._kept: dict[int, KeptRow] = {}
         """What the rows of a batch continue from in its next round, by their numbers."""

@@ -71,9 +71,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     after, best = NO_SCORES, None
     try:
         _train(context, prepared)
-        seconds, status = prepared.trainer.watch.trained_seconds, "finished"
-        if prepared.held_out.stopped:
-            status = "stopped"
+        status = "stopped" if prepared.held_out.stopped else "finished"
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
@@ -86,11 +84,10 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
         if (is_on_all_ranks or PartialState().num_processes == 1) and not isinstance(error, CannotWriteError):
             if isinstance(error, DivergedError) and not error.has_finite_weights:
                 _restore_finite_weights(context, prepared.trainer)
-            seconds = prepared.trainer.watch.trained_seconds
             _save(context, prepared)
-            _finish(context, prepared, "failed", seconds, before)
+            _finish(context, prepared, "failed", before)
         raise
-    return _finish(context, prepared, status, seconds, before, after, best)
+    return _finish(context, prepared, status, before, after, best)
 
 
 # -- before
@@ -214,7 +211,6 @@ def _finish(
     context: RunContext,
     prepared: Prepared,
     status: str,
-    seconds: float,
     before: EvalScores,
     after: EvalScores = NO_SCORES,
     best: Best | None = None,
@@ -239,7 +235,7 @@ def _finish(
         stopped_because=stopped_because if status == "stopped" else None,
         steps=step,
         model_step=step if best is None else best.step,
-        seconds=round(seconds, 3),
+        seconds=round(trainer.watch.trained_seconds, 3),
         score_before=score_before,
         score_after=score_after,
         greedy_before=greedy_before,

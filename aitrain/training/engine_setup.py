@@ -69,16 +69,15 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     engine: HFEngine | ColocatedEngine | VLLMServerEngine
     if inputs.server is not None:
         engine = completer = _served_trainer(trainer, inputs.server, end)
-        engine.clock = clock
         trainer.use_vllm, trainer._last_loaded_step = True, -1
     elif trainer.use_vllm:
-        engine = ColocatedEngine(trainer.vllm_generation, trainer.sampling, end, context, clock)
+        engine = ColocatedEngine(trainer.vllm_generation, trainer.sampling, end, context)
         completer = None if engine.is_shared else engine
     else:
         largest = partial(largest_over_ranks, accelerator) if trainer.is_sharded and not is_alone else None
-        engine = HFEngine(
-            _hf_model(trainer, runner.config.share_prefixes), trainer.sampling, end, context, clock, largest
-        )
+        model = _hf_model(trainer, runner.config.share_prefixes)
+        engine = HFEngine(model, trainer.sampling, end, context, largest)
+    engine.clock = clock
     if trainer.use_vllm:
         # in the place of TRL's vLLM, as `PolicyRollouts.play` loads the weights into the engine
         trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
