@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +43,8 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._step_start = 0.0
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
         self._train_start: float | None = None
+        self.is_flat = False  # whether no group of the latest generation batch has an advantage, on all processes
+        self.flat_steps = 0  # consecutive steps on such batches, the same on every process
 
     @property
     def trained_seconds(self) -> float:
@@ -74,7 +75,7 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self.steps += 1
         parts |= {"step": seconds, "optimize": seconds - parts["rollout"]}
         self.total = {part: total + parts[part] for part, total in self.total.items()}
-        self.trainer.zero_variance.end_step()
+        self._count_flat_steps(self.trainer.run.config.stop_when_flat)
         schedule, step = self.trainer.schedule, state.global_step
         state.epoch = schedule.epochs_after(step)
         if not schedule.ends_epoch(step):
@@ -84,6 +85,16 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
         # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
         torch.empty((), dtype=torch.int64).random_()
+
+    def _count_flat_steps(self, limit: int | None) -> None:
+        """Stop the run after `limit` steps without an advantage. The count is part of a checkpoint, so that a resumed
+        run stops after the same step; it starts at zero when a run that was stopped here is resumed."""
+        self.flat_steps = self.flat_steps + 1 if self.is_flat else 0
+        if limit is not None and self.flat_steps >= limit:
+            self.trainer.run.stop.end_run(
+                f"in {self.flat_steps} steps no group's scores differed (--stop-when-flat {limit})"
+            )
+            self.flat_steps = 0
 
     def take(self, tokens: int) -> dict[str, float]:
         """Mean seconds per step (`time/*`), and how many of `tokens` were sampled per second, since the last call;
@@ -181,31 +192,3 @@ def check_weights_finite(model: torch.nn.Module, name: str) -> None:
         is_plain = parameter.is_floating_point() and parameter.element_size() > 1  # quantized ones are codes
         if is_plain and not all_finite([parameter], parameter.device):
             raise ConfigError(f"model: {name} is damaged: {title} holds NaN or inf\nDownload the model again.")
-
-
-@dataclass
-class ZeroVarianceSteps:
-    """Counts consecutive optimizer steps in which all groups had zero variance, and stops the run after `limit` of
-    them. Every process counts the same steps. The count is part of a checkpoint, so that a resumed run stops after the
-    same step as an uninterrupted one; it starts at zero when a run that was stopped here is resumed."""
-
-    limit: int | None = None
-    stop: Callable[[str], None] = lambda _: None
-    in_a_row: int = 0
-    is_flat: bool = False
-    """Whether all groups of the latest generation batch had zero variance, on all processes."""
-    reward: float | None = None
-    """Mean score of the latest generation batch."""
-
-    def see(self, is_flat: bool, reward: float | None) -> None:
-        """Note a new generation batch."""
-        self.is_flat, self.reward = is_flat, reward
-
-    def end_step(self) -> None:
-        """Count the step."""
-        self.in_a_row = self.in_a_row + 1 if self.is_flat else 0
-        if self.limit is None or self.in_a_row < self.limit:
-            return
-        level = "" if self.reward is None else f", the last ones all near {self.reward:.2f}"
-        self.stop(f"in {self.in_a_row} steps no group's scores differed{level} (--stop-when-flat {self.limit})")
-        self.in_a_row = 0

@@ -124,7 +124,7 @@ from aitrain.training.sharding import (
     write_shards,
 )
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
-from aitrain.training.step_events import NonFiniteGuard, StepEvents, ZeroVarianceSteps
+from aitrain.training.step_events import NonFiniteGuard, StepEvents
 from aitrain.training.training_batch import TrainingBatch, episode_metrics
 
 CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
@@ -209,7 +209,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         # the router's loss depends on which rows share a pass
         self.trims = inputs.batch.trims and not self.aux_loss_enabled
         self.has_kept_rows = True
-        self.zero_variance = ZeroVarianceSteps(config.stop_when_flat, run.stop.end_run)
         self.non_finite = NonFiniteGuard(self.accelerator, run.note)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
@@ -285,8 +284,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         whole_groups = torch.tensor([not one.is_dropped for one in everywhere], device=device)  # dropped together
         share = zero_variance_share(rewards[whole_groups], in_loss[whole_groups], size)
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
-        mean = scores.nanmean().item()
-        self.zero_variance.see(share == 1.0, None if math.isnan(mean) else mean)
+        self.watch.is_flat = share == 1.0
         tokens = sum(one.tokens for one, kept in zip(everywhere, is_kept, strict=True) if kept)
         items = torch.tensor(float(tokens * self.args.steps_per_generation), dtype=torch.float64, device=device)
         return output | {KEPT: in_loss[own], KEPT_ROWS: in_loss.sum(), "num_items_in_batch": items}
@@ -659,7 +657,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "total_loss": self._total_loss_scalar,
             "logged": self._globalstep_last_logged,
             "skipped": [self.non_finite.skipped, self.non_finite.in_a_row],
-            "flat": [self.zero_variance.in_a_row, self.zero_variance.is_flat],
+            "flat": [self.watch.flat_steps, self.watch.is_flat],
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -669,4 +667,4 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._tr_loss = torch.tensor(state["loss"], device=self.args.device)
         self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["logged"]
         self.non_finite.skipped, self.non_finite.in_a_row = state["skipped"]
-        self.zero_variance.in_a_row, self.zero_variance.is_flat = state["flat"]
+        self.watch.flat_steps, self.watch.is_flat = state["flat"]
