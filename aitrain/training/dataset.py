@@ -25,7 +25,6 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
-from aitrain.rollout.message_format import MessageFormat
 from aitrain.training.holdout import PromptLimit
 from aitrain.training.run_context import RunContext
 
@@ -69,9 +68,6 @@ class ShownCases:
         """
         built, tools = build_datasets(context, chat.tokenizer, processes), dict[str, Tools]()
         for name, runner in context.runner.parts.items():
-            if isinstance(chat, MessageFormat):  # the model's server renders it
-                tools[name] = Tools.of(runner.environment)
-                continue
             is_chat = built[name][0].is_chat or runner.kind == "rollout"
             tools[name], chat = shown_episodes(runner.environment, chat, is_chat, runner.notify)
         return cls(built, chat, tools)

@@ -554,7 +554,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         logs = logs | {"skipped_steps": self.non_finite.skipped}
         if self.watch.steps:
             logs |= self.watch.take(self.rollouts.take_sampled_tokens())
-        if server is not None and "train_runtime" not in logs:
+        if server is not None:
             logs |= server.metrics
         super().log(logs, start_time)
 
