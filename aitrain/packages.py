@@ -47,7 +47,7 @@ def version_of(library: str) -> str | None:
 TINY = "tiny"
 """The model that comes with aitrain."""
 SMOLLM2 = "smollm2"
-"""SmolLM2-135M-Instruct, which `aitrain data smollm2` makes from a package of pip's registry."""
+"""SmolLM2-135M-Instruct, which `--model smollm2` makes from a package of pip's registry."""
 NAMED_MODELS = (TINY, SMOLLM2)
 
 

@@ -58,7 +58,7 @@ def prepared() -> dict[str, Callable[[], object]]:
     from aitrain.environment.runner import start_runner
     from aitrain.options.train import TrainConfig
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
-    from aitrain.rollout.engine import Completion, GenerationRequest, Leave, RolloutClock
+    from aitrain.rollout.engine import Completion, GenerationRequest, Leave
     from aitrain.rollout.episode import Rollout
     from aitrain.rollout.event_loop import EventLoop
     from aitrain.rollout.limits import EndOfTurn, Limits
@@ -100,7 +100,7 @@ def prepared() -> dict[str, Callable[[], object]]:
             chat.following_ids([{"role": "user", "content": SAID}], ids[-1], is_chat=True)
 
     return {
-        "in rounds": lambda: play(Rounds(end, None, RolloutClock())),
+        "in rounds": lambda: play(Rounds(end)),
         "one by one": lambda: play(Server()),
         "chat format alone": format_alone,
     }

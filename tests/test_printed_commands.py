@@ -42,7 +42,7 @@ def wrong(text: str) -> list[str]:
         if first not in COMMANDS or (second and second not in ENV_COMMANDS):
             is_command = flags or text[: match.start()].endswith("`")
             found += [f"aitrain {name}"] if is_command else []
-        elif second or first not in ("env", "data"):  # these are groups
+        elif second or first != "env":  # a group
             found += [f"aitrain {name} {flag}" for flag in flags if flag not in flags_of(name)]
     return found
 

@@ -38,12 +38,11 @@ COMMANDS = {
     "options": "Search the options of a training by words; JSON schemas of files.",
     "mcp": "Serve these commands as tools to a coding agent (MCP).",
     "env": "Write, check, play and inspect environments.",
-    "data": "A small pretrained model, from a package of pip's registry.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
 MODULES = {
     **dict.fromkeys(("grpo", "demo", "recipe", "reproduce"), "train"),
-    **dict.fromkeys(("chat", "export", "serve", "data"), "models"),
+    **dict.fromkeys(("chat", "export", "serve"), "models"),
     **dict.fromkeys(("show", "view", "compare"), "runs"),
 }
 """Modules of commands that are not in one of their own name."""

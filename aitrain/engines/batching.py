@@ -85,15 +85,9 @@ class BatchingEngine(ABC):
     weight_version: int | None = None
     """Optimizer steps that the loaded weights have done; None: the policy's weights were not loaded yet."""
 
-    def __init__(
-        self,
-        end: EndOfTurn,
-        context: int | None = None,
-        clock: RolloutClock | None = None,
-        largest: Largest | None = None,
-    ) -> None:
-        self.end, self.context, self.clock = end, context, clock or RolloutClock()
-        self.largest = largest
+    def __init__(self, end: EndOfTurn, context: int | None = None, largest: Largest | None = None) -> None:
+        self.end, self.context, self.largest = end, context, largest
+        self.clock = RolloutClock()
         self._waiting: list[_Waiting] = []
         self._live = 0
         self._changed = asyncio.Event()

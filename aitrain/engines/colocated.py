@@ -37,7 +37,7 @@ from aitrain.engines.batching import BatchingEngine, BatchRow, largest_over_rank
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import merged_weights, whole
-from aitrain.rollout.engine import Completion, RolloutClock
+from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.extensions import renew_tied_head
 
@@ -104,17 +104,12 @@ class ColocatedEngine(BatchingEngine):
     is_padded = False
 
     def __init__(
-        self,
-        generation: VLLMGeneration,
-        sampling: Sampling,
-        end: EndOfTurn,
-        context: int | None = None,
-        clock: RolloutClock | None = None,
+        self, generation: VLLMGeneration, sampling: Sampling, end: EndOfTurn, context: int | None = None
     ) -> None:
         """Ranks generate together if they share vLLM, as TRL hands completions out by position, or the weights."""
         accelerator = generation.accelerator
         is_shared = accelerator.num_processes > 1 and (generation.tensor_parallel_size > 1 or generation._dist.is_fsdp)
-        super().__init__(end, context, clock, partial(largest_over_ranks, accelerator) if is_shared else None)
+        super().__init__(end, context, partial(largest_over_ranks, accelerator) if is_shared else None)
         self.sampling, self._generation = sampling, generation
 
     def load_weights(self, version: int) -> None:

@@ -22,14 +22,13 @@ from itertools import compress
 from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import evaluation_mode
+from aitrain.engines.scopes import evaluation_mode, innermost, replaced
 from aitrain.engines.shared_cache import (
     CACHE,
     KeptRow,
@@ -42,7 +41,7 @@ from aitrain.engines.shared_cache import (
     with_running_rows,
 )
 from aitrain.environment.seeds import SampleSeed
-from aitrain.rollout.engine import Completion, Leave, RolloutClock
+from aitrain.rollout.engine import Completion, Leave
 from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
@@ -82,10 +81,9 @@ class HFEngine(BatchingEngine):
         sampling: Sampling,
         end: EndOfTurn,
         context: int | None = None,
-        clock: RolloutClock | None = None,
         largest: Largest | None = None,
     ) -> None:
-        super().__init__(end, context, clock, largest)
+        super().__init__(end, context, largest)
         self.policy, self.sampling = policy, sampling
         self._kept: dict[int, KeptRow] = {}
         """What the rows of a batch continue from in its next round, by their numbers."""
@@ -176,13 +174,10 @@ class HFEngine(BatchingEngine):
 @contextmanager
 def own_defaults_only(model: PreTrainedModel) -> Iterator[None]:
     """Context in which the model's generation_config has its special tokens only."""
-    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
-    before = innermost.generation_config
-    innermost.generation_config = GenerationConfig(**{name: getattr(before, name) for name in TOKENS})
-    try:
+    before = innermost(model).generation_config
+    own = GenerationConfig(**{name: getattr(before, name) for name in TOKENS})
+    with replaced(innermost(model), {"generation_config": own}):
         yield
-    finally:
-        innermost.generation_config = before
 
 
 class SamplingProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers has no types

@@ -1,5 +1,5 @@
-"""Compares vLLM's log-probabilities with the trainer's: a server's, to detect weights that differ or did not arrive,
-and those of each step's tokens by their position; and corrects those under truncated sampling.
+"""Compares a vLLM server's log-probabilities with the trainer's, to detect weights that differ or did not arrive; and
+corrects vLLM's log-probabilities under truncated sampling.
 
 vLLM's log-probabilities are those of the distribution that it samples from: after penalties, temperature and
 truncation, normalized over the tokens that are kept. The trainer's are log_softmax(logits / temperature) over all
@@ -34,6 +34,7 @@ from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
+from aitrain.rollout.engine import Trajectory
 
 TEXTS = ("1 2 3 4 5", "Question: What is 7 * 8?\nAnswer:", "def add(a, b):", "The weights of a model")
 TOKENS = 16
@@ -49,29 +50,7 @@ LEAST_NOISE = 1e-5
 FOLLOWED = 0.5
 """Minimum share of the policy's change that the server must show: 1 if it has the weights, 0 if not."""
 
-POSITIONS = tuple(1024 * 2**number for number in range(7))
-"""Tokens before a sampled one that divide the KL by position."""
-
 Rows = list[list[int]]
-
-
-def kl_by_position(
-    trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor, prompts: torch.Tensor
-) -> torch.Tensor:
-    """Sum of the KL of sampled tokens, and their number, by the tokens before them: those of POSITIONS divide eight
-    parts; of shape (8, 2).
-
-    `trained`, `sampled`: log-probabilities by the trainer and by what sampled them, nan where unknown; `mask`: 1 where
-    there is a sampled token, all of shape (rows, tokens of completions); `prompts`: tokens of the prompts, (rows,).
-    The KL of a token is estimated as p / q - 1 - log(p / q) (J. Schulman, Approximating KL Divergence, 2020).
-    """
-    ratio = (trained - sampled).double()
-    counted = mask.bool() & ratio.isfinite()
-    places = prompts[:, None] + torch.arange(mask.shape[1], device=mask.device)
-    parts = torch.bucketize(places[counted], places.new_tensor(POSITIONS), right=True)
-    kl = ratio.expm1() - ratio
-    sums = ratio.new_zeros(len(POSITIONS) + 1, 2)
-    return sums.index_add_(0, parts, torch.stack([kl[counted], torch.ones_like(kl[counted])], 1))
 
 
 @dataclass
@@ -150,12 +129,12 @@ class LogprobCheck:
         """
         is_adapter = isinstance(engine.fleet.sync, AdapterSync)
         if not self._own:
-            await self._compare_models(engine, is_adapter)
+            await self._compare_models(engine)
             # of the base if the server has it, so that the adapter of a resumed run is checked at once
             self._served = await self._served_logprobs(engine, of_base=is_adapter)
             self._own = _at(self._logprobs(with_adapter=not is_adapter), self._served)
         if not self._follows:
-            await self._compare_movement(engine, is_adapter)
+            await self._compare_movement(engine)
 
     async def difference(self, engine: VLLMServerEngine) -> float:
         """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
@@ -167,19 +146,16 @@ class LogprobCheck:
         served = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
         return float((own.gather(-1, sampled[:, None])[:, 0] - served).abs().mean())
 
-    async def _compare_models(self, engine: VLLMServerEngine, is_adapter: bool) -> None:
+    async def _compare_models(self, engine: VLLMServerEngine) -> None:
         gap = await self.difference(engine)
         if gap <= BOUND:  # not so for nan either
             return
         url, differ = engine.fleet.urls, f"differ from the trainer's by {gap:.2f} on average after the weight sync"
         if self.notify is None:
-            advice = (
-                "Check that the server reads the same files as the trainer, and that no other run syncs weights to it."
-            )
-            if is_adapter:
-                advice = "Only the adapter is synced: restart the server with the same base model as the run (--model)."
             raise RunFailed(
-                f"The vLLM server at {url} does not have this run's weights: its log-probabilities {differ}.\n{advice}"
+                f"The vLLM server at {url} does not have this run's weights: its log-probabilities {differ}.\n"
+                "Check that the server reads the same files as the trainer, that no other run syncs weights to it, and"
+                " with --vllm-sync adapter\nthat it was started with the same base model as the run (--model)."
             )
         self.notify(
             f"The log-probabilities of the vLLM server at {url} {differ}: its base is rounded in another way."
@@ -187,7 +163,7 @@ class LogprobCheck:
             " rounding is too coarse for this model."
         )
 
-    async def _compare_movement(self, engine: VLLMServerEngine, is_adapter: bool) -> None:
+    async def _compare_movement(self, engine: VLLMServerEngine) -> None:
         """Compare the changes since the first load, if the policy's is larger than the rounding noise."""
         logprobs, noise = self._logprobs(), max(_rms(_differences(self._own, self._served)), LEAST_NOISE)
         if not _rms(_differences(_at(logprobs, self._own), self._own)) > CLEAR * noise:
@@ -196,13 +172,11 @@ class LogprobCheck:
         moved, followed = _differences(_at(logprobs, served), self._own), _differences(served, self._served)
         share = float(followed @ moved / (moved @ moved))
         if not share >= FOLLOWED:
-            advice = "It reloads the files and keeps its old weights: restart it, or use --vllm-mode colocate."
-            if is_adapter:
-                advice = "It loads the adapter and does not use it: try --vllm-sync disk, which syncs all weights."
             raise RunFailed(
                 f"The vLLM server at {engine.fleet.urls} does not generate with the weights that it was sent: the"
                 f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
-                f" the server's by {max(share, 0.0):.0%} of that.\n{advice}"
+                f" the server's by {max(share, 0.0):.0%} of that.\n"
+                "Restart it, or try --vllm-sync disk in the place of adapter, or --vllm-mode colocate."
             )
         self._follows = True
 
@@ -245,20 +219,6 @@ POSITIONS_AT_ONCE = 64
 """Tokens whose logits are computed at a time: 64 for a vocabulary of 150,000 are 38 MB."""
 
 
-@dataclass(frozen=True)
-class SampledRow:
-    """Token ids of an episode; `mask` is 1 for sampled tokens, `answers` has the start index of each completion."""
-
-    prompt: list[int]
-    ids: list[int]
-    mask: list[int]
-    answers: list[int]
-
-    def sampled(self) -> list[int]:
-        """Indices of the sampled tokens."""
-        return [place for place, is_sampled in enumerate(self.mask) if is_sampled]
-
-
 @dataclass
 class LogprobShift:
     """Computes, for rows of one micro-batch, log p - log q of each sampled token: p over all tokens, q as sampled.
@@ -269,7 +229,7 @@ class LogprobShift:
 
     sampling: Sampling
     eos_ids: Sequence[int]
-    rows: Sequence[SampledRow]
+    rows: Sequence[Trajectory]
     shifts: list[list[float]] = field(default_factory=list)
     """For each row, one value per token, 0 if it was not sampled."""
 
@@ -295,14 +255,14 @@ class LogprobShift:
         return torch.zeros(len(hidden), device=hidden.device), None, None, None, None
 
     def _first_positions(self, count: int) -> list[int]:
-        """Position that predicts the first token after each prompt, in rows as `padded` makes them: TRL passes the
+        """Position that predicts the first token after each prompt, in rows padded on the right: TRL passes the
         positions of all tokens but each row's first one, on a GPU without the padding."""
-        lengths = [len(row.prompt) + len(row.ids) - 1 for row in self.rows]
+        lengths = [len(row.context) - 1 for row in self.rows]
         rooms = lengths if count == sum(lengths) else [max(lengths)] * len(lengths)
-        return [sum(rooms[:number]) + len(row.prompt) - 1 for number, row in enumerate(self.rows)]
+        return [sum(rooms[:number]) + len(row.prompt_ids) - 1 for number, row in enumerate(self.rows)]
 
-    def _of(self, row: SampledRow, first: int, logits: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
-        shifts, sampled = [0.0] * len(row.ids), row.sampled()
+    def _of(self, row: Trajectory, first: int, logits: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
+        shifts, sampled = [0.0] * len(row.ids), row.sampled_places
         for start in range(0, len(sampled), POSITIONS_AT_ONCE):
             places = sampled[start : start + POSITIONS_AT_ONCE]
             values = logits(torch.tensor(places) + first)
@@ -310,25 +270,14 @@ class LogprobShift:
                 shifts[place] = shift
         return shifts
 
-    def _shift(self, row: SampledRow, places: list[int], logits: torch.Tensor) -> torch.Tensor:
+    def _shift(self, row: Trajectory, places: list[int], logits: torch.Tensor) -> torch.Tensor:
         tensor = partial(torch.tensor, device=logits.device)
         tokens = tensor([row.ids[place] for place in places])
         over_all = (logits / self.sampling.temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        ids, at = tensor(row.prompt + row.ids), torch.arange(len(row.prompt) + len(row.ids), device=logits.device)
-        begins = [max(start for start in row.answers if start <= place) for place in places]
-        is_context = at < len(row.prompt) + tensor(places)[:, None]
-        is_answer = is_context & (at >= len(row.prompt) + tensor(begins)[:, None])
+        ids, at = tensor(row.context), torch.arange(len(row.context), device=logits.device)
+        begins = [max(start for start in row.completion_starts if start <= place) for place in places]
+        is_context = at < len(row.prompt_ids) + tensor(places)[:, None]
+        is_answer = is_context & (at >= len(row.prompt_ids) + tensor(begins)[:, None])
         logits = self.sampling.penalized(logits, ids, is_context, is_answer, self.eos_ids)
         shift: torch.Tensor = over_all - self.sampling.logprobs(logits, tokens)
         return shift
-
-
-def padded(rows: Sequence[SampledRow], pad: int, device: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Token ids and attention mask of rows, and the number of tokens that get log-probabilities: all but the first.
-
-    Rows are padded on the right, so that padding does not change the positions of tokens.
-    """
-    tokens = [torch.tensor(row.prompt + row.ids, device=device) for row in rows]
-    ids = pad_sequence(tokens, batch_first=True, padding_value=pad)
-    mask = pad_sequence(list(map(torch.ones_like, tokens)), batch_first=True)
-    return ids, mask, ids.shape[1] - 1

@@ -1,4 +1,5 @@
-"""Context managers that replace attributes, or put a model into another state, and restore them."""
+"""Context managers that replace attributes, or put a model into another state, and restore them; and the model inside
+of peft's wrapper."""
 
 from __future__ import annotations
 
@@ -10,6 +11,11 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers import TrainingArguments
+
+
+def innermost(model: Any) -> Any:
+    """The model itself, where peft wraps it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 @contextmanager
@@ -70,8 +76,7 @@ def savable_generation_config(model: torch.nn.Module) -> Iterator[None]:
 
     transformers loads such a config, but refuses to save the model that has it.
     """
-    innermost: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    generation = innermost.generation_config
+    generation = innermost(model).generation_config
     before = generation.do_sample
     try:
         generation.validate(strict=True)

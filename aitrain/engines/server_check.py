@@ -69,11 +69,6 @@ class ServerModel:
     is_quantized: bool = False
     """Whether its weights are quantized; False also if unknown."""
 
-    @property
-    def description(self) -> str:
-        """Its name, and the device."""
-        return f"{self.name} on {'a CPU' if self.is_on_cpu else 'GPUs'}"
-
 
 def check_server(url: str, needs: ServerNeeds) -> ServerModel:
     """Check that a server can be trained with; returns its model.
@@ -95,7 +90,8 @@ def check_servers(urls: Sequence[str], needs: ServerNeeds) -> ServerModel:
     for url, model in zip(urls, models, strict=True):
         if (model.name, model.is_on_cpu) != (models[0].name, models[0].is_on_cpu):
             raise ConfigError(
-                f"The vLLM servers at {urls[0]} and {url} differ: {models[0].description}, and {model.description}.\n"
+                f"The vLLM servers at {urls[0]} and {url} differ in their model ({models[0].name}, {model.name}) or in"
+                " their device, CPU or GPU.\n"
                 f"Start both with: {needs.command}"
             )
     return min(models, key=lambda model: model.context)

@@ -185,7 +185,7 @@ class ServerFleet:
 
     @property
     def _name(self) -> str:
-        return f"The vLLM server{'s' if len(self.servers) > 1 else ''} at {self.urls}"
+        return f"vLLM at {self.urls}"
 
     def _tell(self, text: str) -> None:
         if len(self.servers) > 1:
@@ -245,14 +245,13 @@ class ServerFleet:
             RunFailed: none comes back, or one that does refuses the weights.
         """
         start, self._refusal = time.monotonic(), None
-        are, none_was = ("are", "none was") if len(self.servers) > 1 else ("is", "was not")
         async with self._waiting:
             while not self.live:
                 if reason := self.give_up_reason():
-                    raise RunFailed(f"{self._name} {are} gone: {self.cause}\n{reason}")
+                    raise RunFailed(f"{self._name} is gone: {self.cause}\n{reason}")
                 if time.monotonic() > start + self.restart_timeout:
                     raise RunFailed(
-                        f"{self._name} {are} gone, and {none_was} back within {self.restart_timeout:.0f} seconds:"
+                        f"{self._name} is gone, and was not back within {self.restart_timeout:.0f} seconds:"
                         f" {self.cause}\nSee vLLM's log for the reason."
                     )
                 await asyncio.sleep(POLL_SECONDS)  # a server that dies may answer for a moment longer

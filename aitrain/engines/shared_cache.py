@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from aitrain.engines.scopes import innermost
 from aitrain.machine import free_memory
 
 KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -44,7 +44,7 @@ LEAST_SAVED = 512
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows of a batch, padded on the left. Their first columns may be computed: `cache` holds fewer than all."""
+    """Padded rows of a batch. Their first columns may be computed: `cache` holds fewer than all."""
 
     ids: torch.Tensor
     """(rows, columns)."""
@@ -78,15 +78,14 @@ def can_share(model: Any) -> bool:
 
 
 def _arguments(model: Any) -> frozenset[str]:
-    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
-    return frozenset(inspect.signature(innermost.forward).parameters)
+    return frozenset(inspect.signature(innermost(model).forward).parameters)
 
 
-def padded(prompts: list[list[int]], pad: int, device: torch.device) -> PaddedRows:
-    """Prompts padded on the left, without a cache."""
-    rows = [torch.tensor(prompt, device=device) for prompt in prompts]
-    ids = pad_sequence(rows, True, pad, padding_side="left")
-    return PaddedRows(ids, pad_sequence(list(map(torch.ones_like, rows)), True, padding_side="left"))
+def padded(tokens: list[list[int]], pad: int, device: torch.device, side: str = "left") -> PaddedRows:
+    """Rows of tokens padded on one side, without a cache."""
+    rows = [torch.tensor(row, device=device) for row in tokens]
+    ids = pad_sequence(rows, True, pad, padding_side=side)
+    return PaddedRows(ids, pad_sequence(list(map(torch.ones_like, rows)), True, padding_side=side))
 
 
 def distinct_prompts(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

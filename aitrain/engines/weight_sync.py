@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers.utils import logging
 
-from aitrain.engines.scopes import savable_generation_config
+from aitrain.engines.scopes import innermost, savable_generation_config
 from aitrain.engines.sharded_tensors import gathered, is_sharded, merged_weights, reshard
 from aitrain.errors import RunFailed, ServerGoneError, ServerRefusedError
 from aitrain.vllm.client import VLLMClient
@@ -203,15 +202,8 @@ class DiskSync(WeightSync):
 
     def save(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         """Write the files of `save_pretrained`."""
-        base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        was_on = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()  # it would appear at every step
-        try:
-            with savable_generation_config(base):
-                base.save_pretrained(folder, state_dict=weights)
-        finally:
-            if was_on:
-                logging.enable_progress_bar()
+        with savable_generation_config(self.model):
+            innermost(self.model).save_pretrained(folder, state_dict=weights)
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
         """Have the server read the files and set its weight version."""

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 
-from transformers import AutoConfig
-
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.environment.contract import Prompt, env_kind
 from aitrain.environment.runner import EnvRunner, start_runner
@@ -22,10 +20,11 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.limits import limits_of
 from aitrain.runs.model_reference import read_model
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import check_chat_template, format_of_episodes, tools_shown
-from aitrain.training.model import load_policy, load_tokenizer, model_path
+from aitrain.training.dataset import shown_episodes
+from aitrain.training.model import context_length, load_configuration, load_policy, load_tokenizer
 from aitrain.workbench.check import registry
 from aitrain.workbench.check.process import Message
 from aitrain.workbench.check.registry import EnvCheck, Send
@@ -40,17 +39,6 @@ FLAT = 0.8
 CUT_OFF = 0.5
 
 
-def episode_format(environment: object, chat: ChatFormat, is_chat: bool) -> ChatFormat:
-    """The chat format for episodes of an environment, as in a training.
-
-    Raises:
-        ConfigError: the model cannot play it.
-    """
-    check_chat_template(is_chat, chat.tokenizer)
-    tools = tools_shown(environment, chat, is_chat, lambda _: None)
-    return format_of_episodes(environment, chat, tools, is_chat, lambda _: None)
-
-
 def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRunner | None = None) -> Rollout:
     """Rollouts of the environment with the model of the options, by transformers; close its `runner` at the end, unless
     it was given.
@@ -60,10 +48,10 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRu
     """
     policy = load_policy(read_model(config.model), config)
     is_chat = opened.cases[0].is_chat or env_kind(opened.environment) == "rollout"
-    chat = episode_format(opened.environment, chat_format(policy.tokenizer, config), is_chat)
+    _, chat = shown_episodes(opened.environment, chat_format(policy.tokenizer, config), is_chat)
     runner = runner or start_runner(opened.environment, config)
     scoring = offer_model(runner, policy.model, chat.tokenizer)
-    return Rollout(runner, policy.engine(), chat, policy.limits, policy.end, scoring)
+    return Rollout(runner, policy.engine(), chat, limits_of(runner, policy.context), policy.end, scoring)
 
 
 # -- env check
@@ -89,7 +77,7 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
     tools, is_chat = opened[0].session.reset.tools, not isinstance(opened[0].prompt, str)
     try:
         if is_chat:
-            episode_format(subject.opened.environment, chat, is_chat)
+            shown_episodes(subject.opened.environment, chat, is_chat)
         asked: list[Prompt] = [case.prompt for case in spread(subject.cases, PROMPTS) if case.prompt]
         if any(episode.session.reset.prompt is not None for episode in opened):
             asked = [episode.prompt for episode in opened if episode.prompt]
@@ -101,8 +89,7 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding("fail", str(error), "The run would be refused.", fix)
         return
     config = subject.config
-    stated = AutoConfig.from_pretrained(model_path(config.model), trust_remote_code=config.trust_remote_code)
-    context = config.model_max_length or getattr(stated.get_text_config(), "max_position_embeddings", None)
+    context = context_length(config, load_configuration(config))
     shown = f"Prompts have {lengths[len(lengths) // 2]} tokens in the middle, {lengths[-1]} at most"
     if context is None:
         yield EnvFinding("info", f"{shown}.")

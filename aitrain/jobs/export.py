@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from aitrain.errors import ConfigError, RunFailed
@@ -21,7 +20,7 @@ from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_
 from aitrain.runs.new_folder import new_folder
 from aitrain.runs.requests import DTYPES, ExportRequest
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.training.model import asking_hub, load_policy, load_tokenizer, model_path
+from aitrain.training.model import load_configuration, load_policy, load_tokenizer
 from aitrain.training.saving import HubRepository, LogitCheck, check_token, write_whole_model
 from aitrain.ui.card import try_to_write_card, write_short_card
 from aitrain.ui.output import escape_controls, run_job
@@ -53,9 +52,17 @@ def export(request: ExportRequest) -> None:
     if request.push_to_hub:
         check_token()
         repository.refuse_public()
-    dtype = None if request.adapter_only else request.dtype or _trained_dtype(request, reference, options)
+    revision = as_object(as_object(options.get("trl")).get("model_init_kwargs")).get("revision")
+    config = TrainConfig(
+        model=reference.base,
+        peft=adapter is not None,
+        trust_remote_code=request.trust_remote_code,
+        trl={"model_init_kwargs": {"revision": revision}} if revision else {},
+        vllm_args={},
+    )
+    dtype = None if request.adapter_only else request.dtype or _trained_dtype(config, reference, options)
     in_dtype = f" in {dtype}" if dtype else ""
-    check = None if is_in_place else _write(request, reference, folder, options, dtype)
+    check = None if is_in_place else _write(request, reference, folder, config, dtype)
     files = _files(folder)
     facts: dict[str, object] = {
         "folder": str(folder),
@@ -87,10 +94,10 @@ def export(request: ExportRequest) -> None:
         print(json.dumps(facts, indent=2))
 
 
-def _trained_dtype(request: ExportRequest, reference: ModelReference, options: dict[str, object]) -> str:
+def _trained_dtype(config: TrainConfig, reference: ModelReference, options: dict[str, object]) -> str:
     """The type of the weights in the training."""
     if reference.adapter is None or reference.run is None:
-        found = [str(_base_config(request, reference).dtype).removeprefix("torch.")]
+        found = [str(load_configuration(config).dtype).removeprefix("torch.")]
     else:
         run = RunFolder(reference.run)
         known = {name: options[name] for name in TrainConfig.model_fields if name in options}
@@ -100,19 +107,8 @@ def _trained_dtype(request: ExportRequest, reference: ModelReference, options: d
     return next((each for each in found if each in DTYPES), "float32")
 
 
-def _base_config(request: ExportRequest, reference: ModelReference) -> PretrainedConfig:
-    """The configuration of the model, or of the base of the adapter."""
-    path = model_path(reference.base)
-    try:
-        with asking_hub(path):
-            return AutoConfig.from_pretrained(path, trust_remote_code=request.trust_remote_code)
-    except Exception as error:
-        what = " ".join(str(error).split())[:200]
-        raise ConfigError(f"model: cannot load {path}: {type(error).__name__}: {what}") from error
-
-
 def _write(
-    request: ExportRequest, reference: ModelReference, folder: Path, options: dict[str, object], dtype: str | None
+    request: ExportRequest, reference: ModelReference, folder: Path, config: TrainConfig, dtype: str | None
 ) -> LogitCheck | None:
     """Write the weights, or without a dtype the files of an adapter byte by byte, and the model card; returns None for
     an adapter. A base that the training quantized is loaded in full precision.
@@ -123,7 +119,7 @@ def _write(
     """
     adapter, check, quantization = reference.adapter, None, None
     if adapter is not None and dtype:
-        quantization = getattr(_base_config(request, reference), "quantization_config", None)
+        quantization = getattr(load_configuration(config), "quantization_config", None)
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
         raise ConfigError(
@@ -131,14 +127,6 @@ def _write(
             "Export the adapter as it is with --adapter-only, or serve it beside its base:\n"
             f"  aitrain serve {request.model}"
         )
-    revision = as_object(as_object(options.get("trl")).get("model_init_kwargs")).get("revision")
-    config = TrainConfig(
-        model=reference.base,
-        peft=adapter is not None,
-        trust_remote_code=request.trust_remote_code,
-        trl={"model_init_kwargs": {"revision": revision}} if revision else {},
-        vllm_args={},
-    )
     if dtype:
         config = config.model_copy(update={"dtype": dtype})  # unchecked: float16 weights cannot be trained
     with new_folder(folder) as place:

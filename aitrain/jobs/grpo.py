@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 
 from aitrain.engines.scopes import frozen_heap
 from aitrain.errors import (
@@ -24,10 +23,10 @@ from aitrain.errors import (
 from aitrain.events import Ended
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, forget, newest_checkpoint, step_of
 from aitrain.runs.held_out import verdict_of_scores
+from aitrain.runs.records import read_rollouts
 from aitrain.runs.result import Result
-from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.statistics import env_results, score_table
-from aitrain.training.distributed import explain_timeout
+from aitrain.training.distributed import explain_timeout, of_first
 from aitrain.training.evaluation import EvalScores
 from aitrain.training.held_out_scoring import TrainingOver
 from aitrain.training.preparation import Prepared, prepare
@@ -72,9 +71,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     after, best = NO_SCORES, None
     try:
         _train(context, prepared)
-        seconds, status = prepared.trainer.watch.trained_seconds, "finished"
-        if prepared.held_out.stopped:
-            status = "stopped"
+        status = "stopped" if prepared.held_out.stopped else "finished"
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
@@ -87,11 +84,10 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
         if (is_on_all_ranks or PartialState().num_processes == 1) and not isinstance(error, CannotWriteError):
             if isinstance(error, DivergedError) and not error.has_finite_weights:
                 _restore_finite_weights(context, prepared.trainer)
-            seconds = prepared.trainer.watch.trained_seconds
             _save(context, prepared)
-            _finish(context, prepared, "failed", seconds, before)
+            _finish(context, prepared, "failed", before)
         raise
-    return _finish(context, prepared, status, seconds, before, after, best)
+    return _finish(context, prepared, status, before, after, best)
 
 
 # -- before
@@ -154,12 +150,9 @@ def _train(context: RunContext, prepared: Prepared) -> None:
     if trainer.state.global_step == 0:
         raise RunFailed("There was no optimizer step: nothing was trained.\nSee train.log in the run folder.")
     if not trainer.updates:
-        since = f" after {checkpoint.name}" if checkpoint else ""
-        masked = ", or were truncated (--rl-mask-truncated-completions)" if trainer.masks_truncated else ""
-        skipped = f", and {trainer.non_finite.skipped} steps were skipped" if trainer.non_finite.skipped else ""
         context.note(
-            f"No step{since} changed the weights: in every group all completions had the same score, or none{masked}"
-            f"{skipped}."
+            "No step changed the weights: in every group all completions had the same score, or none, or were truncated"
+            " (--rl-mask-truncated-completions), or steps were skipped (skipped_steps in metrics.jsonl)."
         )
 
 
@@ -190,11 +183,9 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
         return None
     if best.step != last:
         checkpoint = context.folder.checkpoints / f"{PREFIX}{best.step}"
-        damage = [damage_of(checkpoint) if trainer.accelerator.is_main_process else ""]
-        broadcast_object_list(damage)
-        if damage[0]:
+        if damage := of_first(damage_of(checkpoint) if trainer.accelerator.is_main_process else ""):
             context.note(
-                f"The best step, {best.step}, is lost: {checkpoint} is damaged ({damage[0]}).\n"
+                f"The best step, {best.step}, is lost: {checkpoint} is damaged ({damage}).\n"
                 f"model/ has the weights of the last step, {last}."
             )
             return None
@@ -208,9 +199,8 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
 
 def _restore_finite_weights(context: RunContext, trainer: EpisodeTrainer) -> None:
     """Load the newest checkpoint to replace weights that are NaN or inf; without one, there is nothing to save."""
-    found = [newest_checkpoint(context.folder, context.note) if trainer.accelerator.is_main_process else None]
-    broadcast_object_list(found)
-    checkpoint = found[0]
+    is_main = trainer.accelerator.is_main_process
+    checkpoint = of_first(newest_checkpoint(context.folder, context.note) if is_main else None)
     if checkpoint is not None:
         trainer.take_weights(context.folder.checkpoints / checkpoint.name)
         context.note(f"model/ has the weights of {checkpoint.name}.")
@@ -221,7 +211,6 @@ def _finish(
     context: RunContext,
     prepared: Prepared,
     status: str,
-    seconds: float,
     before: EvalScores,
     after: EvalScores = NO_SCORES,
     best: Best | None = None,
@@ -238,16 +227,15 @@ def _finish(
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
     scores = score_table(scorings, plan.mixture, config.eval_samples)
     stopped_because = context.stop.reason or "Ctrl-C, SIGTERM, or the end of the parent process"
-    episodes = RolloutIndex(context.folder.rollouts)  # of all processes
-    if is_main:
-        episodes.refresh()
+    files = context.folder.rollout_files if is_main else ()  # of all processes
+    outcomes = [record.error.kind if record.error else "" for file in files for record in read_rollouts(file)]
     result = Result(
         context.folder.path,
         status=status,
         stopped_because=stopped_because if status == "stopped" else None,
         steps=step,
         model_step=step if best is None else best.step,
-        seconds=round(seconds, 3),
+        seconds=round(trainer.watch.trained_seconds, 3),
         score_before=score_before,
         score_after=score_after,
         greedy_before=greedy_before,
@@ -267,13 +255,12 @@ def _finish(
         environments=env_results(scores, plan.mixture),
         seed=config.seed,
         vllm_restarts=0 if server is None else server.restarts,
-        episodes=len(episodes.entries),
-        failures=dict(Counter(entry.failure for entry in episodes.entries if entry.failure)),
+        episodes=len(outcomes),
+        failures=dict(Counter(filter(None, outcomes))),
     )
     if is_main and step > 0:
         result.write()
-        if problem := context.write_card(context.folder):
-            context.note(problem)
+        context.note(context.write_card(context.folder))
         if config.push_to_hub and (status == "finished" or held_out.reason is not None):
             context.enter("uploading")
             context.note(f"Uploaded to {upload_model(config, context.folder.model)}", "info")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -70,7 +70,7 @@ class AlgorithmParts:
             config.rl_kl_in == "reward",
             config.rl_baseline == "leave_one_out",
             Overlong(config.rl_max_new_tokens, buffer, config.rl_overlong_penalty) if buffer else None,
-            CustomLoss(load_with_parameters("custom_loss", custom, LOSS_ARGUMENTS)) if custom else None,
+            CustomLoss(load_loss(custom)) if custom else None,
         )
 
     def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:
@@ -162,20 +162,21 @@ LOSS_ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", "ref_logprob
 """What a custom loss may ask for by name."""
 
 
-def load_with_parameters(option: str, place: str, names: Sequence[str]) -> Callable[..., Any]:
-    """The user's function that an option names, which may have parameters with these names.
+def load_loss(place: str) -> Callable[..., Any]:
+    """The user's function that --custom-loss names.
 
     Raises:
         ConfigError: it cannot be found, or asks for what there is not.
         EnvironmentFailed: importing it raised.
     """
-    function = load_function(option, place)
+    function = load_function("custom_loss", place)
     for one in inspect.signature(function).parameters.values():
         is_named = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        if is_named and one.default is one.empty and one.name not in names:
+        if is_named and one.default is one.empty and one.name not in LOSS_ARGUMENTS:
+            near = did_you_mean(one.name, LOSS_ARGUMENTS)
             raise ConfigError(
-                f"{option}: the function has an unknown parameter, {one.name}.{did_you_mean(one.name, names)}\n"
-                f"It may have: {', '.join(names)}"
+                f"custom_loss: the function has an unknown parameter, {one.name}.{near}\n"
+                f"It may have: {', '.join(LOSS_ARGUMENTS)}"
             )
     return function
 

@@ -9,11 +9,10 @@ epoch, so that the number of steps alone is the position of a resumed run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from threading import Thread
 from typing import Any, TypeAlias
 
 import torch
@@ -26,7 +25,7 @@ from aitrain.rollout.engine import RolloutClock
 from aitrain.training.algorithm import has_advantages
 from aitrain.training.holdout import CaseList, parts_of
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import DiscardedEpisode, PlayedEpisode, TrainingBatch, finish_groups
+from aitrain.training.training_batch import PlannedEpisode, PlayedEpisode, TrainingBatch, finish
 
 
 @dataclass
@@ -70,10 +69,10 @@ class BatchSource:
         share = len(cases) * self.group_size // accelerator.num_processes
         first = share * accelerator.process_index
         keys = [divmod(place, self.group_size) for place in range(first, first + share)]
-        batch = TrainingBatch(step, keys, [cases[group] for group, _ in keys])
+        batch = TrainingBatch(step, [PlannedEpisode(key, cases[key[0]]) for key in keys])
         batch.weight_version = rollouts.weight_version()
-        groups = self._play(batch, rollouts, range(share))
-        current, rounds = list(groups), dict.fromkeys(groups, 0)
+        groups = self._play(step, rollouts, batch.planned)
+        current, rounds = list(groups), 0
         for round in range(1, self.refill_limit + 1):
             flat = [group for group in current if not self._teaches(groups[group])]
             in_use = {members[0].number for members in groups.values()}
@@ -82,14 +81,14 @@ class BatchSource:
             if not found:
                 break
             new = {group: (number, case) for number, (group, case) in enumerate(found, len(groups))}
-            places = [place for place, (group, _) in enumerate(batch.keys) if group in new]
-            for place in places:
-                group, member = batch.keys[place]
-                batch.discarded.append(DiscardedEpisode(batch.episodes[place], (group, member), rounds[group]))
-                number, batch.numbers[place] = new[group]
-                batch.keys[place] = number, member
-            played = self._play(batch, rollouts, places)
-            groups, rounds = groups | played, rounds | dict.fromkeys(played, round)
+            for place, old in enumerate(batch.planned):
+                group, member = old.key
+                if group in new:
+                    batch.discarded.append(old)
+                    number, case = new[group]
+                    batch.planned[place] = PlannedEpisode((number, member), case, round)
+            again, rounds = [one for one in batch.planned if one.round == round], round
+            groups |= self._play(step, rollouts, again, rollouts.rollout.runner.episodes_at_once)
             current = [new[group][0] if group in new else group for group in current]
         batch.everywhere = [one for group in current for one in groups[group]]
         batch.played = [one for members in groups.values() for one in members]
@@ -100,34 +99,29 @@ class BatchSource:
                 "cases/played_groups": float(len(groups)),
                 "cases/discarded_groups": float(len(groups) - len(current)),
                 "cases/discarded_tokens": float(discarded_tokens),
-                "cases/refill_rounds": float(max(rounds.values())),
+                "cases/refill_rounds": float(rounds),
                 **({"cases/mean_score": sum(known) / len(known)} if known else {}),
             }
         return batch
 
     def _play(
-        self, batch: TrainingBatch, rollouts: PolicyRollouts, places: Sequence[int]
+        self, step: int, rollouts: PolicyRollouts, planned: Sequence[PlannedEpisode], at_once: int | None = None
     ) -> dict[int, list[PlayedEpisode]]:
-        """Play this rank's episodes at these places, also once more if their cases have changed; returns the groups of
-        all ranks. The episodes of a group have consecutive sampling seeds, and one environment seed."""
-        most = max(rollouts.gather([len(places)]))  # all ranks play as many times, as they may generate together
-        at_once = (rollouts.rollout.runner.episodes_at_once if batch.episodes else None) or most
-        for start in range(0, most, at_once):
-            part, cases, env_seeds, sampling_seeds = places[start : start + at_once], list[Case](), [], []
-            for place in part:
-                number, (group, member) = batch.numbers[place], batch.keys[place]
-                cases.append(self.cases[number])
-                env_seeds.append(rollouts.env_seed(batch.step, number))
-                sampling_seeds.append(rollouts.sampling_seed(batch.step, number, group) + member)
-            for place, episode in zip(part, rollouts.play(cases, env_seeds, sampling_seeds), strict=True):
-                batch.episodes[place : place + 1] = [episode]
-        keys, episodes = [batch.keys[place] for place in places], [batch.episodes[place] for place in places]
-        finish_groups(rollouts, episodes, keys)
-        numbers = [batch.numbers[place] for place in places]
+        """Play this rank's episodes, at most `at_once` at a time; returns the groups of all ranks. The episodes of a
+        group have consecutive sampling seeds, and one environment seed."""
+        most = max(rollouts.gather([len(planned)]))  # all ranks play as many times, as they may generate together
+        for start in range(0, most, at_once or most):
+            part = planned[start : start + (at_once or most)]
+            episodes = rollouts.play(
+                [self.cases[one.number] for one in part],
+                [rollouts.env_seed(step, one.number) for one in part],
+                [rollouts.sampling_seed(step, one.number, one.key[0]) + one.key[1] for one in part],
+            )
+            for one, episode in zip(part, episodes, strict=True):
+                one.episode = episode
         groups: dict[int, list[PlayedEpisode]] = {}
-        own = list(map(PlayedEpisode.of, keys, numbers, episodes))
-        for one in sorted(rollouts.gather(own), key=lambda one: one.key):
-            groups.setdefault(one.key[0], []).append(one)
+        for played in finish(rollouts, planned):
+            groups.setdefault(played.key[0], []).append(played)
         return groups
 
     def _teaches(self, members: Sequence[PlayedEpisode]) -> bool:
@@ -148,6 +142,7 @@ class AheadSource(BatchSource):
     _next: tuple[int, Future[TrainingBatch]] | None = field(default=None, init=False)
     """The step before the batch that is played ahead, and its result."""
     _clock: RolloutClock = field(default_factory=RolloutClock, init=False)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rollout ahead"), init=False)
 
     def __post_init__(self) -> None:
         self.rollouts.settle = self.settle
@@ -185,7 +180,8 @@ class AheadSource(BatchSource):
 
     def _begin(self, step: int) -> None:
         """Begin to play a batch, with the weights that the engine has."""
-        version = self.rollouts.server_version()
+        server = self.rollouts.server
+        version = 0 if server is None else server.weight_version or 0
         rollouts = replace(self.rollouts, loads_weights=False, weight_version=lambda: version)
 
         def play() -> TrainingBatch:
@@ -196,7 +192,7 @@ class AheadSource(BatchSource):
             batch.seconds = {"generate": parts["generate"], "environment": parts["environment"]}
             return batch
 
-        self._next = step, _in_thread(play)
+        self._next = step, self._thread.submit(play)
 
 
 def batch_source(
@@ -212,20 +208,6 @@ def batch_source(
     size, masks_truncated = arguments.num_generations, arguments.mask_truncated_completions
     source = AheadSource if config.rl_ahead else BatchSource
     return source(rollouts, cases, order, schedule, size, masks_truncated, refill_limit)
-
-
-def _in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:
-    """The result of work that a thread does, which does not keep the process from ending."""
-    future: Future[TrainingBatch] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="rollout ahead", daemon=True).start()
-    return future
 
 
 # -- the order of the cases

@@ -25,7 +25,6 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
-from aitrain.rollout.message_format import MessageFormat
 from aitrain.training.holdout import PromptLimit
 from aitrain.training.run_context import RunContext
 
@@ -69,13 +68,8 @@ class ShownCases:
         """
         built, tools = build_datasets(context, chat.tokenizer, processes), dict[str, Tools]()
         for name, runner in context.runner.parts.items():
-            if isinstance(chat, MessageFormat):  # the model's server renders it
-                tools[name] = Tools.of(runner.environment)
-                continue
             is_chat = built[name][0].is_chat or runner.kind == "rollout"
-            check_chat_template(is_chat, chat.tokenizer)
-            tools[name] = tools_shown(runner.environment, chat, is_chat, runner.notify)
-            chat = format_of_episodes(runner.environment, chat, tools[name], is_chat, context.note)
+            tools[name], chat = shown_episodes(runner.environment, chat, is_chat, runner.notify)
         return cls(built, chat, tools)
 
     def most_new_tokens(self, runner: Runner) -> int | None:
@@ -85,7 +79,7 @@ class ShownCases:
         return runner.config.rl_max_new_tokens if is_one_turn else runner.config.rl_max_episode_tokens
 
 
-def tools_shown(environment: object, chat: ChatFormat, is_chat: bool, note: Note) -> Tools:
+def _shown_tools(environment: object, chat: ChatFormat, is_chat: bool, note: Note) -> Tools:
     """The tools that the model is shown, with a note if they are JSON schemas whose calls the environment parses
     itself; string prompts cannot show these."""
     tools = Tools.of(environment)
@@ -102,15 +96,24 @@ def tools_shown(environment: object, chat: ChatFormat, is_chat: bool, note: Note
     return tools if is_shown else Tools()
 
 
-def format_of_episodes(environment: object, chat: ChatFormat, tools: Tools, is_chat: bool, note: Note) -> ChatFormat:
-    """The chat format for episodes; with several turns, one whose template is prefix-preserving.
+def shown_episodes(
+    environment: object, chat: ChatFormat, is_chat: bool, note: Note = lambda _: None
+) -> tuple[Tools, ChatFormat]:
+    """The tools that the model is shown, and the chat format for episodes; with several turns, one whose template is
+    prefix-preserving.
 
     Raises:
         ConfigError: this model has no such template, or cannot be shown the environment's tools.
     """
+    if is_chat and getattr(chat.tokenizer, "chat_template", None) is None:
+        raise ConfigError(
+            "chat_template: the prompts are chat messages and this model's tokenizer has no chat template.\n"
+            "Choose one with --chat-template chatml, or let build_dataset return prompts that are strings."
+        )
+    tools = _shown_tools(environment, chat, is_chat, note)
     if not is_chat:
         refuse_tools_for_strings(tools.schemas)
-        return chat
+        return tools, chat
     kind = env_kind(environment)
     following = [] if kind == "score_episode" else ["user"]
     # a rollout says what its tools are when it asks
@@ -118,7 +121,7 @@ def format_of_episodes(environment: object, chat: ChatFormat, tools: Tools, is_c
     fit = format_for_episodes(chat, [*following, "tool"] if may_have_tools else following)
     if fit is not chat:
         note("This model's chat template is not prefix-preserving; TRL's training template is used.")
-    return fit
+    return tools, fit
 
 
 def longest_episode(
@@ -130,19 +133,6 @@ def longest_episode(
         return context_tokens
     whole = new_tokens + max(prompts[case.env].length_of(case) for case in cases)
     return min(whole, context_tokens or whole)
-
-
-def check_chat_template(is_chat: bool, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that there is a chat template if the model is asked in chat messages.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if is_chat and tokenizer.chat_template is None:
-        raise ConfigError(
-            "chat_template: the prompts are chat messages and this model's tokenizer has no chat template.\n"
-            "Choose one with --chat-template chatml, or let build_dataset return prompts that are strings."
-        )
 
 
 # -- the dataset
@@ -166,8 +156,7 @@ def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, proc
         with errors_of(name):
             built[name] = build(runner, tokenizer, processes)
             check_contract(runner.environment, columns(built[name]))
-        if note := dataset_note(runner.environment):
-            context.note(note, "info")
+        context.note(dataset_note(runner.environment), "info")
     if len({train.is_chat for train, _ in built.values()}) > 1:
         kinds = ", ".join(f"{name} has {'messages' if one.is_chat else 'strings'}" for name, (one, _) in built.items())
         raise EnvironmentFailed(f"rl_env: the prompts of all environments must be of one kind: {kinds}")

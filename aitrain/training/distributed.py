@@ -6,16 +6,19 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from torch._C._distributed_c10d import Store, TCPStore
 
 from aitrain.errors import RunFailed
 from aitrain.events import STORE_VARIABLE
 from aitrain.options.train import TrainConfig
 from aitrain.training.model import Precision
+
+T = TypeVar("T")
 
 TIMEOUT_MESSAGES = ("timed out waiting", "timeout caused", "watchdog caught collective", "wait timeout")
 """Parts of the timeout messages of gloo and NCCL, in lower case."""
@@ -49,6 +52,13 @@ def thread_gather(timeout: int) -> Callable[[list[Any]], list[Any]]:
         return [value for part in lists for value in part]
 
     return gather
+
+
+def of_first(value: T) -> T:
+    """The value that the first process has. Every process must call this."""
+    values = [value]
+    broadcast_object_list(values)
+    return values[0]
 
 
 def use_device(device: torch.device) -> None:

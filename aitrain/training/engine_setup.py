@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from trl.models.utils import unwrap_model_for_generation
 
@@ -39,7 +40,7 @@ from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop, ThreadLoop
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.training.distributed import thread_gather, use_device
+from aitrain.training.distributed import of_first, thread_gather, use_device
 from aitrain.training.model import count_forward_passes, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
@@ -50,16 +51,11 @@ from aitrain.vllm.server_arguments import is_here
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
-OF_ALL_PROCESSES = (
-    "the model is sharded over all processes (--distributed-backend), and only one of them has called it: add"
-    " --use-vllm and --vllm-mode server, which answers model.generate"
+NOT_CALLED = (
+    "the model is sharded over all processes, or trains while episodes are played (--rl-ahead): only model.generate is"
+    " answered, by vLLM's server (--use-vllm --vllm-mode server)"
 )
-"""Why an environment cannot call a sharded model: the others would not take part."""
-
-WHILE_TRAINING = (
-    "the model trains while episodes are played (--rl-ahead): only model.generate is answered, by the vLLM server"
-)
-"""Why an environment cannot call the model itself with --rl-ahead."""
+"""Why an environment cannot call the model itself."""
 
 
 def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollouts:
@@ -73,19 +69,19 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     engine: HFEngine | ColocatedEngine | VLLMServerEngine
     if inputs.server is not None:
         engine = completer = _served_trainer(trainer, inputs.server, end)
-        engine.clock = clock
         trainer.use_vllm, trainer._last_loaded_step = True, -1
     elif trainer.use_vllm:
-        engine = ColocatedEngine(trainer.vllm_generation, trainer.sampling, end, context, clock)
+        engine = ColocatedEngine(trainer.vllm_generation, trainer.sampling, end, context)
         completer = None if engine.is_shared else engine
     else:
         largest = partial(largest_over_ranks, accelerator) if trainer.is_sharded and not is_alone else None
-        engine = HFEngine(
-            _hf_model(trainer, runner.config.share_prefixes), trainer.sampling, end, context, clock, largest
-        )
+        model = _hf_model(trainer, runner.config.share_prefixes)
+        engine = HFEngine(model, trainer.sampling, end, context, largest)
+    engine.clock = clock
     if trainer.use_vllm:
-        trainer.vllm_generation = SyncedByEngine()
-    refusal = OF_ALL_PROCESSES if trainer.is_sharded and not is_alone else WHILE_TRAINING if is_ahead else ""
+        # in the place of TRL's vLLM, as `PolicyRollouts.play` loads the weights into the engine
+        trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
+    refusal = NOT_CALLED if is_ahead or (trainer.is_sharded and not is_alone) else ""
     scoring = offer_model(runner, policy, inputs.chat.tokenizer, completer, refusal)
     return PolicyRollouts(
         Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),
@@ -98,13 +94,6 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         loop=ThreadLoop(partial(use_device, accelerator.device)) if is_ahead else EventLoop(),
         gather=gather_object if is_alone or not is_ahead else thread_gather(trainer.args.ddp_timeout),
     )
-
-
-class SyncedByEngine:
-    """Replaces TRL's vLLM in the trainer, as `PolicyRollouts.play` loads the weights into the engine."""
-
-    def sync_weights(self) -> None:
-        """No-op."""
 
 
 def _hf_model(trainer: EpisodeTrainer, shares: bool) -> HFModel:
@@ -157,10 +146,9 @@ def checked_server(run: RunContext, max_tokens: int | None) -> ServerModel | Non
     if sync is None:
         return None
     needs = ServerNeeds(model_path(config.model), max_tokens or 0, config.lora_r if sync == "adapter" else None)
-    base, count = check_servers(config.vllm_server_urls, needs), len(config.vllm_server_urls)
+    base = check_servers(config.vllm_server_urls, needs)
     what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
-    who = "vLLM's server gets" if count == 1 else f"{count} vLLM servers get"
-    run.note(f"{who} {what} after each step (--vllm-sync {sync}).")
+    run.note(f"vLLM gets {what} after each step (--vllm-sync {sync}).")
     return base
 
 
@@ -171,8 +159,8 @@ def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) 
     model = accelerator.unwrap_model(trainer.model)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     writes = accelerator.is_main_process
-    place = [roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"]
-    (folder,) = broadcast_object_list(place)  # of rank 0, which writes there; other machines would choose another one
+    place = roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"
+    folder = of_first(place)  # rank 0 writes there; other machines would choose another one
     sync: WeightSync = AdapterSync(model, folder, writes)
     if run.config.weight_sync == "disk":
         sync = DiskSync(model, folder, writes, base.dtype)

@@ -21,6 +21,7 @@ from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, WeightVersion
 from aitrain.environment.contract import Case, named_by
+from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import FailureCount
 from aitrain.options.evaluate import EvalConfig
@@ -33,7 +34,7 @@ from aitrain.runs.model_reference import ModelReference, run_options, weights_st
 from aitrain.runs.records import prompt_key, read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import ShownCases, begin, longest_episode
+from aitrain.training.dataset import ShownCases, begin, build_datasets, longest_episode
 from aitrain.training.distributed import init_processes
 from aitrain.training.evaluation import BATCH, EvalPlan, content_of, mixture_of
 from aitrain.training.holdout import (
@@ -43,7 +44,6 @@ from aitrain.training.holdout import (
 )
 from aitrain.training.model import (
     LoadedPolicy,
-    check_quantization,
     choose_precision,
     load_policy,
     load_tokenizer,
@@ -88,12 +88,12 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         with closing(EventLoop()) as loop:
             name = loop.run(served_model(reference.base, config.model_name))
         reference = replace(reference, name=name)
-        shown, most = ShownCases.of(context, chat, processes=1), None
+        # its server renders the conversations
+        tools = {name: Tools.of(part.environment) for name, part in runner.parts.items()}
+        shown, most = ShownCases(build_datasets(context, chat.tokenizer, processes=1), chat, tools), None
     else:
         precision = choose_precision(config)
-        if precision.note:
-            context.note(precision.note, "info")
-        check_quantization(config)
+        context.note(precision.note, "info")
         processes = init_processes(config, precision)
         accelerator = Accelerator(
             mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no", cpu=precision.use_cpu

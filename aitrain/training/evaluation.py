@@ -11,20 +11,19 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import set_seed
 
 from aitrain.environment.contract import Case
 from aitrain.environment.loader import errors_of
 from aitrain.environment.runner import Runner
 from aitrain.errors import EpisodesFailed
 from aitrain.rollout.engine import Decoding
-from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, grouped
 from aitrain.runs.records import RolloutRecord, prompt_key, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import PlayedEpisode, episode_record, finish_groups
+from aitrain.training.training_batch import MemberKey, PlannedEpisode, PlayedEpisode, episode_record, finish
 
 BATCH = 32
 """Minimum number of episodes that a rank plays at a time, as there is memory for them without gradients."""
@@ -52,18 +51,16 @@ class EvalPlan:
         """Numbers of the episodes of each case with a decoding."""
         return range(self.first_sample, self.first_sample + (self.samples if decoding == "sampled" else 1))
 
-    def batches(self, decoding: str, rollouts: PolicyRollouts) -> list[list[EvalSample]]:
-        """The episodes of one decoding in batches of all ranks. All samples of a case are in one batch if the
-        environment scores them together."""
+    def batches(self, decoding: str, rollouts: PolicyRollouts) -> list[list[MemberKey]]:
+        """The episodes of one decoding in batches of all ranks: the index of each case, and the number of the sample.
+        All samples of a case are in one batch if the environment scores them together."""
         runner, numbers = rollouts.rollout.runner, self.numbers(decoding)
         size = min(self.batch_size, runner.episodes_at_once or self.batch_size)  # so that ranks play as many batches
         size *= rollouts.accelerator.num_processes
-        samples = [
-            EvalSample(index, case.number, number) for index, case in enumerate(self.cases) for number in numbers
-        ]
+        keys = [(index, number) for index in range(len(self.cases)) for number in numbers]
         if runner.scores_groups:
             size = max(1, size // len(numbers)) * len(numbers)
-        return [samples[start : start + size] for start in range(0, len(samples), size)]
+        return [keys[start : start + size] for start in range(0, len(keys), size)]
 
 
 @dataclass(frozen=True)
@@ -96,15 +93,6 @@ class EvalScores:
         return {"score": mean_score(self.sampled, (one,)), "greedy": mean_score(self.greedy, (one,))}
 
 
-@dataclass(frozen=True, order=True)
-class EvalSample:
-    """One episode to play: the case's index in the plan, its row, and the number of the sample."""
-
-    case: int
-    row: int
-    number: int
-
-
 AfterBatch: TypeAlias = Callable[[str, list[PlayedEpisode], Scoring], None]
 """Called with a decoding, a batch of all ranks, and the scores of this decoding until now."""
 
@@ -133,16 +121,12 @@ def evaluate(
         scores: list[tuple[str, float]] = []
         failures: list[PlayedEpisode] = []
         for batch in plan.batches(name, rollouts):
-            first = batch[0].case * len(numbers) + numbers.index(batch[0].number)
+            case, number = batch[0]
+            first = case * len(numbers) + numbers.index(number)
             rollouts.settle()  # a batch that is played ahead draws from the generators that are seeded now
             with isolated_random_state(rollouts.run_seed + first), rollouts.evaluating():
-                samples, episodes = _play(rollouts, plan, batch, _DECODINGS[name])
-            write([_record(episode, here, sample) for sample, episode in zip(samples, episodes, strict=True)])
-            own = [
-                PlayedEpisode.of((sample.case, sample.number), sample.row, episode)
-                for sample, episode in zip(samples, episodes, strict=True)
-            ]
-            played = sorted(gather_object(own), key=lambda one: one.key)
+                own, played = _play(rollouts, plan, batch, _DECODINGS[name])
+            write([_record(one, here) for one in own])
             scores += [(str(one.number), one.score) for one in played if one.score is not None]
             failures += [one for one in played if one.failure is not None]
             rollouts.report_failures(played)
@@ -166,26 +150,27 @@ def evaluate(
 
 
 def _play(
-    rollouts: PolicyRollouts, plan: EvalPlan, batch: list[EvalSample], decoding: Decoding
-) -> tuple[list[EvalSample], list[Episode]]:
-    """This rank's share of a batch, which may be empty. A case has one environment seed, and each sample its own
-    sampling seed, the same on any rank."""
+    rollouts: PolicyRollouts, plan: EvalPlan, batch: list[MemberKey], decoding: Decoding
+) -> tuple[list[PlannedEpisode], list[PlayedEpisode]]:
+    """This rank's share of a batch, which may be empty, and the episodes of all ranks. A case has one environment seed,
+    and each sample its own sampling seed, the same on any rank."""
     share = batch[rollouts.accelerator.process_index :: rollouts.accelerator.num_processes]
-    cases = [plan.cases[sample.case] for sample in share]
-    seeds = [rollouts.env_seed("held-out", sample.row) for sample in share]
-    sampling_seeds = [rollouts.sampling_seed("held-out", sample.row, sample.number) for sample in share]
-    episodes = rollouts.play(cases, seeds, sampling_seeds, decoding)
-    finish_groups(rollouts, episodes, [(sample.case, sample.number) for sample in share])
-    return share, episodes
+    cases = [plan.cases[index] for index, _ in share]
+    own = [PlannedEpisode(key, case.number) for key, case in zip(share, cases, strict=True)]
+    seeds = [rollouts.env_seed("held-out", one.number) for one in own]
+    sampling_seeds = [rollouts.sampling_seed("held-out", one.number, one.key[1]) for one in own]
+    for one, episode in zip(own, rollouts.play(cases, seeds, sampling_seeds, decoding), strict=True):
+        one.episode = episode
+    return own, finish(rollouts, own)
 
 
-def _record(episode: Episode, phase: EvalPhase, sample: EvalSample) -> RolloutRecord:
+def _record(one: PlannedEpisode, phase: EvalPhase) -> RolloutRecord:
     """The record of an episode, with the weight version of the evaluation: the engine's is the number of optimizer
     steps done, also if the weights of an earlier step are evaluated."""
-    record = episode_record(episode, phase.step, phase.weight_version)
+    record, (_, sample) = episode_record(one.episode, phase.step, phase.weight_version), one.key
     turns = tuple(replace(turn, weight_version=phase.weight_version) for turn in record.turns)
-    prompt = record.rendered_prompt if sample.number == 0 else ""  # the samples of a case have the same one
-    return replace(record, eval_phase=phase.name, sample=sample.number, turns=turns, rendered_prompt=prompt)
+    prompt = record.rendered_prompt if sample == 0 else ""  # the samples of a case have the same one
+    return replace(record, eval_phase=phase.name, sample=sample, turns=turns, rendered_prompt=prompt)
 
 
 def content_of(case: Case) -> object:

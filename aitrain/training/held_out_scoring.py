@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain import activity
@@ -20,6 +19,7 @@ from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of_mean, named
 from aitrain.training.callbacks import MetricsReporter
+from aitrain.training.distributed import of_first
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
@@ -100,9 +100,8 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         scores = None
         if self.context.checkpoint is not None:
             folder, is_main = self.context.folder, self.trainer.accelerator.is_main_process
-            recorded = [recorded_scores(folder, phase.name, plan) if is_main and self.state.is_comparable else None]
-            broadcast_object_list(recorded)
-            scores = recorded[0]
+            is_recorded = is_main and self.state.is_comparable
+            scores = of_first(recorded_scores(folder, phase.name, plan) if is_recorded else None)
             if scores is None and is_main:
                 for file in folder.rollout_files:
                     keep_lines(file, lambda record: record.eval_phase[:6] != "before", RolloutRecord.from_json)
@@ -206,10 +205,9 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         except EpisodesFailed as error:
             if phase.name == "before" or (not during and failures.empty_batches):
                 raise
-            later = "" if during else f" aitrain eval {self.context.folder.path} scores the model later."
             self.context.note(
-                f"The evaluation after {f'step {phase.step}' if during else 'the training'} is skipped:"
-                f" {str(error).partition(chr(10))[0]}\n--rl-env-retries tries failed scores again.{later}"
+                f"The evaluation after step {phase.step} is skipped: {str(error).partition(chr(10))[0]}\n"
+                f"--rl-env-retries tries failed scores again; aitrain eval {self.context.folder.path} scores the model."
             )
             return EvalScores(mixture=plan.mixture)
         if phase.name == "before":
@@ -239,9 +237,10 @@ def note_on_few_cases(mixture: Mixture) -> str | None:
     count = cases_of(mixture)
     if not 0 < count < FEW_CASES:
         return None
-    said = f"Different held-out cases: {count}. A verdict needs {FEWEST_CASES} whose score changes"
-    end = "so there will be none" if count < FEWEST_CASES else "so small gains will not show"
-    return f"{said}, {end}; --eval-cases holds out more."
+    return (
+        f"Different held-out cases: {count}. A verdict needs {FEWEST_CASES} whose score changes, and a small gain more"
+        " of them; --eval-cases holds out more."
+    )
 
 
 def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule) -> None:

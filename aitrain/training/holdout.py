@@ -40,7 +40,6 @@ class DatasetSplit:
     held_out: CaseList
     """Those whose scores are reported."""
     dropped: int
-    dropped_held_out: int = 0
     left_out: int = 0
     """Cases in neither part, because their prompt is that of held-out ones."""
     overlap: int = 0
@@ -57,8 +56,8 @@ class DatasetSplit:
 
     def notes(self, limit: int | None) -> Iterator[str]:
         """Notes about the split for the user; `limit` is the maximum tokens of a prompt."""
-        if dropped := self.dropped + self.dropped_held_out:
-            yield f"{dropped} cases dropped: their prompt has more than {limit} tokens."
+        if self.dropped:
+            yield f"{self.dropped} cases dropped: their prompt has more than {limit} tokens."
         if self.left_out:
             yield f"{self.left_out} cases are not trained on: they have the same prompt as held-out cases."
         if self.overlap:
@@ -136,18 +135,21 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
     """
     everything, own_eval = built
     train = _keys_of(everything, limit)
-    dropped, dropped_held_out = len(everything) - len(train), 0
-    shown, left_out = train, set[int]()
+    dropped, shown, left_out = len(everything) - len(train), train, set[int]()
     if own_eval is None:
         held, left_out = _hold_out(_distinct(everything, train), config, needed)
-        why_none = _why_none(config, len(train), needed)
+        why_none = (
+            f"by default a tenth of the cases is held out, one step needs {needed} of all {len(train)}, and those with"
+            " the same prompt stay together (--eval-cases N holds out N)"
+        )
     else:
         shown = _keys_of(own_eval, limit)
-        dropped_held_out = len(own_eval) - len(shown)
+        dropped += len(own_eval) - len(shown)
         count = len(shown) if config.eval_cases is None else min(config.eval_cases, len(shown))
         held = set(random.Random(config.seed).sample(list(shown), count))
-        too_long = f"all prompts of build_eval_dataset have more than {limit.tokens} tokens"
-        why_none = too_long if config.eval_cases != 0 else "--eval-cases is 0"
+        why_none = f"all prompts of build_eval_dataset have more than {limit.tokens} tokens"
+    if config.eval_cases == 0:
+        why_none = "--eval-cases is 0"
     cases, choosing, reporting = everything if own_eval is None else own_eval, set[int](), held
     if config.save_best and len(held) > 1:
         keys = _distinct(cases, {number: shown[number] for number in sorted(held)})
@@ -160,7 +162,6 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
         everything.select(list(train)),
         cases.select(sorted(reporting)),
         dropped,
-        dropped_held_out,
         len(left_out),
         overlap=sum(shown[number] in trained for number in reporting),
         why_none=why_none,
@@ -175,17 +176,16 @@ def cases_to_evaluate(built: Datasets, config: TrainConfig, limit: PromptLimit, 
         ConfigError: there are none.
     """
     everything, own_eval = built
-    usable, rows = _keys_of(everything, limit), len(everything if own_eval is None else own_eval)
-    if own_eval is not None or config.eval_cases is None or config.eval_cases < len(usable):
-        found = split(built, config, limit, needed)
-    else:
-        dropped = len(everything) - len(usable)
-        found = DatasetSplit(everything.select([]), everything.select(list(usable)), 0, dropped_held_out=dropped)
+    cases = everything if own_eval is None else own_eval
+    rows, usable = len(cases), _keys_of(cases, limit)
+    if not usable:
+        raise ConfigError(f"rl_max_prompt_length: all {rows} cases have a prompt of more than {limit.tokens} tokens")
+    if own_eval is None and config.eval_cases is not None and config.eval_cases >= len(usable):
+        return DatasetSplit(cases.select([]), cases.select(list(usable)), rows - len(usable))
+    found = split(built, config, limit, needed)
     if not len(found.held_out):
         raise ConfigError(
-            f"rl_max_prompt_length: all {rows} cases have a prompt of more than {limit.tokens} tokens"
-            if found.dropped_held_out + found.dropped >= rows
-            else f"eval_cases: none of the {rows} cases is held out\n"
+            f"eval_cases: none of the {rows} cases is held out\n"
             f"Give their number with --cases; --cases {rows} plays all."
         )
     return found
@@ -250,17 +250,6 @@ def hold_out(keys: Mapping[int, Hashable], count: int, max_rows: int, seed: int)
     return set(held), set()
 
 
-def _why_none(config: TrainConfig, cases: int, needed: int) -> str:
-    """Why no cases of the environment's only dataset are held out."""
-    if config.eval_cases == 0:
-        return "--eval-cases is 0"
-    if cases <= needed:
-        return f"one step needs {needed} of the {cases} cases (fewer with --rl-prompts-per-step)"
-    if cases < DEFAULT_EVAL_SHARE:
-        return f"by default a tenth is held out, and there are {cases} cases (--eval-cases N holds out N of them)"
-    return "too many cases have the same prompt"
-
-
 def split_each(
     built: Mapping[str, Datasets],
     config: TrainConfig,
@@ -305,7 +294,6 @@ def joined(splits: Mapping[str, DatasetSplit], prompts: Mapping[str, PromptLimit
         mixed(part.train for part in parts),
         mixed(part.held_out for part in parts),
         sum(part.dropped for part in parts),
-        sum(part.dropped_held_out for part in parts),
         sum(part.left_out for part in parts),
         sum(part.overlap for part in parts) + shared,
         parts[0].why_none,
@@ -327,13 +315,7 @@ def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) 
     if len(split.train) >= prompts_per_step:
         return
     too_long = f" ({split.dropped} had a prompt of more than {limit} tokens)" if split.dropped else ""
-    ways = ["Build more cases" + (", with shorter prompts" if too_long else "")]
-    spare = len(split.train) + len(split.held_out) - prompts_per_step
-    if len(split.held_out) and spare > 0:
-        ways.append(f"hold out fewer (--eval-cases {spare})")
-    if len(split.train):
-        ways.append(f"take fewer a step (--rl-prompts-per-step {len(split.train)})")
-    there = "there is 1" if len(split.train) == 1 else f"there are {len(split.train)}"
     raise ConfigError(
-        f"One step needs {prompts_per_step} prompts and {there} to train on{too_long}.\n{', or '.join(ways)}."
+        f"One step needs {prompts_per_step} prompts, and the cases to train on are {len(split.train)}{too_long}.\n"
+        "Build more cases, hold out fewer (--eval-cases), or take fewer a step (--rl-prompts-per-step)."
     )

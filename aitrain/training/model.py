@@ -23,6 +23,7 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
+    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -31,10 +32,12 @@ from transformers.utils import logging as transformers_logging
 from aitrain import activity
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
+from aitrain.engines.scopes import innermost
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, SMOLLM2, named_folder
-from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.runs.model_reference import ModelReference
 from aitrain.runs.run_folder import RUNS
 from aitrain.ui.output import escape_controls
@@ -73,6 +76,7 @@ def choose_precision(config: TrainConfig) -> Precision:
     Raises:
         ConfigError: the hardware does not support an option.
     """
+    check_quantization(config)
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     has_bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     autocast, note = config.mixed_precision or ("bf16" if has_bf16 else "no"), None
@@ -113,17 +117,23 @@ HUB_MEMORY = 300
 
 
 @contextmanager
-def asking_hub(name: str, say: Callable[[str], object] = _print_note) -> Iterator[None]:
+def _loading(config: TrainConfig, name: str, say: Callable[[str], object] = _print_note) -> Iterator[None]:
     """Context that loads a model or parts of it: without an answer of the Hub from its cache only, as transformers
-    would go on asking for a minute and more. `say` gets what is awaited, for a model that is not on this machine."""
+    would go on asking for a minute and more. `say` gets what is awaited, for a model that is not on this machine.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
     before = constants.HF_HUB_OFFLINE
-    if not before and not os.path.isdir(name):
-        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-            runs = "" if "/" in name else ", ".join(sorted(_runs_here())[:8])
-            say(f"{name} is not on this machine{runs and f' (runs: {runs})'}: asking {constants.ENDPOINT}")
-        constants.HF_HUB_OFFLINE = not _hub_answers(name, int(time.monotonic() // HUB_MEMORY))
     try:
+        if not before and not os.path.isdir(name):
+            if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+                runs = "" if "/" in name else ", ".join(sorted(_runs_here())[:8])
+                say(f"{name} is not on this machine{runs and f' (runs: {runs})'}: asking {constants.ENDPOINT}")
+            constants.HF_HUB_OFFLINE = not _hub_answers(name, int(time.monotonic() // HUB_MEMORY))
         yield
+    except Exception as error:
+        raise _cannot_load(config, error) from error
     finally:
         constants.HF_HUB_OFFLINE = before
 
@@ -152,16 +162,13 @@ def load_tokenizer(
         ConfigError: it cannot be loaded, or has no end-of-text token.
     """
     place = folder or model_path(config.model)
-    try:
-        with asking_hub(place, say):
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                place,
-                padding_side="left",
-                truncation_side="left",
-                trust_remote_code=config.trust_remote_code,
-            )
-    except Exception as error:
-        raise _cannot_load(config, error) from error
+    with _loading(config, place, say):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            place,
+            padding_side="left",
+            truncation_side="left",
+            trust_remote_code=config.trust_remote_code,
+        )
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"model: the tokenizer of {config.model} has no end-of-text token: no completion could ever end.\n"
@@ -209,10 +216,9 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Load the weights, from safetensors only, in the given dtype; quantized if the options ask for it.
 
     Raises:
-        ConfigError: the model cannot be loaded, or not be quantized on this machine.
+        ConfigError: the model cannot be loaded.
     """
     options: dict[str, object] = {"dtype": dtype, "use_safetensors": True, **_model_options(config)}
-    check_quantization(config)
     if config.quantization == "int8":
         options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
     elif config.quantization is not None:
@@ -222,11 +228,8 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
         )
     options |= config.trl_table("model_init_kwargs")  # TRL loads the reference model with the same ones
     path = model_path(config.model)
-    try:
-        with asking_hub(path):
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, **options)
-    except Exception as error:
-        raise _cannot_load(config, error) from error
+    with _loading(config, path):
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, **options)
     disable_dropout(model)
     return model
 
@@ -237,15 +240,22 @@ def model_without_weights(config: TrainConfig, dtype: torch.dtype) -> PreTrained
     Raises:
         ConfigError: it cannot be made.
     """
-    options, path = _model_options(config), model_path(config.model)
-    try:
-        with asking_hub(path):
-            shape = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
-        with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(shape, dtype=dtype, **options)
-    except Exception as error:
-        raise _cannot_load(config, error) from error
+    configuration = load_configuration(config)
+    with _loading(config, model_path(config.model)), torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(configuration, dtype=dtype, **_model_options(config))
     return model
+
+
+def load_configuration(config: TrainConfig) -> PretrainedConfig:
+    """The configuration of the model.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    path = model_path(config.model)
+    with _loading(config, path):
+        configuration: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+    return configuration
 
 
 def _model_options(config: TrainConfig) -> dict[str, object]:
@@ -288,8 +298,7 @@ def count_forward_passes(model: torch.nn.Module) -> None:
 
     With LoRA, `generate` calls the base model directly, without the hooks of the wrapper.
     """
-    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
-    innermost.register_forward_pre_hook(activity.tick)
+    innermost(model).register_forward_pre_hook(activity.tick)
 
 
 def keep_adapter_float32(model: torch.nn.Module) -> None:
@@ -329,9 +338,9 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel)
         )
 
 
-def context_length(config: TrainConfig, model: PreTrainedModel) -> int | None:
+def context_length(config: TrainConfig, configuration: PretrainedConfig) -> int | None:
     """Maximum tokens of prompt and completion together; None if neither option nor model sets it."""
-    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    stated = getattr(configuration.get_text_config(), "max_position_embeddings", None)
     limits = [limit for limit in (config.model_max_length, stated) if limit]
     return min(limits) if limits else None
 
@@ -372,12 +381,6 @@ class LoadedPolicy:
         """How it samples."""
         return Sampling.of(self.config)
 
-    @property
-    def limits(self) -> Limits:
-        """The limits of its episodes."""
-        config = self.config
-        return Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, self.context)
-
     def engine(self) -> HFEngine:
         """An engine that generates with transformers."""
         return HFEngine(HFModel(self.model, self.tokenizer), self.sampling, self.end, self.context)
@@ -399,14 +402,13 @@ def load_policy(reference: ModelReference, config: TrainConfig, with_weights: bo
     load = load_model if with_weights else model_without_weights
     model = load(config, choose_precision(config).dtype)
     check_vocabulary(tokenizer, model)
-    context, generation = context_length(config, model), model.generation_config
+    context, generation = context_length(config, model.config), model.generation_config
     if with_weights:
         if adapter is not None:
             try:
                 model = PeftModel.from_pretrained(model, str(adapter), use_safetensors=True)
             except Exception as error:
-                what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                raise ConfigError(f"model: cannot load the adapter {adapter}: {what}") from error
+                raise ConfigError(f"model: cannot load the adapter {adapter}: {describe_error(error)}") from error
         model.eval()
         if torch.cuda.is_available() and config.quantization is None:
             model.to("cuda")

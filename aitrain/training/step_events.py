@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,32 +29,53 @@ MAX_SKIPPED_IN_A_ROW_FP16 = 20
 
 
 class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Times the steps of a trainer, counts its epochs, and ends it if nothing more can be learned."""
+    """Times the steps of a trainer on this process, counts its epochs, and ends it if nothing more can be learned.
 
-    def __init__(self, trainer: EpisodeTrainer) -> None:
-        self.trainer = trainer
+    Measured are the seconds in which episodes waited for the policy and for their environments. With free-running
+    episodes both clocks may run at the same time, so that the parts can add up to more than the step. `optimize` is the
+    time of a step outside its rollout.
+    """
+
+    def __init__(self, trainer: EpisodeTrainer, clock: RolloutClock) -> None:
+        self.trainer, self.clock = trainer, clock
+        self.steps = 0
+        self.total = dict.fromkeys(PARTS, 0.0)
+        self._step_start = 0.0
+        self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
+        self._train_start: float | None = None
+        self.is_flat = False  # whether no group of the latest generation batch has an advantage, on all processes
+        self.flat_steps = 0  # consecutive steps on such batches, the same on every process
+
+    @property
+    def trained_seconds(self) -> float:
+        """Seconds of the training, evaluations included, over all parts of a resumed run."""
+        return self.seconds_before + (0.0 if self._train_start is None else time.monotonic() - self._train_start)
 
     def on_train_begin(self, *_: object, **__: object) -> None:
         """Start the clock of the training."""
-        self.trainer.watch.begin_training()
+        self._train_start = time.monotonic()
 
     def on_train_end(self, *_: object, **__: object) -> None:
         """Stop it."""
-        self.trainer.watch.end_training()
+        self.seconds_before, self._train_start = self.trained_seconds, None
 
     def on_step_begin(self, *_: object, **__: object) -> None:
-        """Start the clock of the step."""
-        self.trainer.watch.begin_step()
+        """Reset the clocks: generation between steps, for held-out cases, belongs to no step."""
+        self._step_start = time.monotonic()
+        self.clock.take()
 
     def on_optimizer_step(self, args: object, state: TrainerState, control: object, **parts: Any) -> None:
         """Check the weights, before anything is saved."""
         self.trainer.non_finite.check_weights(parts["model"], state.global_step + 1)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Runs before the step is logged and saved; the end of the run is handled by transformers. Sets the fractional
-        epoch, and saves and logs at the end of each epoch as transformers does."""
-        self.trainer.watch.end_step()
-        self.trainer.zero_variance.end_step()
+        """Runs before the step is logged and saved; the end of the run is handled by transformers. Adds the seconds of
+        the step, sets the fractional epoch, and saves and logs at the end of each epoch as transformers does."""
+        seconds, parts = time.monotonic() - self._step_start, self.clock.take()
+        self.steps += 1
+        parts |= {"step": seconds, "optimize": seconds - parts["rollout"]}
+        self.total = {part: total + parts[part] for part, total in self.total.items()}
+        self._count_flat_steps(self.trainer.run.config.stop_when_flat)
         schedule, step = self.trainer.schedule, state.global_step
         state.epoch = schedule.epochs_after(step)
         if not schedule.ends_epoch(step):
@@ -66,46 +86,15 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
         torch.empty((), dtype=torch.int64).random_()
 
-
-class Stopwatch:
-    """Seconds per step in which episodes waited for the policy and for their environments, on this process.
-
-    With free-running episodes both clocks may run at the same time, so that the parts can add up to more than the step.
-    `optimize` is the time of a step outside its rollout.
-    """
-
-    def __init__(self, clock: RolloutClock) -> None:
-        self.steps = 0
-        self.clock = clock
-        self.total = dict.fromkeys(PARTS, 0.0)
-        self._step_start = 0.0
-        self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
-        self._train_start: float | None = None
-
-    @property
-    def trained_seconds(self) -> float:
-        """Seconds of the training, evaluations included, over all parts of a resumed run."""
-        return self.seconds_before + (0.0 if self._train_start is None else time.monotonic() - self._train_start)
-
-    def begin_training(self) -> None:
-        """Start the clock of the training."""
-        self._train_start = time.monotonic()
-
-    def end_training(self) -> None:
-        """Stop it."""
-        self.seconds_before, self._train_start = self.trained_seconds, None
-
-    def begin_step(self) -> None:
-        """Reset the clocks: generation between steps, for held-out cases, belongs to no step."""
-        self._step_start = time.monotonic()
-        self.clock.take()
-
-    def end_step(self) -> None:
-        """Add the step to the totals since the last logging."""
-        seconds, parts = time.monotonic() - self._step_start, self.clock.take()
-        self.steps += 1
-        parts |= {"step": seconds, "optimize": seconds - parts["rollout"]}
-        self.total = {part: total + parts[part] for part, total in self.total.items()}
+    def _count_flat_steps(self, limit: int | None) -> None:
+        """Stop the run after `limit` steps without an advantage. The count is part of a checkpoint, so that a resumed
+        run stops after the same step; it starts at zero when a run that was stopped here is resumed."""
+        self.flat_steps = self.flat_steps + 1 if self.is_flat else 0
+        if limit is not None and self.flat_steps >= limit:
+            self.trainer.run.stop.end_run(
+                f"in {self.flat_steps} steps no group's scores differed (--stop-when-flat {limit})"
+            )
+            self.flat_steps = 0
 
     def take(self, tokens: int) -> dict[str, float]:
         """Mean seconds per step (`time/*`), and how many of `tokens` were sampled per second, since the last call;
@@ -203,31 +192,3 @@ def check_weights_finite(model: torch.nn.Module, name: str) -> None:
         is_plain = parameter.is_floating_point() and parameter.element_size() > 1  # quantized ones are codes
         if is_plain and not all_finite([parameter], parameter.device):
             raise ConfigError(f"model: {name} is damaged: {title} holds NaN or inf\nDownload the model again.")
-
-
-@dataclass
-class ZeroVarianceSteps:
-    """Counts consecutive optimizer steps in which all groups had zero variance, and stops the run after `limit` of
-    them. Every process counts the same steps. The count is part of a checkpoint, so that a resumed run stops after the
-    same step as an uninterrupted one; it starts at zero when a run that was stopped here is resumed."""
-
-    limit: int | None = None
-    stop: Callable[[str], None] = lambda _: None
-    in_a_row: int = 0
-    is_flat: bool = False
-    """Whether all groups of the latest generation batch had zero variance, on all processes."""
-    reward: float | None = None
-    """Mean score of the latest generation batch."""
-
-    def see(self, is_flat: bool, reward: float | None) -> None:
-        """Note a new generation batch."""
-        self.is_flat, self.reward = is_flat, reward
-
-    def end_step(self) -> None:
-        """Count the step."""
-        self.in_a_row = self.in_a_row + 1 if self.is_flat else 0
-        if self.limit is None or self.in_a_row < self.limit:
-            return
-        level = "" if self.reward is None else f", the last ones all near {self.reward:.2f}"
-        self.stop(f"in {self.in_a_row} steps no group's scores differed{level} (--stop-when-flat {self.limit})")
-        self.in_a_row = 0

@@ -25,6 +25,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from aitrain import activity
 from aitrain.events import Evaluated
+from aitrain.execution.user_code import describe_error
 from aitrain.options.reading import write_yaml
 from aitrain.redaction import without_secrets
 from aitrain.runs.records import RolloutRecord, TranscriptMessage
@@ -68,8 +69,7 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
                     act(name, callback)
             except Exception as error:
                 del self.trackers[name]
-                why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                self.context.note(f"{name} failed and is disabled: {why}{ADVICE.get(name, '')}")
+                self.context.note(f"{name} failed and is disabled: {describe_error(error)}{ADVICE.get(name, '')}")
 
     def _load(self, name: str, _: None) -> None:
         (made,) = get_reporting_integration_callbacks([name])

@@ -61,7 +61,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, TrainerCallback
 from transformers import trainer as transformers_trainer
@@ -72,14 +72,14 @@ from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 
 from aitrain import activity
-from aitrain.batch import CaseSchedule, PassLimit
+from aitrain.batch import BatchPlan, CaseSchedule
 from aitrain.engines.colocated import ColocatedGeneration
-from aitrain.engines.logprob_check import POSITIONS, LogprobShift, SampledRow, kl_by_position, padded
+from aitrain.engines.logprob_check import LogprobShift
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, gradient_checkpointing, replaced, savable_generation_config
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.sharded_tensors import gathered, whole
-from aitrain.engines.shared_cache import distinct_prompts
+from aitrain.engines.shared_cache import distinct_prompts, padded
 from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Trajectory
@@ -96,8 +96,9 @@ from aitrain.training.algorithm import (
 )
 from aitrain.training.batch_source import batch_source
 from aitrain.training.dataset import case_numbers
+from aitrain.training.distributed import of_first
 from aitrain.training.engine_setup import make_rollouts
-from aitrain.training.holdout import CaseList
+from aitrain.training.holdout import CaseList, PromptLimit
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.passes import (
     KEPT,
@@ -123,7 +124,7 @@ from aitrain.training.sharding import (
     write_shards,
 )
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
-from aitrain.training.step_events import NonFiniteGuard, StepEvents, Stopwatch, ZeroVarianceSteps
+from aitrain.training.step_events import NonFiniteGuard, StepEvents
 from aitrain.training.training_batch import TrainingBatch, episode_metrics
 
 CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
@@ -141,12 +142,10 @@ class TrainerInputs:
     runner: Runner
     chat: ChatFormat
     limits: Limits
+    prompts: Mapping[str, PromptLimit]
+    """Those of each environment's prompts."""
     schedule: CaseSchedule
-    pass_limit: PassLimit
-    trims: bool
-    """Whether rows are sorted by length, and each forward pass is padded to its own longest row."""
-    shares_prompts: bool = False
-    """Whether the prompt of several rows is computed once, where the model can."""
+    batch: BatchPlan
     peft_config: Any = None
     server: ServerModel | None = None
     """The model of the vLLM servers that get files; None: transformers, or TRL's vLLM."""
@@ -206,16 +205,16 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
-        self.pass_limit = self.planned_limit = inputs.pass_limit  # the warm-up may lower the first
-        self.trims = inputs.trims and not self.aux_loss_enabled  # the router's loss depends on which rows share a pass
+        self.pass_limit = self.planned_limit = inputs.batch.limit  # the warm-up may lower the first
+        # the router's loss depends on which rows share a pass
+        self.trims = inputs.batch.trims and not self.aux_loss_enabled
         self.has_kept_rows = True
-        self.zero_variance = ZeroVarianceSteps(config.stop_when_flat, run.stop.end_run)
         self.non_finite = NonFiniteGuard(self.accelerator, run.note)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
-        self.watch = Stopwatch(self.batches.clock)
-        self.add_callback(StepEvents(self))
+        self.watch = StepEvents(self, self.batches.clock)
+        self.add_callback(self.watch)
         self.context = inputs.limits.context
         policy = self.accelerator.unwrap_model(self.model)
         is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
@@ -230,10 +229,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
         self.rows_apart = "positions depend on padding" if self.aligns_rows else "this is off"
         """Why each row is computed with its own prompt; empty if prompts are shared."""
-        if inputs.shares_prompts and self.trims and not self.aligns_rows:
+        if inputs.batch.shares_prompts and self.trims and not self.aligns_rows:
             with gradient_checkpointing(policy, self.args):
-                found = [why_apart(policy, is_precise)]
-            self.rows_apart = broadcast_object_list(found)[0]  # all processes make the same passes
+                self.rows_apart = of_first(why_apart(policy, is_precise))  # all processes make the same passes
         self.shares_prompts = not self.rows_apart
 
     # -- a generation batch: episodes, scores, advantages
@@ -286,23 +284,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         whole_groups = torch.tensor([not one.is_dropped for one in everywhere], device=device)  # dropped together
         share = zero_variance_share(rewards[whole_groups], in_loss[whole_groups], size)
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
-        mean = scores.nanmean().item()
-        self.zero_variance.see(share == 1.0, None if math.isnan(mean) else mean)
-        if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
-            self._add_kl_by_position(output)
+        self.watch.is_flat = share == 1.0
         tokens = sum(one.tokens for one, kept in zip(everywhere, is_kept, strict=True) if kept)
         items = torch.tensor(float(tokens * self.args.steps_per_generation), dtype=torch.float64, device=device)
         return output | {KEPT: in_loss[own], KEPT_ROWS: in_loss.sum(), "num_items_in_batch": items}
-
-    def _add_kl_by_position(self, output: Mapping[str, torch.Tensor]) -> None:
-        """Log the KL between vLLM and the trainer for tokens at like positions. Every process must call this."""
-        logps = output["old_per_token_logps"], output["sampling_per_token_logps"]
-        sampled = output["completion_mask"] * output["tool_mask"]
-        own = kl_by_position(*logps, sampled, output["prompt_mask"].sum(1))
-        sums = self.accelerator.gather(own[None]).sum(0).tolist()
-        for start, (kl, count) in zip((0, *POSITIONS), sums, strict=True):
-            if count:
-                self._metrics["train"][f"sampling/kl_from_{start}"].append(kl / count)
 
     def _penalties(self, output: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What is subtracted from the score of each of this process's episodes. Every process must call this."""
@@ -544,17 +529,17 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         reported: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
         if self.sampling.is_plain:
             return reported
-        rows = [SampledRow(each.prompt_ids, each.ids, each.mask, each.completion_starts) for each in trajectories]
-        lengths = [len(row.prompt) + len(row.ids) for row in rows]
+        lengths = [len(each.context) for each in trajectories]
         of_sampled: list[float] = []
         with evaluation_mode(self.model):
             for places in self._own_passes(lengths, max(lengths)):
-                shift = LogprobShift(self.sampling, self.eos_token_ids, [rows[place] for place in places])
+                shift = LogprobShift(self.sampling, self.eos_token_ids, [trajectories[place] for place in places])
+                tokens, pad = [row.context for row in shift.rows], self.processing_class.pad_token_id
+                rows = padded(tokens, pad, self.accelerator.device, "right")  # so that padding changes no position
                 with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
-                    inputs = padded(shift.rows, self.processing_class.pad_token_id, self.accelerator.device)
-                    super()._get_per_token_logps_and_entropies(self.model, *inputs)
+                    super()._get_per_token_logps_and_entropies(self.model, rows.ids, rows.mask, rows.ids.shape[1] - 1)
                 for place, shifts in zip(places, shift.shifts, strict=True):
-                    of_sampled += [shifts[token] for token in rows[place].sampled()]
+                    of_sampled += [shifts[token] for token in trajectories[place].sampled_places]
                     pairs = zip(reported[place], shifts, strict=True)
                     reported[place] = [None if value is None else value + more for value, more in pairs]
         everywhere = gather_object(of_sampled) or [0.0]
@@ -569,7 +554,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         logs = logs | {"skipped_steps": self.non_finite.skipped}
         if self.watch.steps:
             logs |= self.watch.take(self.rollouts.take_sampled_tokens())
-        if server is not None and "train_runtime" not in logs:
+        if server is not None:
             logs |= server.metrics
         super().log(logs, start_time)
 
@@ -605,21 +590,23 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._save_checkpoint(self.model, None)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        with savable_generation_config(self.model):
-            self.save_with(self, partial(super()._save_checkpoint, model, trial))
+        self.save_with(self, partial(super()._save_checkpoint, model, trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
         this."""
-        folder = str(output_dir or self.args.output_dir)
-        if not self.is_fsdp_enabled:
-            super().save_model(folder, _internal_call)
-        elif _internal_call and self.writes_shards:
-            write_shards(own_weights(self.model), Path(folder) / SHARDS)
-        else:
-            tensors = gathered(own_weights(self.model).items(), self.args.should_save)
-            if self.args.should_save:
-                self._save(folder, state_dict=tensors)
+        folder, writes = Path(output_dir or self.args.output_dir), self.args.should_save
+        with savable_generation_config(self.model):
+            if not self.is_fsdp_enabled:
+                super().save_model(str(folder), _internal_call)
+            elif _internal_call and self.writes_shards:
+                write_shards(own_weights(self.model), folder / SHARDS)
+            else:
+                tensors = gathered(own_weights(self.model).items(), writes)
+                if writes:
+                    self._save(str(folder), state_dict=tensors)
+        if writes:
+            (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         parts = self.optimizer, Path(output_dir), self.args.should_save, self.writes_shards
@@ -670,7 +657,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "total_loss": self._total_loss_scalar,
             "logged": self._globalstep_last_logged,
             "skipped": [self.non_finite.skipped, self.non_finite.in_a_row],
-            "flat": [self.zero_variance.in_a_row, self.zero_variance.is_flat],
+            "flat": [self.watch.flat_steps, self.watch.is_flat],
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -680,4 +667,4 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._tr_loss = torch.tensor(state["loss"], device=self.args.device)
         self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["logged"]
         self.non_finite.skipped, self.non_finite.in_a_row = state["skipped"]
-        self.zero_variance.in_a_row, self.zero_variance.is_flat = state["flat"]
+        self.watch.flat_steps, self.watch.is_flat = state["flat"]

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -43,6 +42,7 @@ from aitrain.runs.checkpoint import (
 )
 from aitrain.runs.records import read_metrics
 from aitrain.runs.run_folder import RunFolder
+from aitrain.training.distributed import of_first
 from aitrain.training.evaluation import EvalPlan
 from aitrain.training.held_out_scoring import EvalState
 from aitrain.training.run_context import RunContext
@@ -95,7 +95,6 @@ class CheckpointWriter:
             self.recorder.sync()
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
-                (made / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
                 seal(made, self._manifest(trainer))
                 self.folder.check_owner()
                 publish(made, self.folder.checkpoints / made.name)
@@ -202,9 +201,9 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
         refuse_changes(context.checkpoint, changes)
     elif changes:
         context.note(f"Resumed with changes, so without exact reproducibility: {'; '.join(changes)}")
-    has_best = [before.best and before.best.step in map(step_of, checkpoints_of(context.folder))]
-    broadcast_object_list(has_best)  # rank 0 sees all checkpoints
-    best = before.best if has_best[0] else None
+    # rank 0 sees all checkpoints
+    has_best = of_first(before.best and before.best.step in map(step_of, checkpoints_of(context.folder)))
+    best = before.best if has_best else None
     is_comparable = SCORES_FOLLOW_FROM.isdisjoint(re.split("[:.]", change)[0] for change in changes)
     has_others = any(before.config.get(name, now.config[name]) != now.config[name] for name in SCORED_BY)
     if best and (has_others or not is_comparable):
@@ -225,9 +224,7 @@ def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Pat
         for line in read_metrics(RunFolder(checkpoint.parent.parent).metrics)
         if line.is_scoring and line_stays(before, line) and line.eval_cases in cases and line.eval_samples in samples
     ]
-    scorings = [found if state.is_comparable else []]
-    broadcast_object_list(scorings)  # rank 0 sees all metrics
-    state.scorings = scorings[0]
+    state.scorings = of_first(found if state.is_comparable else [])  # rank 0 sees all metrics
 
 
 class RestoreState(TrainerCallback):  # type: ignore[misc]

@@ -5,7 +5,7 @@ them are in the loss. The members of a group may be on several ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -40,12 +40,13 @@ class PlayedEpisode:
     is_dropped: bool
 
     @classmethod
-    def of(cls, key: MemberKey, number: int, episode: Episode) -> PlayedEpisode:
+    def of(cls, planned: PlannedEpisode) -> PlayedEpisode:
         """What is known of an episode that was scored."""
+        episode = planned.episode
         result, trajectory = episode.result, episode.trajectory
         return cls(
-            key,
-            number,
+            planned.key,
+            planned.number,
             episode.case.env,
             result.score,
             None if result.failure is None else (result.failure.kind, episode.failure_message),
@@ -60,14 +61,17 @@ class PlayedEpisode:
         return self.score is not None and not (masks_truncated and self.is_truncated)
 
 
-@dataclass(frozen=True)
-class DiscardedEpisode:
-    """An episode that was played and is not trained on, as its group has no advantages."""
+@dataclass
+class PlannedEpisode:
+    """An episode that this rank plays, in training or in an evaluation."""
 
-    episode: Episode
     key: MemberKey
-    round: int
-    """0 if its group was one of the batch's first, else the round of replacements that played it."""
+    number: int
+    """Of its case."""
+    round: int = 0
+    """0 if its group is one of the batch's first, else the round of replacements that plays it."""
+    episode: Episode = field(init=False)
+    """Set when it was played."""
 
 
 @dataclass
@@ -76,23 +80,25 @@ class TrainingBatch:
 
     step: int
     """Optimizer steps before the one that trains on it first."""
-    keys: list[MemberKey]
-    """The group of each episode within its step, and its place in the group."""
-    numbers: list[int]
-    """The number of each episode's case."""
-    episodes: list[Episode] = field(default_factory=list)
+    planned: list[PlannedEpisode]
+    """Those that are trained on."""
     everywhere: list[PlayedEpisode] = field(default_factory=list)
     """The episodes of the batch on all ranks, in the order of the ranks."""
     played: list[PlayedEpisode] = field(default_factory=list)
     """The same, and those that were replaced."""
-    discarded: list[DiscardedEpisode] = field(default_factory=list)
-    """Episodes that this rank played and that are not trained on."""
+    discarded: list[PlannedEpisode] = field(default_factory=list)
+    """Episodes that this rank played and that are not trained on, as their groups have no advantages."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the choice of cases, the same on all ranks."""
     weight_version: int = 0
     """Optimizer steps of the weights that the episodes began with."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the parts of its rollout, if that was played while another batch was trained on."""
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """The played episodes that are trained on."""
+        return [one.episode for one in self.planned]
 
     def length_metrics(self) -> dict[str, float]:
         """TRL's length metrics; TRL's own count dropped episodes, and completions that end with a stop string as
@@ -109,20 +115,24 @@ class TrainingBatch:
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:
         """The rollout records; the first one of each group has the rendered prompt."""
         trained = [
-            replace(self._record(episode, key), advantage=advantage)
-            for episode, key, advantage in zip(self.episodes, self.keys, advantages, strict=True)
+            replace(self._record(one), advantage=advantage)
+            for one, advantage in zip(self.planned, advantages, strict=True)
         ]
-        return trained + [replace(self._record(one.episode, one.key), discarded=one.round) for one in self.discarded]
+        return trained + [replace(self._record(one), discarded=one.round) for one in self.discarded]
 
-    def _record(self, episode: Episode, key: MemberKey) -> RolloutRecord:
-        record, (group, member) = episode_record(episode, self.step + 1, self.weight_version), key
+    def _record(self, one: PlannedEpisode) -> RolloutRecord:
+        record, (group, member) = episode_record(one.episode, self.step + 1, self.weight_version), one.key
         return replace(record, group=group, rendered_prompt=record.rendered_prompt if member == 0 else "")
 
 
-def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: Sequence[MemberKey]) -> None:
-    """Drop the groups with a prompt that leaves no room, and score the others together if the environment does so.
-    Every rank must call this, with its own episodes."""
-    of_keys = dict(zip(keys, episodes, strict=True))
+def finish(rollouts: PolicyRollouts, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
+    """Drop the groups with a prompt that leaves no room, and score the others together if the environment does so;
+    returns the episodes of all ranks in the order of their keys. Every rank must call this, with its own episodes."""
+    _finish_groups(rollouts, {one.key: one.episode for one in planned})
+    return sorted(rollouts.gather(list(map(PlayedEpisode.of, planned))), key=lambda one: one.key)
+
+
+def _finish_groups(rollouts: PolicyRollouts, of_keys: Mapping[MemberKey, Episode]) -> None:
     own = [(group, one.case.case_idx, one.too_long) for (group, _), one in of_keys.items() if one.too_long is not None]
     too_long = rollouts.gather(own)
     groups = {group for group, _, _ in too_long}

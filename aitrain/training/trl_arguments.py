@@ -182,23 +182,24 @@ def steps_before(checkpoint: Path) -> int:
     return steps
 
 
-def note_on_steps(checkpoint: Path, arguments: GRPOConfig) -> str | None:
-    """What becomes of the learning rate of a run that continues with another number of steps; None if it is the same
-    number.
+def note_on_steps(checkpoint: Path | None, arguments: GRPOConfig) -> str | None:
+    """What becomes of the learning rate of a run that continues with another number of steps; None if it is the same,
+    or without a checkpoint.
 
     Raises:
         ConfigError: the checkpoint has more steps.
     """
+    if checkpoint is None:
+        return None
     done, before, steps = step_of(checkpoint), steps_before(checkpoint), arguments.max_steps
     if steps < done:
         raise ConfigError(
             f"max_steps: {checkpoint} has {done} steps behind it, more than {steps}\n"
             f"Use --max-steps {done} or more, or --resume-from-checkpoint with an earlier checkpoint."
         )
-    scheduler, note = arguments.lr_scheduler_type.value, f"Continues after step {done} of {before} to step {steps}."
-    if steps == before or scheduler == "constant":
-        return None if steps == before else note
+    if steps == before:
+        return None
     return (
-        f"{note} From here scheduler {scheduler} sets the learning rate as for {steps} steps,\n"
-        f"so the result is not that of {steps} steps at once, as with --scheduler constant."
+        f"Continues after step {done} of {before} to step {steps}, with the learning rates of {steps} steps from here\n"
+        "on. The result is that of as many steps at once only with --scheduler constant."
     )

@@ -19,9 +19,7 @@ import torch
 
 from aitrain.batch import PassLimit
 from aitrain.engines.scopes import gradient_checkpointing, replaced
-from aitrain.environment.tools import Tools
 from aitrain.errors import RunFailed
-from aitrain.training.holdout import prompt_limits
 from aitrain.training.passes import MicroBatch
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
@@ -40,12 +38,10 @@ def longest_shapes(inputs: TrainerInputs) -> LongestShapes:
     Environment responses are limited by `rl_max_episode_tokens` and the context alone; without the former only the
     model's own tokens are counted. A prompt that the environment's opening makes is not counted.
     """
-    limits, runners = inputs.limits, inputs.runner.parts
-    tools = {name: Tools.of(runner.environment) for name, runner in runners.items()}
-    prompts = prompt_limits(inputs.runner, inputs.chat, None, tools)
-    prompt = max(1, *(prompts[case.env].length_of(case) for case in inputs.cases))
+    limits = inputs.limits
+    prompt = max(1, *(inputs.prompts[case.env].length_of(case) for case in inputs.cases))
     completion = 1
-    for name, runner in runners.items():
+    for name, runner in inputs.runner.parts.items():
         own = limits.of(name)
         of_episode = own.episode_tokens or own.turns * own.turn_tokens
         completion = max(completion, of_episode if runner.has_sessions else own.turn_tokens)

@@ -14,7 +14,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
 from aitrain.errors import RunFailed
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Completion, RolloutClock
+from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import Limits
 from aitrain.training.training_batch import episode_record
 from tests.rollout.scripted import END, Asks, Letters, Scripted, cases, play, text, trained
@@ -156,7 +156,7 @@ class Rounds(BatchingEngine):
     weight_version = 7
 
     def __init__(self, context: int | None = None) -> None:
-        super().__init__(END, context, RolloutClock())
+        super().__init__(END, context)
         self.rounds: list[tuple[list[str], int]] = []
 
     def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:

@@ -80,7 +80,7 @@ def weights(config: TrainConfig) -> object:
 def context(config: TrainConfig) -> object:
     """Most tokens of prompt and completion, of a model that states 4,096."""
     text = SimpleNamespace(max_position_embeddings=4096)
-    return model.context_length(config, SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text)))  # type: ignore[arg-type]
+    return model.context_length(config, SimpleNamespace(get_text_config=lambda: text))  # type: ignore[arg-type]
 
 
 def limits(config: TrainConfig) -> object:

@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine, HFModel, with_noise
-from aitrain.engines.logprob_check import LogprobShift, SampledRow
+from aitrain.engines.logprob_check import LogprobShift
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
+from aitrain.rollout.engine import Trajectory
 from aitrain.rollout.limits import EndOfTurn, StopStrings
 
 
@@ -153,11 +154,11 @@ def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(samp
     torch.manual_seed(2)
     vocabulary, width = 12, 5
     rows = [
-        SampledRow([1, 2, 3], [4, 5, 0, 6, 5], [1, 1, 0, 1, 1], [0, 3]),
-        SampledRow([7], [5, 5], [1, 1], [0]),
+        Trajectory([1, 2, 3], [4, 5, 0, 6, 5], [1, 1, 0, 1, 1], completion_starts=[0, 3]),
+        Trajectory([7], [5, 5], [1, 1], completion_starts=[0]),
     ]
     head, hidden = torch.randn(vocabulary, width), torch.randn(2, 3 + 5 - 1, width)
-    valid = torch.tensor([[at < len(row.prompt) + len(row.ids) - 1 for at in range(7)] for row in rows])
+    valid = torch.tensor([[at < len(row.context) - 1 for at in range(7)] for row in rows])
     given = hidden[valid] if compact else hidden.reshape(-1, width)
 
     shift = LogprobShift(sampling, [0], rows)
@@ -168,10 +169,10 @@ def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(samp
             if not row.mask[place]:
                 assert shifted == 0.0
                 continue
-            logits = 30 * torch.tanh(1.5 * (head @ hidden[number, len(row.prompt) - 1 + place]) / 30)
+            logits = 30 * torch.tanh(1.5 * (head @ hidden[number, len(row.prompt_ids) - 1 + place]) / 30)
             p = (logits / sampling.temperature).softmax(-1)
-            context = row.prompt + row.ids[:place]
-            answer = row.ids[max(start for start in row.answers if start <= place) : place]
+            context = row.prompt_ids + row.ids[:place]
+            answer = row.ids[max(start for start in row.completion_starts if start <= place) : place]
             if len(answer) < sampling.min_new_tokens:
                 logits = logits.index_fill(0, torch.tensor([0]), -1e9)
             q = by_hand(logits.tolist(), sampling, context, answer)[row.ids[place]]
