@@ -1,5 +1,5 @@
-"""Compares a vLLM server's log-probabilities with the trainer's, to detect weights that differ or did not arrive; and
-corrects vLLM's log-probabilities under truncated sampling.
+"""Compares vLLM's log-probabilities with the trainer's: a server's, to detect weights that differ or did not arrive,
+and those of each step's tokens by their position; and corrects those under truncated sampling.
 
 vLLM's log-probabilities are those of the distribution that it samples from: after penalties, temperature and
 truncation, normalized over the tokens that are kept. The trainer's are log_softmax(logits / temperature) over all
@@ -50,7 +50,29 @@ LEAST_NOISE = 1e-5
 FOLLOWED = 0.5
 """Minimum share of the policy's change that the server must show: 1 if it has the weights, 0 if not."""
 
+POSITIONS = tuple(1024 * 2**number for number in range(7))
+"""Tokens before a sampled one that divide the KL by position."""
+
 Rows = list[list[int]]
+
+
+def kl_by_position(
+    trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor, prompts: torch.Tensor
+) -> torch.Tensor:
+    """Sum of the KL of sampled tokens, and their number, by the tokens before them: those of POSITIONS divide eight
+    parts; of shape (8, 2).
+
+    `trained`, `sampled`: log-probabilities by the trainer and by what sampled them, nan where unknown; `mask`: 1 where
+    there is a sampled token, all of shape (rows, tokens of completions); `prompts`: tokens of the prompts, (rows,).
+    The KL of a token is estimated as p / q - 1 - log(p / q) (J. Schulman, Approximating KL Divergence, 2020).
+    """
+    ratio = (trained - sampled).double()
+    counted = mask.bool() & ratio.isfinite()
+    places = prompts[:, None] + torch.arange(mask.shape[1], device=mask.device)
+    parts = torch.bucketize(places[counted], places.new_tensor(POSITIONS), right=True)
+    kl = ratio.expm1() - ratio
+    sums = ratio.new_zeros(len(POSITIONS) + 1, 2)
+    return sums.index_add_(0, parts, torch.stack([kl[counted], torch.ones_like(kl[counted])], 1))
 
 
 @dataclass

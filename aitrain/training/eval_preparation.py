@@ -108,8 +108,8 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         most = prompt_limit(config, policy.context)
     prompts = prompt_limits(runner, shown.chat, most, shown.tools)
     cases = split_each(shown.built, config, prompts, plan_batch(config, processes=1).prompts_per_step, is_eval=True)
-    if dropped := cases.dropped_held_out + cases.dropped:
-        context.note(f"{dropped} cases dropped: their prompt has more than {most} tokens.")
+    if cases.dropped:
+        context.note(f"{cases.dropped} cases dropped: their prompt has more than {most} tokens.")
     overlap = 0 if reference.run is None else max(cases.overlap, _trained_on(reference.run, reference, cases.held_out))
     if overlap:
         context.note(

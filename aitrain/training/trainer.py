@@ -74,7 +74,7 @@ from trl.trainer import utils as trl_utils
 from aitrain import activity
 from aitrain.batch import BatchPlan, CaseSchedule
 from aitrain.engines.colocated import ColocatedGeneration
-from aitrain.engines.logprob_check import LogprobShift
+from aitrain.engines.logprob_check import POSITIONS, LogprobShift, kl_by_position
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, gradient_checkpointing, replaced, savable_generation_config
 from aitrain.engines.server_check import ServerModel
@@ -285,9 +285,21 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         share = zero_variance_share(rewards[whole_groups], in_loss[whole_groups], size)
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
         self.watch.is_flat = share == 1.0
+        if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
+            self._add_kl_by_position(output)
         tokens = sum(one.tokens for one, kept in zip(everywhere, is_kept, strict=True) if kept)
         items = torch.tensor(float(tokens * self.args.steps_per_generation), dtype=torch.float64, device=device)
         return output | {KEPT: in_loss[own], KEPT_ROWS: in_loss.sum(), "num_items_in_batch": items}
+
+    def _add_kl_by_position(self, output: Mapping[str, torch.Tensor]) -> None:
+        """Log the KL between vLLM and the trainer for tokens at like positions. Every process must call this."""
+        logps = output["old_per_token_logps"], output["sampling_per_token_logps"]
+        sampled = output["completion_mask"] * output["tool_mask"]
+        own = kl_by_position(*logps, sampled, output["prompt_mask"].sum(1))
+        sums = self.accelerator.gather(own[None]).sum(0).tolist()
+        for start, (kl, count) in zip((0, *POSITIONS), sums, strict=True):
+            if count:
+                self._metrics["train"][f"sampling/kl_from_{start}"].append(kl / count)
 
     def _penalties(self, output: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What is subtracted from the score of each of this process's episodes. Every process must call this."""

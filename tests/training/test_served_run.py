@@ -6,6 +6,7 @@ The server is a stand-in that generates with what it was handed; tests/vllm has 
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.engines.logprob_check import LogprobCheck, SharedForward
+from aitrain.engines.logprob_check import LogprobCheck, SharedForward, kl_by_position
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync
@@ -71,7 +72,8 @@ def test_a_run_goes_on_with_a_server_that_comes_back_and_loses_no_step(train: Tr
 
     lines = [line for line in result.history if "reward" in line]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    assert 0 < max(line["sampling/sampling_logp_difference/mean"] for line in lines) < 1e-3
+    for name in ("sampling_logp_difference/mean", "kl_from_0"):
+        assert 0 < max(line[f"sampling/{name}"] for line in lines) < 1e-3
     assert [line["vllm/restarts"] for line in lines][::3] == [0, 1]
     assert all(line["sync/bytes"] > 10_000 and line["sync/seconds"] > 0 for line in lines)
     assert result.vllm_restarts == 1
@@ -176,6 +178,20 @@ def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_
     config = TrainConfig(use_vllm=True, vllm_mode="server", peft=True, **more)
     base = ServerModel("base", 100, is_quantized=is_quantized)
     assert (notify_difference(config, base, print) is not None) == is_noted
+
+
+def test_kl_by_position_shows_where_the_sampler_drifts() -> None:
+    """From token 4,096 on, after a prompt of 1,000. Padding, a token of the environment and one that the sampler gave
+    no log-probability for do not count."""
+    sampled, mask = torch.full((1, 6000), -1.0), torch.ones(1, 6000)
+    trained = sampled.clone()
+    trained[0, 4096 - 1000 :] += 0.3
+    mask[0, 7], mask[0, 5000:], sampled[0, 8] = 0, 0, torch.nan
+    trained[0, 7], trained[0, 5000:] = -torch.inf, 9.0
+    sums = kl_by_position(trained, sampled, mask, torch.tensor([1000]))
+    assert sums[:, 1].tolist() == [22, 1024, 2048, 1904, 0, 0, 0, 0]
+    kl = sums[:, 0] / sums[:, 1].clamp(min=1)
+    assert kl.tolist() == pytest.approx([0, 0, 0, math.exp(0.3) - 1.3, 0, 0, 0, 0], rel=1e-4)
 
 
 # -- batches that are played while another one trains
