@@ -102,12 +102,12 @@ def test_an_error_is_told_with_the_users_line_and_harms_no_other_episode() -> No
     assert "Traceback" in failed.failure.trace
 
 
-def test_an_error_of_a_library_is_told_with_the_users_error_that_it_was_raised_for() -> None:
+def test_an_error_of_a_library_is_told_with_the_users_error_that_caused_it() -> None:
     error = RuntimeError("so")
     with pytest.raises(KeyError) as caught:
         fail_deep("no")
     error.__context__ = caught.value
-    assert "so\nraised for KeyError: 'no'\nat " in as_failure(error).message
+    assert "so\ncaused by KeyError: 'no'\nat " in as_failure(error).message
 
 
 def answered(status: int) -> Exception:

@@ -40,19 +40,19 @@ def first_of_group(error: BaseException) -> BaseException:
 
 
 def _where(error: BaseException) -> str:
-    """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`. Of an error that
-    a library raised for one of the user's, it is that of the latter, after its description."""
+    """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`. If a
+    library's error was caused by one of the user's, the line of that one, after its description."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
     for cause in _causes(error):
         stack = traceback.extract_tb(cause.__traceback__)
         if any(is_users_file(frame.filename) for frame in stack):
-            return ("" if cause is error else f"raised for {describe_error(cause)}\n") + users_line(stack)
+            return ("" if cause is error else f"caused by {describe_error(cause)}\n") + users_line(stack)
     return users_line(traceback.extract_tb(error.__traceback__))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, the one that it was raised for, and so on."""
+    """The error, the one that caused it, and so on."""
     seen = set[int]()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
