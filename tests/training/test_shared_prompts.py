@@ -57,7 +57,9 @@ SHARING = {
 }
 APART = {
     "dropout": GPT2Config(**GPT2),
-    "longer rows rotate": LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2}),
+    "longer rows rotate": LlamaConfig(
+        **SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2}
+    ),
     "state space": MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=8, eos_token_id=1),
     "hybrid": FalconH1Config(
         **SMALL, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=16
