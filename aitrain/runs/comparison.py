@@ -248,12 +248,13 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
             " cases are matched by prompt and row, never by number\n"
             "Score both models on the same cases: aitrain eval A B --rl-env ENV"
         )
-    both, decoding = [(a.cases[one], b.cases[other]) for one, other in matched], decodings[0]
-    pairs = [CasePair(one, other, one.mean(decoding), other.mean(decoding)) for one, other in both]
+    both = [(a.cases[one], b.cases[other]) for one, other in matched]
     mixture = _mixture(a, b, both)
     rows, metrics = _score_rows(both, decodings, mixture), dict[str, ComparedRow]()
-    if decoding not in rows:
-        raise ConfigError(f"None of the {len(pairs)} cases of {a.label} and {b.label} has a score in both")
+    decoding = next((name for name in decodings if name in rows), None)
+    if decoding is None:
+        raise ConfigError(f"None of the {len(both)} cases of {a.label} and {b.label} has a score in both")
+    pairs = [CasePair(one, other, one.mean(decoding), other.mean(decoding)) for one, other in both]
     free = tuple(replace(one, bounds=None) for one in mixture)
     for name in sorted(a.metrics & b.metrics)[:MOST_METRICS]:
         _add_row(metrics, name, _means(both, decoding, name), free, is_tested=False)

@@ -64,12 +64,13 @@ def test_of_several_comparisons_the_corrected_p_value_must_be_small_as_well(tmp_
     assert [one.verdict for one in among] == ["undetected"] * 3
 
 
-def test_sampled_scores_decide_and_greedy_ones_where_nothing_was_sampled(tmp_path: Path) -> None:
+def test_sampled_scores_decide_and_greedy_ones_where_none_was_sampled(tmp_path: Path) -> None:
     sampled, greedy = episodes({"x": [0.0], "y": [1.0]}), episodes({"x": [1.0], "y": [1.0]}, eval_phase="eval_greedy")
     (both,) = compared(tmp_path, sampled + greedy, sampled + greedy)
     assert [*both.rows] == ["sampled", "greedy"]
-    (mixed,) = compared(tmp_path, greedy, sampled + greedy)
-    assert [*mixed.rows] == ["greedy"]
+    for scored in (greedy, episodes({"x": [None]}) + greedy):
+        (mixed,) = compared(tmp_path, scored, sampled + greedy)
+        assert [*mixed.rows] == [mixed.decoding] == ["greedy"]
     with pytest.raises(ConfigError, match="--decoding both"):
         compared(tmp_path, sampled, greedy)
 

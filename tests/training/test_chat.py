@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from aitrain.jobs.chat import ChatSession, answer_lines, open_session
 from aitrain.runs.model_reference import chat_options
@@ -80,9 +79,3 @@ def test_a_further_question_is_computed_from_where_the_last_answer_ended(session
     columns.clear()
     session.ask("2?")
     assert max(columns) < longest / 2
-
-
-@pytest.mark.parametrize("text", ["", "a b\n\tc", "Zürich, 東京 🙂", "<|im_start|>x<|im_end|>", "\x00\x7f"])
-def test_the_tokenizer_of_the_tiny_model_gives_every_text_back(text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from aitrain.rollout.message_format import MessageFormat, NotBehindAPI
 from aitrain.rollout.thinking import offered_thinking
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.training_batch import episode_metrics, episode_record
+from tests.finished_runs import Talk
 from tests.rollout.scripted import assistant, user
 from tests.training.scripted_policy import played
 from tests.training.test_rollout import Speaks, speaks  # noqa: F401
@@ -75,16 +76,11 @@ class Apart(SumsWithThoughts):
         return float(said[0] == said[1])
 
 
-class Again:
-    """Two turns: right is 42 in both."""
+class Adds(SumsWithTool):
+    """Right is 42, without a thought."""
 
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return Sums().build_dataset()
-
-    def episode(self) -> Generator[str | None, str, float]:
-        first = yield None
-        second = yield "once more"
-        return float((first, second) == ("42", "42"))
+    sees_thoughts = False
+    score_episode = Sums.score_episode
 
 
 def template(speaks: Speaks, name: str) -> Any:  # noqa: F811
@@ -112,11 +108,9 @@ def thinks(thought: str = "forty and two") -> Callable[[str], str]:
     [
         ("qwen3", "on off N"),
         ("smol", "on off N"),
-        ("glm4moe", "on off N"),
         ("gptoss", "on low medium high N"),
         ("qwen3_8", "on off low medium high N"),
         ("deepseek_r1_distill", "on N"),
-        ("qwen3_instruct_2507", ""),
         ("qwen2_5", ""),
     ],
 )
@@ -177,7 +171,6 @@ def test_a_model_without_thoughts_is_read_as_a_whole(speaks: Speaks) -> None:  #
     environment = Sums()
     episode, _ = played(environment, template(speaks, "qwen2_5"), thinks())
     assert environment.seen[0][1] == "<think>\nforty and two\n</think>\n\n42"
-    assert episode.thought_tokens == []
     assert not any("thinking" in name for name in episode_metrics(episode))
 
 
@@ -192,7 +185,6 @@ def test_a_thought_that_reaches_its_budget_is_ended_by_tokens_that_are_not_train
     assert trajectory.mask == [1] * 20 + [0] * len(ending) + [1] * (len(trajectory.ids) - 20 - len(ending))
     assert trajectory.ids[20 : 20 + len(ending)] == ending
     assert [value != 0 for value in trajectory.logprobs] == list(map(bool, trajectory.mask))
-    assert environment.seen[0][1] == "42"
     assert episode.result.score == 1.0
     # one turn, of two completions
     assert (trajectory.turn_starts, trajectory.completion_starts) == ([0], [0, 20 + len(ending)])
@@ -211,8 +203,7 @@ def test_a_thought_within_its_budget_is_left_alone_and_its_answer_goes_on(speaks
         last = given.rsplit("assistant\n", 1)[1]
         return f"<think>\nso\n</think>\n\n{long}<|im_end|>"[len(last) :]
 
-    episode, requests = played(environment, tokenizer, said, thinking=24)
-    assert len(requests) == 2
+    episode, _ = played(environment, tokenizer, said, thinking=24)
     assert all(episode.trajectory.mask)
     assert environment.seen[0][1:] == (long, "so")
 
@@ -232,28 +223,25 @@ def test_a_thought_that_does_not_end_is_no_answer(speaks: Speaks) -> None:  # no
 @pytest.mark.parametrize("name", ["qwen3", "smol"])
 def test_thoughts_are_kept_between_turns(speaks: Speaks, name: str) -> None:  # noqa: F811
     tokenizer = template(speaks, name)
-    episode, requests = played(Again(), tokenizer, thinks(), "user")
+    episode, requests = played(Talk(), tokenizer, thinks(), "user")
     assert episode.result.score == 1.0
     assert tokenizer.decode(requests[1].prompt_ids).count("forty and two") == 1  # the thought of the first turn
     written = tokenizer.decode(episode.trajectory.prompt_ids + episode.trajectory.ids)
     said = "<think>\nforty and two\n</think>\n\n42"
-    assert written.count(said) == 2
+    assert written.count(said) == 3
     if name == "smol":  # its own template; Qwen3's cuts earlier thoughts, and TRL's version for training is used
         messages = [{**m, "content": said if m["role"] == "assistant" else m["content"]} for m in episode.conversation]
         assert written == tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n")
 
 
-def test_a_call_of_gpt_oss_after_its_thought_is_run_and_the_header_of_an_answer_is_no_part_of_it(
+def test_a_call_of_gpt_oss_after_a_thought_is_run_and_the_header_of_an_answer_is_no_part_of_it(
     speaks: Speaks,  # noqa: F811
 ) -> None:
-    call = "<|end|><|start|>assistant to=functions.add<|channel|>commentary json<|message|>{}<|call|>"
+    call = "to=functions.add<|channel|>commentary json<|message|>{}<|call|>"
 
     def said(given: str) -> str:
-        thought = f"<|channel|>analysis<|message|>so{call}"
+        thought = f"<|channel|>analysis<|message|>so<|end|><|start|>assistant {call}"
         return f"{'<|channel|>final<|message|>42' if 'to=assistant' in given else thought}<|im_end|>"
 
-    environment = SumsWithTool()
-    environment.sees_thoughts = False
-    environment.score_episode = lambda text: float(text == "42")  # type: ignore[method-assign]
-    episode, _ = played(environment, template(speaks, "gptoss"), said, "tool")
+    episode, _ = played(Adds(), template(speaks, "gptoss"), said, "tool")
     assert (episode.result.score, episode.tool_calls) == (1.0, 1)
