@@ -25,6 +25,7 @@ from filelock import FileLock
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.judges.judge_set import Judge
 from aitrain.environment.runner import start_runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
@@ -488,6 +489,7 @@ class Holds(Rows):
         super().__init__()
         self.array, self.tensor = np.zeros((2, 2)), torch.zeros(2)
         self.viewer = Viewer(self)
+        self.judge = Judge("own", function=Game().begin)
         self.made: Any = None
         box: dict[str, int] = {}
         self.get = lambda: box["n"]
@@ -513,6 +515,7 @@ STATEFUL = {
     "data of a tensor, which counts no version": ("env.tensor.data.fill_(n)", "float(env.tensor[0])"),
     "closure": ("env.fill(n)", "env.get()"),
     "made when needed": ("env.lazy.begin(n)", "env.lazy.value()"),
+    "a judge": ("env.judge.function(n)", "env.judge.function.__self__.board"),
     "another class": ("Registry.put(n)", "Registry.current"),
     "a module": ("here.current = n", "here.current"),
     "the working directory": (

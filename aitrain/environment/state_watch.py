@@ -80,6 +80,8 @@ _NOT_WATCHED = (
 )  # fmt: skip
 """Beginnings of names of types whose objects may change without an effect on scores: clients, loggers, locks,
 tokenizers, tables. Objects of classes that users derive from them are watched."""
+_HOLD_USERS_CODE = ("aitrain.envs.", "aitrain.environment.judges.judge_set.", "aitrain.environment.adapters.reward.")
+"""Beginnings of names of our types that are watched all the same."""
 
 _LRU_CACHE = type(functools.lru_cache(len))
 _FRAMES = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
@@ -118,7 +120,7 @@ def _is_users_class(kind: type) -> bool:
 def _is_not_watched(item: object) -> bool:
     """Whether an object is a client, a logger or another one that may change."""
     name = f"{type(item).__module__}.{type(item).__qualname__}"
-    return name.startswith(_NOT_WATCHED) and not name.startswith("aitrain.envs.")
+    return name.startswith(_NOT_WATCHED) and not name.startswith(_HOLD_USERS_CODE)
 
 
 def _is_array(item: object) -> bool:

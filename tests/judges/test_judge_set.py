@@ -74,7 +74,6 @@ def judged(description: Any, text: str, **row: Any) -> Score:
         ("gsm8k", "#### 72" + " " * 294, "72", 0.0),
         ("gsm8k", "####72", "72", 0.0),
         ("gsm8k", "#### $72", "72", 0.0),
-        ("gsm8k", r"\boxed{72}", "72", 0.0),
         ("boxed", r"\boxed{5} or \boxed{ 72 }", "72", 1.0),
         ("boxed", r"\boxed{\frac{1}{2}}", r"\frac{1} {2}", 1.0),
         ("boxed", r"\boxed{72", "72", 0.0),
