@@ -25,6 +25,7 @@ from filelock import FileLock
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.judges.judge_set import Judge
 from aitrain.environment.runner import start_runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
@@ -453,6 +454,15 @@ def test_a_seed_that_another_thread_sets_is_no_change_of_a_call() -> None:
 here = sys.modules[__name__]
 
 
+class Game:
+    def __init__(self) -> None:
+        self.board = 0
+
+    def begin(self, number: int) -> Game:
+        self.board = number
+        return self
+
+
 class Registry:
     current: Any = None
 
@@ -461,12 +471,22 @@ class Registry:
         cls.current = value
 
 
+class Viewer:
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+
+    def score(self) -> float:
+        return self.environment.case / 100
+
+
 class Holds(Rows):
     """What the environments below hold."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensor = torch.zeros(2)
+        self.viewer = Viewer(self)
+        self.judge = Judge("own", function=Game().begin)
         box: dict[str, int] = {}
         self.get = lambda: box["n"]
         self.fill = _filling(box)
@@ -483,6 +503,7 @@ FILE = Path(tempfile.gettempdir()) / f"aitrain-answer-{os.getpid()}"
 STATEFUL = {
     "data of a tensor, which counts no version": ("env.tensor.data.fill_(n)", "float(env.tensor[0])"),
     "closure": ("env.fill(n)", "env.get()"),
+    "a judge": ("env.judge.function(n)", "env.judge.function.__self__.board"),
     "another class": ("Registry.put(n)", "Registry.current"),
     "a module": ("here.current = n", "here.current"),
     "the working directory": (
@@ -524,7 +545,6 @@ def test_state_anywhere_in_memory_gives_the_scores_of_calls_one_after_another(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AITRAIN_TEST", "0")
-    monkeypatch.chdir(tmp_path)
     write, read = STATEFUL[name]
     kind = environment_of(tmp_path, [write, "wait()", f"return ({read}) / 100"])
 

@@ -40,7 +40,7 @@ def scored_by(score_episode: Callable[..., Any], *texts: str, **options: Any) ->
 @pytest.mark.parametrize(
     ("value", "score"),
     [
-        (0.25, 0.25), (1, 1.0), (True, 1.0), (None, None),
+        (0.25, 0.25), (True, 1.0), (None, None),
         (np.float32(0.25), 0.25), (np.array([0.25]), 0.25), (Score(None), None),
         ({"score": 0.25}, 0.25), (1.0000000000000002, 1.0), (-1e-17, 0.0),
     ],

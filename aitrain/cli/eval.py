@@ -245,7 +245,7 @@ def _remarks(results: Sequence[EvalResult]) -> Iterator[str]:
             if details:
                 yield f"{label}, {decoding}: {', '.join(details)}"
         sampled, most = result.scores.get("sampled"), result.pass_at.get(str(result.samples))
-        if sampled and most and (most["count"] or 0) < (sampled["count"] or 0):
+        if sampled and most and most["count"] != sampled["count"]:
             yield f"{label}: pass@{result.samples} is that of {most['count']} cases, whose samples all have a score"
         if result.failures:
             kinds = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())

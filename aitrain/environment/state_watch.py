@@ -37,7 +37,6 @@ from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
-from urllib.parse import unquote
 
 from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
@@ -81,6 +80,8 @@ _NOT_WATCHED = (
 )  # fmt: skip
 """Beginnings of names of types whose objects may change without an effect on scores: clients, loggers, locks,
 tokenizers, tables. Objects of classes that users derive from them are watched."""
+_HOLD_USERS_CODE = ("aitrain.envs.", "aitrain.environment.judges.judge_set.", "aitrain.environment.adapters.reward.")
+"""Beginnings of names of our types that are watched all the same."""
 
 _LRU_CACHE = type(functools.lru_cache(len))
 _FRAMES = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
@@ -119,7 +120,7 @@ def _is_users_class(kind: type) -> bool:
 def _is_not_watched(item: object) -> bool:
     """Whether an object is a client, a logger or another one that may change."""
     name = f"{type(item).__module__}.{type(item).__qualname__}"
-    return name.startswith(_NOT_WATCHED) and not name.startswith("aitrain.envs.")
+    return name.startswith(_NOT_WATCHED) and not name.startswith(_HOLD_USERS_CODE)
 
 
 def _is_array(item: object) -> bool:
@@ -535,29 +536,27 @@ def _add_hook() -> None:
     sys.addaudithook(_note_file)
 
 
-_REPLACING = {"os.rename": 1, "os.remove": 0, "os.rmdir": 0}
-"""Events after which a name stands for another file or none, with the place of its path; the file descriptors of
-folders, to which paths may be relative, are the last arguments."""
+_PATHS = {"open": 0, "sqlite3.connect": 0, "os.rename": 1, "os.remove": 0, "os.rmdir": 0}
+"""Events that may change what a name stands for, with the place of its path."""
 
 
 def _note_file(event: str, given: tuple[Any, ...]) -> None:
-    is_known = event == "open" or event == "sqlite3.connect" or event in _REPLACING
-    if not is_known or (watched := _watched.get() or _watched_alone) is None:
+    place = _PATHS.get(event)
+    if place is None or (watched := _watched.get() or _watched_alone) is None:
         return
-    path = given[_REPLACING.get(event, 0)]
+    path, (watch, episode) = given[place], watched
     if not isinstance(path, (str, bytes, os.PathLike)):
         return
     name = os.path.abspath(os.fsdecode(path))
-    if event == "sqlite3.connect":
-        name = os.path.abspath(unquote(os.fsdecode(path).removeprefix("file:").partition("?")[0]))
-        opened = watched[0].databases.setdefault(watched[1], {})
-        opened.setdefault(name, _stamp(name))  # whether it is written shows at the end of the call
+    if event == "sqlite3.connect":  # whether it is written shows at the end of the call
+        name = os.path.abspath(os.fsdecode(path).removeprefix("file:").partition("?")[0])
+        watch.databases.setdefault(episode, {}).setdefault(name, _stamp(name))
     elif event == "open":
         flags = given[2]
         if flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND and not name.startswith("/dev/"):
-            watched[0].wrote(name, watched[1])
-    elif given[-1] == -1:
-        watched[0].wrote(name, watched[1])
+            watch.wrote(name, episode)
+    elif given[-1] == -1:  # the path is not relative to an open folder
+        watch.wrote(name, episode)
 
 
 def _stamp(database: str) -> list[tuple[int, int]]:

@@ -110,8 +110,8 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     cases = split_each(shown.built, config, prompts, plan_batch(config, processes=1).prompts_per_step, is_eval=True)
     if cases.dropped:
         context.note(f"{cases.dropped} cases dropped: their prompt has more than {most} tokens.")
-    overlap = 0 if reference.run is None else max(cases.overlap, _trained_on(reference.run, reference, cases.held_out))
-    if overlap:
+    same = 0 if reference.run is None else cases.overlap  # no run trained it: it has seen none of the training's cases
+    if overlap := max(same, _trained_on(reference, cases.held_out)):
         context.note(
             f"{overlap} of {len(cases.held_out)} cases were trained on, or chose the step (--save-best), or look the"
             " same as such a case: their score does not show what was learned for new prompts."
@@ -159,10 +159,12 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
 # -- the cases
 
 
-def _trained_on(run: Path, reference: ModelReference, cases: Sequence[Case]) -> int:
+def _trained_on(reference: ModelReference, cases: Sequence[Case]) -> int:
     """Number of cases that the model was trained on, or its step was chosen by, as the records of its run say."""
+    if reference.run is None:
+        return 0
     seen, chose = set[str](), run_options(reference).get("save_best")
-    for file in RunFolder(run).rollout_files:
+    for file in RunFolder(reference.run).rollout_files:
         for record in read_rollouts(file):
             is_used = record.discarded is None if not record.eval_phase else chose and record.eval_phase[:4] == "step"
             if is_used and (reference.step is None or record.step <= reference.step):

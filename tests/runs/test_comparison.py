@@ -77,11 +77,15 @@ def test_sampled_scores_decide_and_greedy_ones_where_none_was_sampled(tmp_path: 
 
 def test_an_episode_that_was_recorded_twice_counts_once_and_unscored_ones_are_left_out_and_said(tmp_path: Path) -> None:
     a, b = {"x": [0.0, None], "y": [1.0, 1.0], "z": [1.0]}, {"x": [0.0, 1.0], "y": [None, None], "z": [1.0]}
-    (comparison,) = compared(tmp_path, episodes(a), [*episodes(b), *episodes({"x": [1.0]})])
+    (comparison,) = compared(tmp_path, episodes(a), [*episodes(b), *episodes({"x": [1.0]}), {"score": "?"}])
     assert [pair.score_b for pair in comparison.pairs] == [1.0, None, 1.0]
     assert comparison.main.change["count"] == 2
     assert [pair.a.prompt for pair in comparison.cases("unscored")] == ["y"]
-    assert [note[:18] for note in comparison.notes] == ["1 of 5 episodes of", "2 of 5 episodes of"]
+    assert [note[:18] for note in comparison.notes] == [
+        "1 of 5 episodes of",
+        "1 lines of the rol",
+        "2 of 5 episodes of",
+    ]
     with pytest.raises(ConfigError, match="has a score in both"):
         compared(tmp_path, episodes({"x": [None]}), episodes({"x": [1.0]}))
 

@@ -8,7 +8,7 @@ const STATUS_HINTS = {
   dead: "Its process is gone, and has left no word",
   unknown: "The folder has no valid status.json",
 };
-const UNCHANGED = "No step changed the weights: in every group all completions had the same score";
+const UNCHANGED = "No step changed the weights: in no group did scores differ, or the learning rate was 0";
 const FAILED = { failed: "Why it failed", stalled: "Why it was ended", dead: "What happened" };
 const VERDICTS = { better: "better than before", worse: "worse than before", undetected: "no detectable difference" };
 

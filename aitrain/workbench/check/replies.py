@@ -18,6 +18,9 @@ _WRAPPED = (
 )
 """Formats of an answer at the end of a reply; group 2 is the answer."""
 
+FORMS = ("{}", "#### {}", "<answer>{}</answer>", "\\boxed{{{}}}")
+"""Formats in which a column's value is tried as an answer."""
+
 LONG = (
     "Let me think about this for a while. " * 400,
     "## Answer\n\n- First point [1]\n- Second point [2]\n\n**Conclusion:** see above.",

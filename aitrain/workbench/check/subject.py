@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any, Literal
 
 from aitrain.environment.contract import Case, env_kind, named_by
@@ -14,7 +15,7 @@ from aitrain.errors import AitrainError
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.episode import Episode
-from aitrain.workbench.check.replies import core_of, text_of
+from aitrain.workbench.check.replies import FORMS, core_of, text_of
 from aitrain.workbench.opening import OpenedEnvironment, spread
 from aitrain.workbench.player import EMPTY, JUNK, JUNK_TEXT, Player, Policy, Script, reference_of
 
@@ -173,18 +174,20 @@ class Subject:
         return self._references[case.number]
 
     def take_column(self) -> str:
-        """Take the column whose values earn the highest score in most cases for the reference, in the cases in which
-        they do; returns its name, empty if there is none."""
-        high = self.config.score_bounds[1]
+        """Take a column whose values earn the highest score in most cases for the reference, in the cases in which they
+        do; returns its name, empty if there is none."""
         names = [name for name, value in self.chosen[0].row.items() if name != "prompt" and _may_be_answer(value)]
-        for name in names[:COLUMNS]:
-            values = [(case, Script((str(case.row.get(name)),))) for case in self.sample]
-            episodes = self.play(values)
-            right = [pair for pair, one in zip(values, episodes, strict=True) if one.result.score == high]
-            if 2 * len(right) > len(values):
+        for name, form in product(names[:COLUMNS], FORMS):
+            values = [(case, Script((form.format(case.row.get(name)),))) for case in self.sample]
+            if len(self._right(values[:2])) > 0 and 2 * len(right := self._right(values)) > len(values):
                 self._references |= {case.number: script for case, script in right}
                 return name
         return ""
+
+    def _right(self, pairs: Sequence[tuple[Case, Script]]) -> list[tuple[Case, Script]]:
+        """Those that earn the highest score there can be."""
+        high = self.config.score_bounds[1]
+        return [pair for pair, one in zip(pairs, self.play(pairs), strict=True) if one.result.score == high]
 
     @property
     def referenced(self) -> list[tuple[Case, Script]]:
