@@ -318,9 +318,8 @@ class ModelJudge(JudgeServer, frozen=True):
         if self.cache is False:
             return await self._asked(body, read)
         key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
-        async with _connections(asyncio.get_running_loop()).locks.setdefault(
-            key, asyncio.Lock()
-        ):  # equal answers of a group
+        locks = _connections(asyncio.get_running_loop()).locks
+        async with locks.setdefault(key, asyncio.Lock()):  # equal answers of a group
             found = self.store.find(key)
             return self.store.keep(key, await self._asked(body, read)) if found is None else found
 
