@@ -144,11 +144,11 @@ class CallPolicy:
         """Decide how calls run, as something changes, or as that cannot be known."""
         watch, problem = self._watch, ""
         if self.by_episode and not (watch.unknown or watch.is_of_process):
-            copied = set() if self.plan is None else self.plan.own
-            attributes = vars(self.environment)
-            before = [attributes, *(attributes[name] for name in copied if name in attributes)] if self.plan else []
+            changed, attributes = list(watch.changed), vars(self.environment)
+            if self.plan is not None:  # what was copied before stays so
+                changed += [attributes, *(value for name, value in attributes.items() if name in self.plan.own)]
             try:
-                plan = CopyPlan.for_changes(self.environment, [*watch.changed, *before])
+                plan = CopyPlan.for_changes(self.environment, changed)
                 if watch.first is not None:
                     watch.first.restore(watch.changed)
             except (ValueError, UnknownStateError) as error:

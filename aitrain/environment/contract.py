@@ -196,7 +196,7 @@ def with_opening(prompt: Prompt, opening: Sequence[dict[str, Any]]) -> Prompt:
         message.get("role") == "user" and isinstance(message.get("content"), str)
         for message in (*prompt[-1:], *opening[:1])
     ]
-    if not (len(joins) == 2 and all(joins)):
+    if joins != [True, True]:
         return [*prompt, *opening]
     joined = {**prompt[-1], "content": f"{prompt[-1]['content']}\n\n{opening[0]['content']}"}
     return [*prompt[:-1], joined, *opening[1:]]

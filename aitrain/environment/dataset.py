@@ -163,8 +163,7 @@ def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool) 
     rows: Any
     try:
         rows = call_with_tokenizer(method, tokenizer)
-        is_mapping = isinstance(rows, Mapping)
-        if is_mapping or not (_is_dataset(rows) or (isinstance(rows, Iterable) and not isinstance(rows, (str, bytes)))):
+        if isinstance(rows, (Mapping, str, bytes)) or not isinstance(rows, Iterable):
             raise EnvironmentFailed(
                 f"{name} returned {'None' if rows is None else 'a ' + type(rows).__name__}\n"
                 "Return a datasets.Dataset or a list of dicts, one a case."

@@ -267,7 +267,7 @@ class EnvRunner:
 
     def open_session(self, case: Case, seed: int) -> tuple[SessionLike, ResetResult]:
         """A new session for each attempt: one that was abandoned may still be running."""
-        session = self._new_session(case, self.policy.object_for())
+        session = self._new_session(case)
         try:
             reset = session.open(case.arguments(seed=seed))
         except BaseException:
@@ -277,10 +277,12 @@ class EnvRunner:
             session.close()  # the call has timed out, and its result is discarded
         return session, reset
 
-    def _new_session(self, case: Case, environment: object) -> SessionLike:
+    def _new_session(self, case: Case, plays: bool = True) -> SessionLike:
+        """A session that plays an episode, or else scores a group, in which all groups share what the environment
+        keeps."""
         if self.processes is None:
-            return session_for(environment, case)
-        is_spent = self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
+            return session_for(self.policy.object_for() if plays else self.environment, case)
+        is_spent = plays and self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
         return cast(SessionLike, RemoteSession(self.processes.lease(session_for), is_spent))
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
@@ -318,7 +320,7 @@ class EnvRunner:
             arguments = {**transcript.arguments(), **self.given}
         if session is not None:
             return session.score(arguments)
-        with closing(self._new_session(transcript.case, self.policy.object_for())) as alone:
+        with closing(self._new_session(transcript.case)) as alone:
             return alone.score(arguments)
 
     async def score_group(self, group: Group) -> list[ScoreResult]:
@@ -333,7 +335,7 @@ class EnvRunner:
 
     def score_members(self, group: Group) -> list[ScoreResult]:
         """What `score_group` returns for each member of a group."""
-        with closing(self._new_session(group.case, self.environment)) as session:
+        with closing(self._new_session(group.case, plays=False)) as session:
             return session.score_group(group)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:

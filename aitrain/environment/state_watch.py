@@ -829,14 +829,13 @@ class CopyPlan:
                 raise ValueError(f"it has {name}")
         changes_itself = any(item is environment or item is vars(environment) for item in changed)
         targets = [item for item in changed if item is not vars(environment)] + [environment] * changes_itself
-        own, below = set[str](), set[int]()
-        for name, value in vars(environment).items():
-            walk = Walk([value], without=[vars(environment)], through_code=False)
-            own |= {name} if any(item in walk for item in targets) else set()
-            below |= set(walk.seen)
-        if not all(item is environment or id(item) in below for item in targets):
+        walks = {
+            name: Walk([value], without=[vars(environment)], through_code=False)
+            for name, value in vars(environment).items()
+        }
+        if not all(item is environment or any(item in walk for walk in walks.values()) for item in targets):
             raise ValueError("it is not below the environment")
-        plan = cls(frozenset(own))
+        plan = cls(frozenset(name for name, walk in walks.items() if any(item in walk for item in targets)))
         try:
             copied = Walk(vars(plan.copy_of(environment)).values(), through_code=False)
         except Exception as error:

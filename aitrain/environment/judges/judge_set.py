@@ -275,15 +275,14 @@ def _called(judges: Sequence[Judge], arguments: Mapping[str, Any]) -> list[Any]:
     if is_on_shared_loop():
         raise RuntimeError("judges wait for each other: call them in a method that is `def`, not `async def`")
     results: list[Any] = [judge.function(**arguments_for(judge.function, arguments)) for judge in judges]
-    waiting = [result for result in results if inspect.isawaitable(result)]
-    if not waiting:
-        return results
+
+    async def value_of(result: Any) -> Any:
+        return await result if inspect.isawaitable(result) else result
 
     async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*waiting)
+        return await asyncio.gather(*map(value_of, results))
 
-    arrived = iter(run_async(all_of_them()))
-    return [next(arrived) if inspect.isawaitable(result) else result for result in results]
+    return run_async(all_of_them()) if any(map(inspect.isawaitable, results)) else results
 
 
 def _total(results: Sequence[tuple[Judge, ScoreResult]]) -> Score:
