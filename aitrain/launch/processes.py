@@ -246,7 +246,7 @@ class Processes:
         return command
 
     def _environment(self) -> dict[str, str]:
-        return {**self._defaults(), **without_ranks(os.environ), **self._added()}
+        return {**self._defaults(), **without_ranks(), **self._added()}
 
     def _defaults(self) -> dict[str, str]:
         """The variables that the user may have set otherwise."""
