@@ -152,7 +152,8 @@ class RayProcesses(Processes):
             else:
                 checkpoint = Path(places[0].checkpoint or "the beginning").name
                 restart = f"restart {len(starts) - 1} of {self.plan.config.max_failures}"
-                self._hear(Note(f"{self._lost}. All ranks continue from {checkpoint} ({restart}): {where}."))
+                then = f"All ranks continue from {checkpoint} ({restart}): {where}."
+                self._hear(Note(f"{self._lost or 'A rank was lost'}. {then}"))
         for file in sorted(starts[-1].glob("*.jsonl")):
             with file.open("rb") as opened:
                 opened.seek(self._read.get(file, 0))
@@ -164,7 +165,7 @@ class RayProcesses(Processes):
                         self._hear(event)
 
     def _what_was_lost(self) -> str:
-        """The process or machine whose loss has ended the last start."""
+        """The process or machine whose loss has ended the last start; empty if unknown."""
         start = self.starts[-1]
         said = [str(read_object(file).get("message")) for file in sorted(start.glob("*.lost"))]
         alive = {machine.address for machine in machines()}
@@ -172,7 +173,7 @@ class RayProcesses(Processes):
         if gone:
             ranks = " and ".join(str(place.rank) for place in gone if place.address == gone[0].address)
             return f"Machine {gone[0].host} ({gone[0].address}) is gone, with rank {ranks}"
-        return said[0].partition("\n")[0] if said else "A rank was lost"
+        return said[0].partition("\n")[0] if said else ""
 
     def _why_failed(self) -> Failed | None:
         """Why the run failed: of Ray Train, unless an error of the run itself ended it."""
@@ -182,8 +183,7 @@ class RayProcesses(Processes):
         restarts = len(self.starts) - 1
         given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
         is_ours = isinstance(self.failure, AitrainError) or not self.starts
-        lost = "A rank was lost" if is_ours else self._what_was_lost()
-        why = cause_of(self.failure) if lost == "A rank was lost" else lost
+        why = ("" if is_ours else self._what_was_lost()) or cause_of(self.failure)
         return Failed(f"{why}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
 
     def _is_given_up(self) -> bool:
