@@ -285,8 +285,9 @@ def run_rank(config: dict[str, RankJob]) -> None:
     os.chdir(job.working_directory)
     os.environ.update(job.variables)
     said = job.folder.path / PRIVATE / start["name"]
-    gpus, checkpoint = os.environ.get("CUDA_VISIBLE_DEVICES", ""), start["checkpoint"]
-    write_json(said / f"{number}.json", asdict(RankPlace(number, socket.gethostname(), address, gpus, checkpoint)))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    place = RankPlace(number, socket.gethostname(), address, gpus, start["checkpoint"])
+    write_json(said / f"{number}.json", asdict(place))
     deadline, world = time.monotonic() + MEET_SECONDS, context.get_world_size()
     while len(places := read_places(said)) < world:
         if time.monotonic() > deadline:
@@ -296,7 +297,6 @@ def run_rank(config: dict[str, RankJob]) -> None:
     processes = parent_of(
         LaunchedRank(number, world, *local, start["address"], start["port"]), places, job, partial(say, said, number)
     )
-    processes.checkpoint = Path(checkpoint) if checkpoint else None
     with listening(processes):
         end = processes.run()
     if processes.lost is not None and processes.last is None and not processes.stops:
@@ -349,14 +349,16 @@ def say(said: Path, rank: int, event: Event) -> None:
 
 def parent_of(rank: LaunchedRank, places: list[RankPlace], job: RankJob, announce: Announce) -> Processes:
     """The parent of one rank, which gets the GPUs and the cores of its machine that all ranks there have."""
-    here = [place for place in places if place.address == places[rank.rank].address]
+    own = places[rank.rank]
+    here = [place for place in places if place.address == own.address]
     plan = replace(
         job.plan,
+        checkpoint=Path(own.checkpoint) if own.checkpoint else None,
         gpus=tuple(place.gpus for place in here if place.gpus),
         batch=replace(job.plan.batch, processes=len(here)),
     )
     nodes = nodes_of(places)
-    node = [each.address for each in nodes].index(here[0].address)
+    node = [each.address for each in nodes].index(own.address)
     return Processes(plan, job.folder, announce, ranks=[rank], node=node, machines=nodes)
 
 
