@@ -18,7 +18,6 @@ from aitrain.launch.resource_estimate import (
     DeviceMemory,
     check_resources,
     choose_batch_size,
-    device_memory,
     estimate_memory,
 )
 from tests.conftest import write
@@ -121,9 +120,8 @@ def test_what_cannot_fit_is_refused_and_what_is_tight_warned_of_with_ways_out(mo
     config = TrainConfig(model="tiny", batch_size=64, rl_prompts_per_step=16)
 
     def warnings(**free: int) -> list[str]:
-        monkeypatch.setattr(resource_estimate, "free_memory", lambda: free.get("memory", 1 << 40))
         monkeypatch.setattr(resource_estimate, "free_disk", lambda _: free.get("disk", 1 << 40))
-        return check_resources(config, plan_batch(config, 1), TINY, device_memory(()))
+        return check_resources(config, plan_batch(config, 1), TINY, DeviceMemory("CPU", free.get("memory", 1 << 40)))
 
     assert warnings() == []
     assert "It fits with --batch-size 32." in warnings(memory=900 * MIB)[0]

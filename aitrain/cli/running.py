@@ -258,7 +258,7 @@ def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:
         return 0
     folder, checkpoint = found
     _say(nodes, f"connected; the output is that of node 0 ({group.infos[0].address}), the run folder {folder.path}")
-    end = Processes(plan, folder, lambda event: None, group, checkpoint).run()
+    end = Processes(replace(plan, checkpoint=checkpoint), folder, lambda event: None, group).run()
     if isinstance(end, Failed):
         how = how_to_continue(plan, folder) or "; the output of node 0 may have a command to continue"
         error = AitrainError(f"{end.message}\nrun folder: {folder.path}{how}")

@@ -90,7 +90,7 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
         while piece := server.recv(1 << 16):
             text += piece
     job = json.loads(text)
-    variables = {**job["defaults"], **without_ranks(os.environ), **job["variables"], LAUNCHER_VARIABLE: str(launcher)}
+    variables = {**job["defaults"], **without_ranks(), **job["variables"], LAUNCHER_VARIABLE: str(launcher)}
     if command is not None:
         variables[COMMAND_VARIABLE] = str(command)
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files[:2]]):

@@ -144,10 +144,10 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
     return found
 
 
-def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a process but for those by which a launcher, or accelerate's, describes the ranks."""
+def without_ranks() -> dict[str, str]:
+    """The variables of this process but for those by which a launcher, or accelerate's, describes the ranks."""
     return {
-        name: value for name, value in environ.items() if name not in RANK_VARIABLES and not name.startswith(FOREIGN)
+        name: value for name, value in os.environ.items() if name not in RANK_VARIABLES and not name.startswith(FOREIGN)
     }
 
 

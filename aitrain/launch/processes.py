@@ -72,8 +72,6 @@ class Processes:
     announce: Announce
     group: NodeGroup | None = None
     """The machines of the run; also of one machine whose processes another launcher started."""
-    checkpoint: Path | None = None
-    """Where the training continues from."""
     ranks: list[LaunchedRank] = field(default_factory=list)
     """The processes of this parent; where Ray has not decided on them, all of this machine."""
     node: int = 0
@@ -241,12 +239,12 @@ class Processes:
     def _command(self) -> list[str]:
         """The command of a training process; all ranks have the same one."""
         command = [*PYTHON, "-m", WORKER, str(self.folder.path), str(self.folder.epoch)]
-        if checkpoint := self.checkpoint or self.plan.checkpoint:
+        if checkpoint := self.plan.checkpoint:
             command += [str(checkpoint), *(["anyway"] if self.plan.config.resume_anyway else [])]
         return command
 
     def _environment(self) -> dict[str, str]:
-        return {**self._defaults(), **without_ranks(os.environ), **self._added()}
+        return {**self._defaults(), **without_ranks(), **self._added()}
 
     def _defaults(self) -> dict[str, str]:
         """The variables that the user may have set otherwise."""

@@ -152,7 +152,8 @@ class RayProcesses(Processes):
             else:
                 checkpoint = Path(places[0].checkpoint or "the beginning").name
                 restart = f"restart {len(starts) - 1} of {self.plan.config.max_failures}"
-                self._hear(Note(f"{self._lost}. All ranks continue from {checkpoint} ({restart}): {where}."))
+                then = f"All ranks continue from {checkpoint} ({restart}): {where}."
+                self._hear(Note(f"{self._lost or 'A rank was lost'}. {then}"))
         for file in sorted(starts[-1].glob("*.jsonl")):
             with file.open("rb") as opened:
                 opened.seek(self._read.get(file, 0))
@@ -164,7 +165,7 @@ class RayProcesses(Processes):
                         self._hear(event)
 
     def _what_was_lost(self) -> str:
-        """The process or machine whose loss has ended the last start."""
+        """The process or machine whose loss has ended the last start; empty if unknown."""
         start = self.starts[-1]
         said = [str(read_object(file).get("message")) for file in sorted(start.glob("*.lost"))]
         alive = {machine.address for machine in machines()}
@@ -172,7 +173,7 @@ class RayProcesses(Processes):
         if gone:
             ranks = " and ".join(str(place.rank) for place in gone if place.address == gone[0].address)
             return f"Machine {gone[0].host} ({gone[0].address}) is gone, with rank {ranks}"
-        return said[0].partition("\n")[0] if said else "A rank was lost"
+        return said[0].partition("\n")[0] if said else ""
 
     def _why_failed(self) -> Failed | None:
         """Why the run failed: of Ray Train, unless an error of the run itself ended it."""
@@ -182,8 +183,7 @@ class RayProcesses(Processes):
         restarts = len(self.starts) - 1
         given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
         is_ours = isinstance(self.failure, AitrainError) or not self.starts
-        lost = "A rank was lost" if is_ours else self._what_was_lost()
-        why = cause_of(self.failure) if lost == "A rank was lost" else lost
+        why = ("" if is_ours else self._what_was_lost()) or cause_of(self.failure)
         return Failed(f"{why}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
 
     def _is_given_up(self) -> bool:
@@ -285,8 +285,9 @@ def run_rank(config: dict[str, RankJob]) -> None:
     os.chdir(job.working_directory)
     os.environ.update(job.variables)
     said = job.folder.path / PRIVATE / start["name"]
-    gpus, checkpoint = os.environ.get("CUDA_VISIBLE_DEVICES", ""), start["checkpoint"]
-    write_json(said / f"{number}.json", asdict(RankPlace(number, socket.gethostname(), address, gpus, checkpoint)))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    place = RankPlace(number, socket.gethostname(), address, gpus, start["checkpoint"])
+    write_json(said / f"{number}.json", asdict(place))
     deadline, world = time.monotonic() + MEET_SECONDS, context.get_world_size()
     while len(places := read_places(said)) < world:
         if time.monotonic() > deadline:
@@ -296,7 +297,6 @@ def run_rank(config: dict[str, RankJob]) -> None:
     processes = parent_of(
         LaunchedRank(number, world, *local, start["address"], start["port"]), places, job, partial(say, said, number)
     )
-    processes.checkpoint = Path(checkpoint) if checkpoint else None
     with listening(processes):
         end = processes.run()
     if processes.lost is not None and processes.last is None and not processes.stops:
@@ -349,14 +349,16 @@ def say(said: Path, rank: int, event: Event) -> None:
 
 def parent_of(rank: LaunchedRank, places: list[RankPlace], job: RankJob, announce: Announce) -> Processes:
     """The parent of one rank, which gets the GPUs and the cores of its machine that all ranks there have."""
-    here = [place for place in places if place.address == places[rank.rank].address]
+    own = places[rank.rank]
+    here = [place for place in places if place.address == own.address]
     plan = replace(
         job.plan,
+        checkpoint=Path(own.checkpoint) if own.checkpoint else None,
         gpus=tuple(place.gpus for place in here if place.gpus),
         batch=replace(job.plan.batch, processes=len(here)),
     )
     nodes = nodes_of(places)
-    node = [each.address for each in nodes].index(here[0].address)
+    node = [each.address for each in nodes].index(own.address)
     return Processes(plan, job.folder, announce, ranks=[rank], node=node, machines=nodes)
 
 

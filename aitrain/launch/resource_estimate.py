@@ -473,11 +473,14 @@ SHARE_OF_VLLM = "vllm_gpu_memory_utilization"
 
 def lacks_room_for_vllm(shape: ModelShape, config: TrainConfig, device: DeviceMemory) -> bool:
     """Whether vLLM would not start on such a GPU, as its share does not hold the weights and a longest episode."""
-    is_here = config.use_vllm and config.vllm_server_url is None and device.kind == "GPU" and device.total is not None
-    return is_here and cached_episodes(shape, config, device.total or 0) < 1
+    episodes = cached_episodes(shape, config, device)
+    return episodes is not None and episodes < 1
 
 
-def cached_episodes(shape: ModelShape, config: TrainConfig, total: int) -> float:
-    """The longest episodes that vLLM has room for in its share of a GPU's bytes; below 0 if the weights do not fit."""
-    room = (config.vllm_memory * total - GRAPHS - served_weights(shape, config)) * config.vllm_tensor_parallel_size
-    return room / (2 * shape.cached_values * sum(assumed_lengths(config)))
+def cached_episodes(shape: ModelShape, config: TrainConfig, device: DeviceMemory) -> float | None:
+    """The longest episodes that vLLM has room for in its share of a GPU; below 0 if the weights do not fit. None if
+    the run starts none, or the GPU's size is unknown."""
+    if not config.use_vllm or config.vllm_server_url is not None or device.kind == "CPU" or device.total is None:
+        return None
+    room = config.vllm_memory * device.total - GRAPHS - served_weights(shape, config)
+    return room * config.vllm_tensor_parallel_size / (2 * shape.cached_values * sum(assumed_lengths(config)))

@@ -87,13 +87,12 @@ class HardwareEstimate:
         """The estimate for a model whose shape is known."""
         shape, device = read_model_shape(config.model), memory_of(hardware.kind)
         assert shape is not None
-        has_vllm = config.use_vllm and config.vllm_server_url is None  # the user's own has GPUs that are not known
         passes = batch.passes(sum(assumed_lengths(config)))
         fast, slow = (_seconds(shape, config, batch, hardware, assumed) for assumed in (FAST, SLOW))
         return cls(
             hardware,
             estimate_memory(shape, config, batch, device),
-            cached_episodes(shape, config, device.total or 0) if has_vllm else None,
+            cached_episodes(shape, config, device),
             changes_that_fit(shape, config, batch, device, TIGHT * (device.total or 0)),
             passes,
             passes * _scorings(config, schedule_cases(config, batch)),
@@ -137,7 +136,7 @@ def _seconds(
         if is_served:
             engines = len(config.vllm_server_urls) or config.vllm_servers
         rows *= batch.processes / engines
-        slots = min(SLOTS, max(1, cached_episodes(shape, config, memory_of(kind).total or 0)))
+        slots = min(SLOTS, max(1, cached_episodes(shape, config, memory_of(kind)) or SLOTS))
     steps = max(min(limit, 2 * mean), rows * mean / slots)
     running = min(rows, slots) if not config.use_vllm else rows * mean / steps
     cache = running * (prompt + mean / 2) * shape.cached_values * value
