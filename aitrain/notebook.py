@@ -280,11 +280,13 @@ def chat(
     *questions: str,
     only: str | None = None,
     system: str = "",
+    greedy: bool = False,
+    seed: int = 0,
     **options: Any,
 ) -> Chat:
     """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`.
 
-    `options` are those of `aitrain chat`: `greedy`, `seed`, and the sampling options of a run.
+    `options` are the sampling options of a run.
 
     Raises:
         ConfigError: the model cannot be loaded, or an option is wrong.
@@ -296,9 +298,9 @@ def chat(
     from aitrain.jobs.chat import open_session
 
     with errors_in_python():
-        own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}
         limit = options.get("rl_max_new_tokens")
-        request = ChatSetup(model, chat_options(model, only, options), only, system, answer_tokens=limit, **own)
+        given = chat_options(model, only, options)
+        request = ChatSetup(model, given, only, system, greedy, seed, answer_tokens=limit)
         return Chat(open_session(request))
 
 

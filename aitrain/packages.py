@@ -55,10 +55,6 @@ def named_folder(name: str) -> Path | None:
     """Folder of a model with a name of aitrain's own, whether it exists or not; None for any other name."""
     if name == TINY:
         return PACKAGE / "tiny_model"
-    return _cache() / SMOLLM2 if name == SMOLLM2 else None
-
-
-def _cache() -> Path:
-    """Folder of what aitrain keeps between runs (AITRAIN_CACHE)."""
-    given = os.environ.get("AITRAIN_CACHE")
-    return Path(given or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "aitrain")).expanduser()
+    cache = os.environ.get("AITRAIN_CACHE")  # of what is kept between runs
+    cache = cache or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "aitrain")
+    return Path(cache, SMOLLM2).expanduser() if name == SMOLLM2 else None

@@ -149,13 +149,14 @@ def _configs(
         taken["gradient_accumulation"] = passes * max(1, len(RunFolder(run.run).rollout_files))
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
-    before, now = (thought_tokens(options.get("thinking")) for options in (taken, {**taken, **given}))
+    merged = {**taken, **given}
+    before, now = (thought_tokens(options.get("thinking")) for options in (taken, merged))
     if now != before and isinstance(answer := taken.get("rl_max_new_tokens"), int):
         # an answer is as long as in the run, beside another thought
         taken["rl_max_new_tokens"] = now + answer - (before if before < answer else 0)
     if "eval_cases" in given:
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
-    if {**taken, **given}.get("dtype") == "float16" or {**taken, **given}.get("quantization"):
+    if merged.get("dtype") == "float16" or merged.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
     continued = place_of_run(config) if config and resume else {}
     shared = resolve(EvalConfig, config, {"model": "tiny", **continued, **flags}, taken)

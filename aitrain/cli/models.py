@@ -212,13 +212,11 @@ def check_port(port: int) -> None:
     Raises:
         ConfigError: something does.
     """
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind(("127.0.0.1", port))
-        except OSError as error:
-            why = f"port: cannot listen on 127.0.0.1:{port}: {error.strerror}"
-            raise ConfigError(f"{why}\nChoose another with --port.") from None
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        why = f"port: cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno or 0)}"
+        raise ConfigError(f"{why}\nChoose another with --port.") from None
 
 
 def _show_progress(text: str) -> None:

@@ -276,11 +276,6 @@ class BatchOptions(Options):
         return self.batch_size or COMPLETIONS_PER_PASS
 
 
-def default_rate(is_lora: bool) -> float:
-    """The learning rate of a run that names none."""
-    return 1e-5 if is_lora else 1e-6
-
-
 class OptimizerOptions(Options):
     """The optimizer and its schedule."""
 

@@ -31,7 +31,6 @@ from aitrain.options.run import (
     RunOptions,
     StoppingOptions,
     TRLOptions,
-    default_rate,
 )
 
 __all__ = ["TrainConfig"]
@@ -75,7 +74,7 @@ class TrainConfig(
     @property
     def learning_rate(self) -> float:
         """The learning rate: the given one, else that for what is trained."""
-        return self.lr or default_rate(self.peft)
+        return self.lr or (1e-5 if self.peft else 1e-6)
 
     @property
     def overlong_buffer(self) -> int | None:
@@ -212,18 +211,13 @@ class FSDPSettings:
 
 def fsdp_settings(config: TrainConfig, weights: int) -> FSDPSettings:
     """The settings for a model with this number of weights; `--trl fsdp_config` overrides them."""
-    chosen = FSDPSettings(
-        # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
-        reshard_after_forward=weights >= FSDP_SMALL or config.peft,
-        cpu_ram_efficient_loading=weights >= FSDP_SMALL,
-        sharded_checkpoints=weights > FSDP_LARGE and not config.peft,
-    )
-    given = config.trl_table("fsdp_config")
+    given, is_small = config.trl_table("fsdp_config"), weights < FSDP_SMALL
     state = str(given.get("state_dict_type", "")).upper()
     return FSDPSettings(
-        bool(given.get("reshard_after_forward", chosen.reshard_after_forward)),
-        bool(given.get("cpu_ram_efficient_loading", chosen.cpu_ram_efficient_loading)),
-        state == "SHARDED_STATE_DICT" if state else chosen.sharded_checkpoints,
+        # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
+        reshard_after_forward=bool(given.get("reshard_after_forward", config.peft or not is_small)),
+        cpu_ram_efficient_loading=bool(given.get("cpu_ram_efficient_loading", not is_small)),
+        sharded_checkpoints=state == "SHARDED_STATE_DICT" if state else weights > FSDP_LARGE and not config.peft,
     )
 
 

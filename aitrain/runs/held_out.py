@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NotRequired
+from typing import Literal, NotRequired, TypeVar
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from aitrain.options.value_types import score_bounds
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 Bounds = tuple[float, float]
 """The lowest and the highest possible score."""
@@ -56,12 +59,12 @@ NEARLY = 1e-9
 """Fraction of the score range by which a solved case may be below the highest score, for rounding."""
 
 
-def by_case(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
-    """A scoring of (case, score) pairs."""
-    scoring: dict[str, list[float]] = {}
-    for case, score in scored:
-        scoring.setdefault(case, []).append(score)
-    return scoring
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of (key, value) pairs by their keys, such as the scores of samples by their cases."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def recorded_table(value: object) -> ScoreTable | None:

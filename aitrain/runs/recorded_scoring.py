@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from aitrain.errors import ConfigError
-from aitrain.runs.held_out import DECODINGS
+from aitrain.runs.held_out import DECODINGS, grouped
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.model_reference import read_options
 from aitrain.runs.records import RolloutRecord, prompt_key
@@ -46,10 +46,9 @@ def match_cases(a: Mapping[str, CaseKey], b: Mapping[str, CaseKey]) -> list[tupl
     """
     found = dict[str, str]()
     for has_seed in (True, False):
-        free, taken = dict[object, list[str]](), set(found.values())
-        for case, key in reversed(list(b.items())):  # as the first is taken from the end
-            if case not in taken:
-                free.setdefault(key if has_seed else key.content, []).append(case)
+        taken = set(found.values())
+        last_first = reversed(list(b.items()))  # as the first is taken from the end
+        free = grouped((key if has_seed else key.content, case) for case, key in last_first if case not in taken)
         for case, key in a.items():
             if case not in found and (others := free.get(key if has_seed else key.content)):
                 found[case] = others.pop()

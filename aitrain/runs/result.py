@@ -19,7 +19,7 @@ from aitrain.runs.held_out import (
     IntervalValues,
     ScoreTable,
     Verdict,
-    by_case,
+    grouped,
     table_texts,
     verdict_sentence,
 )
@@ -207,7 +207,7 @@ def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRe
         played = [record for record in every if record.eval_phase == f"{PHASE}_{name}"]
         if not played:
             continue
-        scoring = by_case((str(record.row_number), record.score) for record in played if record.score is not None)
+        scoring = grouped((str(record.row_number), record.score) for record in played if record.score is not None)
         for row, envs in rows_of(name, mixture):
             result.scores[row] = interval_of_mean(scoring, envs)
         if name == "sampled" and solvable and scoring:
@@ -217,12 +217,12 @@ def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRe
         solved = {case: float(chance[case] > 0) for case, chance in tried.items() if chance}
         if (share := of_means(solved, solvable)) is not None:
             result.solved[name] = share["mean"]
-        values = dict[str, list[float]]()
-        for record in played:
-            for metric, value in record.metrics.items():
-                if value is not None:
-                    own = f"{record.environment}/{metric}" if record.environment else metric
-                    values.setdefault(own, []).append(value)
+        values = grouped(
+            (f"{record.environment}/{metric}" if record.environment else metric, value)
+            for record in played
+            for metric, value in record.metrics.items()
+            if value is not None
+        )
         result.metrics[name] = {metric: fmean(found) for metric, found in values.items()}
         tokens = [record.tokens for record in played]
         result.lengths[name] = {"mean": fmean(tokens), "median": median(tokens), "max": max(tokens)}

@@ -56,6 +56,7 @@ from aitrain.runs.held_out import (
     Scoring,
     Verdict,
     bounds_of,
+    grouped,
     verdict_of,
 )
 from aitrain.runs.json_values import JsonObject, as_float, as_object
@@ -364,9 +365,7 @@ class ScoredEnv:
         each case counts."""
         if len(set(self.prompts.values())) < 2:
             return self.part(values)
-        found: dict[str, list[float]] = {}
-        for case, value in self.part(values).items():
-            found.setdefault(self.prompts[case], []).append(value)
+        found = grouped((self.prompts[case], value) for case, value in self.part(values).items())
         return {prompt: fmean(each) for prompt, each in found.items()}
 
 

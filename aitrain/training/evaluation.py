@@ -19,7 +19,7 @@ from aitrain.environment.runner import Runner
 from aitrain.errors import EpisodesFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, by_case
+from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, grouped
 from aitrain.runs.records import RolloutRecord, prompt_key, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
@@ -146,8 +146,8 @@ def evaluate(
             failures += [one for one in played if one.failure is not None]
             rollouts.report_failures(played)
             rollouts.check_abandoned()
-            after_batch(name, played, by_case(scores))
-        scorings[name] = by_case(scores)
+            after_batch(name, played, grouped(scores))
+        scorings[name] = grouped(scores)
         scored = {case.env for case in plan.cases if str(case.number) in scorings[name]}
         for env in sorted({each.env for each in failures} - scored):
             kinds = [each.failure[0] for each in failures if each.failure and each.env == env]
@@ -204,7 +204,7 @@ def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores
     if any(len(found[name]) < len(asked) * len(plan.numbers(name)) for name in found):
         return None
     scorings = {
-        name: by_case((str(row), score) for (row, _), score in scores.items() if score is not None)
+        name: grouped((str(row), score) for (row, _), score in scores.items() if score is not None)
         for name, scores in found.items()
     }
     return EvalScores(**scorings, mixture=plan.mixture)

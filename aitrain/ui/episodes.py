@@ -15,10 +15,10 @@ from typing import NamedTuple
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from aitrain.runs.held_out import NEARLY
+from aitrain.runs.held_out import NEARLY, grouped
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
 from aitrain.runs.records import RecordedTurn, RolloutRecord, TranscriptMessage
-from aitrain.runs.rollout_index import GroupKey, IndexEntry, RolloutIndex, excerpt, prompt_excerpt
+from aitrain.runs.rollout_index import IndexEntry, RolloutIndex, excerpt, prompt_excerpt
 from aitrain.ui.overview import evenly
 
 Group = list[int]
@@ -68,12 +68,9 @@ class Query:
         )
 
 
-def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[Group]:
+def groups_of(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[Group]:
     """Numbers of episodes, group by group."""
-    groups: dict[GroupKey, Group] = {}
-    for number in numbers:
-        groups.setdefault(entries[number].group_key, []).append(number)
-    return list(groups.values())
+    return list(grouped((entries[number].group_key, number) for number in numbers).values())
 
 
 def find(rollouts: RolloutIndex, query: Query) -> list[int]:
@@ -83,7 +80,7 @@ def find(rollouts: RolloutIndex, query: Query) -> list[int]:
     numbers = [number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx)]
     if query.text:
         numbers = list(_searched(rollouts, numbers, query.text))
-    return list(chain(*_ordered(entries, grouped(entries, numbers), query.order)))
+    return list(chain(*_ordered(entries, groups_of(entries, numbers), query.order)))
 
 
 def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
@@ -130,12 +127,13 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
     the highest, the lowest and the most different scores, and groups from evenly spread steps. Groups are not split, as
     an advantage has no meaning without the group.
     """
-    groups = grouped(entries, range(len(entries)))
+    groups = groups_of(entries, range(len(entries)))
     training = _ordered(entries, [group for group in groups if not entries[group[0]].eval_phase], "training")
-    cases: dict[tuple[bool, str], Group] = {}
-    for number, entry in enumerate(entries):
-        if entry.eval_phase.startswith(("before", "after")):
-            cases.setdefault((entry.eval_phase.endswith("greedy"), entry.case), []).append(number)
+    cases = grouped(
+        ((entry.eval_phase.endswith("greedy"), entry.case), number)
+        for number, entry in enumerate(entries)
+        if entry.eval_phase.startswith(("before", "after"))
+    )
     wishes = [
         evenly(list(cases.values()), 90),
         *(training[:8], training[-8:]),
@@ -292,19 +290,16 @@ class CaseRow:
 def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
     """A row for each case, in the order of their first episodes; without greedy scorings, which are no samples of the
     policy."""
-    by_case: dict[tuple[bool, str], list[IndexEntry]] = {}
-    for entry in rollouts.entries:
-        if not entry.eval_phase.endswith("greedy"):
-            by_case.setdefault((entry.is_held_out, entry.case), []).append(entry)
+    sampled = (entry for entry in rollouts.entries if not entry.eval_phase.endswith("greedy"))
     rows = list[CaseRow]()
-    for (is_held_out, case), entries in by_case.items():
-        visits: dict[tuple[int, bool, int], list[float]] = {}
-        for entry in entries:
-            scores = visits.setdefault((entry.step, entry.eval_phase.startswith("after"), entry.group), [])
-            scores += [] if entry.score is None else [entry.score]
-        first, last = (fmean(visits[end]) if visits[end] else None for end in (min(visits), max(visits)))
+    for (is_held_out, case), entries in grouped(((entry.is_held_out, entry.case), entry) for entry in sampled).items():
+        visits = grouped(
+            ((entry.step, entry.eval_phase.startswith("after"), entry.group), entry.score) for entry in entries
+        )
+        ends = [[score for score in visits[end] if score is not None] for end in (min(visits), max(visits))]
+        first, last = (fmean(scores) if scores else None for scores in ends)
         change = None if first is None or last is None or len(visits) < 2 else last - first
-        best, prompt = max(visits[max(visits)], default=None), rollouts.prompts.get((is_held_out, case), "")
+        best, prompt = max(ends[1], default=None), rollouts.prompts.get((is_held_out, case), "")
         of = entries[0]
         rows.append(CaseRow(case, of.case_idx, is_held_out, prompt, first, last, change, best, of.environment))
     return rows

@@ -27,6 +27,7 @@ from aitrain.runs.held_out import (
     ScoreTable,
     Scoring,
     Verdict,
+    grouped,
     recorded_table,
     verdict_of,
     verdict_of_scores,
@@ -223,10 +224,7 @@ class Overview:
         For the step of model/, the scores after training replace earlier ones."""
         entries = [entry for entry in self.rollouts.entries if entry.eval_phase] if self.rollouts else []
         mixture, during = self.mixture(), {entry.case for entry in entries if entry.eval_phase.startswith("step")}
-        versions: dict[int, list[IndexEntry]] = {}
-        for entry in entries:
-            if entry.case in during or not during:
-                versions.setdefault(entry.weight_version, []).append(entry)
+        versions = grouped((entry.weight_version, entry) for entry in entries if entry.case in during or not during)
         curve = list[JsonObject]()
         for step, found in sorted(versions.items()):
             phases = _scorings(found)
@@ -471,12 +469,11 @@ def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
 
 def _scorings(entries: Iterable[IndexEntry]) -> dict[str, dict[str, list[float]]]:
     """The scores of each case's samples by their scoring, such as `before_sampled`."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for entry in entries:
-        scores = found.setdefault(entry.eval_phase, {})
-        if entry.score is not None:
-            scores.setdefault(entry.case, []).append(entry.score)
-    return found
+    phases = grouped((entry.eval_phase, entry) for entry in entries)
+    return {
+        phase: grouped((entry.case, entry.score) for entry in found if entry.score is not None)
+        for phase, found in phases.items()
+    }
 
 
 def _newest(phases: Mapping[str, Scoring], decoding: str, mixture: Mixture) -> IntervalValues | None:

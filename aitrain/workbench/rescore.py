@@ -24,7 +24,7 @@ from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ParsedTurn, as_messages
 from aitrain.rollout.episode import Episode
-from aitrain.runs.held_out import by_case
+from aitrain.runs.held_out import grouped
 from aitrain.runs.json_values import as_object, as_objects, as_text
 from aitrain.runs.records import RolloutRecord, prompt_key, row_columns
 from aitrain.runs.run_folder import to_jsonable
@@ -263,7 +263,7 @@ def _phase(episodes: Sequence[RescoredEpisode], weights: Mapping[str, float]) ->
 
     def mean(scored: Sequence[tuple[str, float]]) -> float | None:
         if episodes[0].eval_phase:
-            return mean_score(by_case(scored), mixture)
+            return mean_score(grouped(scored), mixture)
         return fmean(score for _, score in scored) if scored else None
 
     means = [
