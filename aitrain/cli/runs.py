@@ -130,14 +130,19 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         host = f"{hosts[0]} +{len(hosts) - 1}" if len(hosts) > 1 else str(hosts[0])
         is_elsewhere = row["status"] in ("running", "stalled") and hosts != [socket.gethostname()]
         table.add_row(
-            Text(escape_controls(row["name"]), no_wrap=True, overflow="ellipsis"),
+            Text(_printable(row["name"]), no_wrap=True, overflow="ellipsis"),
             Text(row["status"], COLOURS.get(row["status"], "")),
             "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None),
             *_scores(row),
             duration(age).split()[0] if age < DAY else f"{int(age // DAY)}d",
-            escape_controls(host) if is_elsewhere else "",
+            _printable(host) if is_elsewhere else "",
         )
     return table
+
+
+def _printable(text: str) -> str:
+    """A name without control characters and line ends."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _scores(row: dict[str, Any]) -> tuple[str, str]:

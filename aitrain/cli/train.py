@@ -263,8 +263,7 @@ def _train_again(before: RunFolder, verbosity: Verbosity) -> tuple[int, RunFolde
 
 def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
     """The options of the repetition, and notes on what is known to differ already."""
-    from aitrain.options.environment import named_place
-    from aitrain.runs.model_reference import ModelReference, run_options
+    from aitrain.runs.model_reference import ModelReference, found_places, run_options
 
     options = run_options(ModelReference(str(before.path), "run", "", run=before.path))
     options |= {"project_name": f"{before.path.resolve().name}-again", "output_dir": str(before.path.parent)}
@@ -277,18 +276,10 @@ def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
         for name, version in packages.items()
         if (here := version_of(name)) != version
     ]
-    given = options.get("rl_env")
-    if isinstance(given, list):
-        places = dict(map(named_place, map(str, given)))
-        each = {
-            name: _place(place, made["environments"][name], before.environment_source / name, notes)
-            for name, place in places.items()
-        }
-        options["rl_env"] = [f"{name}={place}" for name, place in each.items()]
-    else:
-        place = _place(str(given or ""), made, before.environment_source, notes)
-        if place != (given or ""):
-            options |= {"rl_env": place, "rl_env_class": None, "rl_env_module": None}
+    given, kept = options.get("rl_env") or "", before.environment_source
+    places = found_places(given, made, lambda name, place, facts: _place(place, facts, kept / name, notes))
+    if places != given:
+        options |= {"rl_env": places, "rl_env_class": None, "rl_env_module": None}
     return resolve(TrainConfig, None, options), notes
 
 

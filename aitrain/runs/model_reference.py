@@ -117,14 +117,21 @@ def run_options(reference: ModelReference) -> dict[str, object]:
     for name in ("model", "chat_template"):
         if isinstance(value := options.get(name), str):
             options[name] = _found_path(folder, value)
-    made = read_object(folder.environment)
-    if isinstance(value := options.get("rl_env"), str):
-        options["rl_env"] = _found_environment(folder, value, made)
-    elif isinstance(value, list):
-        each, places = as_object(made.get("environments")), dict(map(named_place, map(str, value)))
-        found = {name: _found_environment(folder, one, as_object(each.get(name))) for name, one in places.items()}
-        options["rl_env"] = [f"{name}={place}" for name, place in found.items()]
+    if given := options.get("rl_env"):
+        made = read_object(folder.environment)
+        options["rl_env"] = found_places(given, made, lambda _, place, facts: _found_environment(folder, place, facts))
     return options
+
+
+def found_places(given: object, made: JsonObject, find: Callable[[str, str, JsonObject], str]) -> str | list[str]:
+    """`rl_env` of a run with the places that `find` returns: it gets the name of an environment, its place, and what
+    environment.json says of it. The name of an only one is empty."""
+    if not isinstance(given, list):
+        return find("", str(given), made)
+    each = as_object(made.get("environments"))
+    return [
+        f"{name}={find(name, place, as_object(each.get(name)))}" for name, place in map(named_place, map(str, given))
+    ]
 
 
 def public_base(base: str) -> str:
