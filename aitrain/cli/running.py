@@ -131,8 +131,6 @@ def _has_results(folder: RunFolder, plan: RunPlan) -> bool:
 def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:
     """The end of a sentence with the command that continues a run; empty if nothing was saved."""
     command = Overview(folder.path).continuing()
-    if isinstance(plan.config, EvalConfig):
-        command = f"aitrain eval --config {shlex.quote(str(folder.config))} --resume"
     own = "" if plan.config.node_rank is None else ", each with its own --node-rank,"
     machines = f" on all machines{own}" if plan.nodes else ""
     return f"; continue{machines} with:\n  {escape_controls(command)}" if command else ""

@@ -11,7 +11,7 @@ A setting of the loss is the option that the user gave, else the algorithm's own
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -322,15 +322,6 @@ def overlong_buffer(name: str | None, max_new_tokens: int) -> int | None:
     return max(1, max_new_tokens // 5) if preset is not None and preset.overlong else None
 
 
-def with_preset(values: Mapping[str, object], known: Container[str]) -> dict[str, object]:
-    """The given values, and below them those of the preset that they name, as far as these are among the known
-    options."""
-    settings = preset_settings(values.get("rl_preset"), values.get("thinking"))
-    if "gradient_accumulation" in values:  # which says the same in another way
-        settings.pop("rl_prompts_per_step", None)
-    return {**{option: value for option, value in settings.items() if option in known}, **values}
-
-
 def described(config: TrainConfig) -> Iterator[str]:
     """The settings of the preset of a run with their sources, each with the value that the run has instead if one was
     given."""
@@ -423,7 +414,10 @@ class GRPOOptions(Options):
     def _fill_in_preset(cls, values: object, make: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(values, dict):
             return make(values)
-        options = make(with_preset(values, cls.model_fields))
+        settings = preset_settings(values.get("rl_preset"), values.get("thinking"))
+        if "gradient_accumulation" in values:  # which says the same in another way
+            settings.pop("rl_prompts_per_step", None)
+        options = make({**{name: settings[name] for name in settings if name in cls.model_fields}, **values})
         options.model_fields_set.difference_update(DECLARED_OPTIONS.values() - values.keys())  # an environment's win
         return options
 

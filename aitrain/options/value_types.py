@@ -174,12 +174,9 @@ def _listed(item: str, expected: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-ANY_SCORE = "any"
-
-
 def score_bounds(given: object) -> tuple[float, float] | None:
     """The lowest and the highest score of `LOW,HIGH` or a list; infinite ones for `any`; None for anything else."""
-    if given == ANY_SCORE:
+    if given == "any":
         return -math.inf, math.inf
     try:
         low, high = map(float, given if isinstance(given, (list, tuple)) else str(given).split(","))

@@ -131,10 +131,9 @@ class Heartbeat:
 
 def sign_of_life() -> dict[str, object]:
     """Identity of this process for status.json: with its start time, as process ids are reused."""
-    started = _started(os.getpid())
     return {
         "pid": os.getpid(),
-        "started": started,
+        "started": _started(os.getpid()),
         "host": socket.gethostname(),
         "machine": _machine(),
         "heartbeat": time.time(),

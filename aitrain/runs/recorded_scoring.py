@@ -176,8 +176,7 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
             if (case := found.get(entry.case)) is None:
                 case = RecordedCase(entry.case, CaseKey.of(record), prompt_excerpt(record), record.environment)
                 found[entry.case] = case
-            lengths = {"tokens": float(record.tokens), "turns": float(len(record.turns))}
-            values = {**record.metrics, **lengths, "score": record.score}
+            values = {**record.metrics, "tokens": record.tokens, "turns": len(record.turns), "score": record.score}
             if record.score is None or values.get(LENIENT) is None:
                 values[LENIENT] = record.score
             sample = RecordedSample(number, record.score, values, LENIENT in record.metrics)

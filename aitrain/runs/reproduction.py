@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -147,10 +148,10 @@ def _shown(one: object, other: object) -> str:
 
 def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Part:
     """Compare the files of model/, tensor by tensor if their bytes are not the same."""
-    names = sorted(file.name for file in run.model.glob("*.safetensors"))
-    if not names or names != sorted(file.name for file in again.model.glob("*.safetensors")):
+    names, others = (sorted(file.name for file in one.model.glob("*.safetensors")) for one in (run, again))
+    if not names or names != others:
         return Part("weights", "different" if names else "not compared", "the files of model/ are not the same")
-    if all((run.model / name).read_bytes() == (again.model / name).read_bytes() for name in names):
+    if filecmp.cmpfiles(run.model, again.model, names, shallow=False)[0] == names:
         return Part("weights", "the same bits", f"model/ of step {step}")
     from safetensors.torch import load_file  # here, because most repetitions have the same bytes
 
