@@ -138,7 +138,7 @@ class Comparison:
         return sorted(found, key=lambda pair: -abs(pair.difference or 0.0))
 
     @property
-    def counts(self) -> dict[Outcome, int]:
+    def counts(self) -> dict[str, int]:
         """How many cases have each outcome."""
         outcomes = Counter(pair.outcome for pair in self.pairs)
         return {outcome: outcomes[outcome] for outcome in get_args(Outcome)}
