@@ -30,25 +30,23 @@ def usable_cores() -> int:
 
 def total_memory() -> int | None:
     """Maximum memory in bytes that this process may use; None if unknown."""
-    found = _memory()
-    return found[0] if found else None
+    return _memory()[0]
 
 
 def free_memory() -> int | None:
     """Memory in bytes that can still be allocated, within the limits of control groups; None if unknown."""
-    found = _memory()
-    return found[1] if found else None
+    return _memory()[1]
 
 
-def _memory() -> tuple[int, int] | None:
-    """Total and free memory. Cached files of a control group do not count as used: the kernel drops them."""
+def _memory() -> tuple[int, int] | tuple[None, None]:
+    """Total and free memory, None if unknown. Cached files of a control group are not used: the kernel drops them."""
     import psutil  # here, as most commands need none of it
 
     try:
         with warnings.catch_warnings(action="ignore"):  # of a kernel that leaves out figures we do not read
             memory = psutil.virtual_memory()
     except (OSError, KeyError):
-        return None
+        return None, None
     total, free = int(memory.total), int(memory.available)
     for folder in _groups():
         limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from aitrain.launch.preflight import RunPlan
 
-SHOWN = EVAL_FLAGS - {"model"}
-"""Options without the argument."""
 MAY_DIFFER = {
     *("project_name", "output_dir", "stall_timeout", "telemetry", "num_processes", "ddp_timeout", "rl_max_failed"),
     *("rl_env_workers", "rl_env_isolation", "rl_env_timeout", "rl_env_retries"),
@@ -52,7 +50,7 @@ MAY_DIFFER = {
 """Options that a resumed eval may change: its episodes stay the same."""
 
 
-@with_options(EvalConfig, SHOWN)
+@with_options(EvalConfig, EVAL_FLAGS - {"model"})
 def eval(
     models: Annotated[
         list[str] | None,
@@ -220,7 +218,7 @@ def eval_table(results: Sequence[EvalResult]) -> Text:
     lines: list[list[str | Text]] = [[Text(title, "bold") for title in (*head, "tokens", "failed")]]
     for name, result in zip(_names(results), results, strict=True):
         intervals = [*(result.scores.get(name) for name in columns), *(result.pass_at.get(str(n)) for n in tries)]
-        lines.append([name, *(interval_text(interval, False) for interval in intervals)])
+        lines.append([name, *map(interval_text, intervals)])
         if has_solved:
             lines[-1].append(f"{result.solved['sampled']:.0%}" if "sampled" in result.solved else "-")
         lengths = "/".join(f"{length['mean']:.1f}" for length in result.lengths.values())
@@ -235,7 +233,7 @@ def _remarks(results: Sequence[EvalResult]) -> Iterator[str]:
     yield f"{first.environment}: {first.cases} cases{samples}, seed {first.seed}; scores with 95% intervals"
     for label, result in zip(_names(results), results, strict=True):
         for row in [row for row in result.scores if row not in DECODINGS]:  # of one environment of several
-            yield f"{label}, {escape_controls(row)}: {interval_text(result.scores[row], False)}"
+            yield f"{label}, {escape_controls(row)}: {interval_text(result.scores[row])}"
         for decoding in result.scores:
             metrics = result.metrics.get(decoding, {}).items()
             details = [f"{escape_controls(name)} {mean:.3f}" for name, mean in metrics]

@@ -79,7 +79,7 @@ class ComparedRow:
     @property
     def texts(self) -> list[str]:
         """The intervals as text."""
-        return [interval_text(self.a, False), interval_text(self.b, False), interval_text(self.change, True)]
+        return [interval_text(self.a), interval_text(self.b), interval_text(self.change, True)]
 
 
 @dataclass(frozen=True)

@@ -100,26 +100,21 @@ def keep_source(environment: object, folder: Path) -> None:
 
 
 def kept_files(environment: object) -> list[SourceFile]:
-    """The files of an environment that are kept; of a served one, those that its server sends."""
+    """The files of an environment that are kept, within the limits; of a served one, those that its server sends, and
+    of a class of a notebook its cell."""
     of_server = getattr(environment, "served_source", None)  # of a ServedEnvironment, which takes long to import
     if of_server is not None:
         return [{"name": name, "text": text[:LONGEST_FILE]} for name, text in of_server()[:MOST_FILES]]
-    if getattr(environment, "source_files", None) is None:
-        return source_of(type(environment))
-    files = files_of(environment)
-    return _read(files, Path(os.path.commonpath([file.parent for file in files]))) if files else []
-
-
-def source_of(kind: type) -> list[SourceFile]:
-    """The source of a class, within the limits: its own file first, then those beside it that it imports."""
-    file = class_file(kind)
-    if file is None:
-        functions = (value for value in vars(kind).values() if inspect.isfunction(value))
-        cells = ("".join(linecache.getlines(function.__code__.co_filename)) for function in functions)
-        text = source_without_secrets(next(filter(None, cells), ""))  # of the notebook cell that holds the class
-        return [{"name": f"{kind.__name__}.py", "text": text}] if 0 < len(text) <= LONGEST_FILE else []
-    is_in_package = (file.parent / "__init__.py").is_file()
-    return _read(with_imported([file]), file.parents[1] if is_in_package else file.parent)
+    if files := files_of(environment):
+        root = Path(os.path.commonpath([file.parent for file in files]))
+        return _read(files, root.parent if (root / "__init__.py").is_file() else root)
+    if getattr(environment, "source_files", None) is not None:
+        return []
+    kind = type(environment)
+    functions = (value for value in vars(kind).values() if inspect.isfunction(value))
+    cells = ("".join(linecache.getlines(function.__code__.co_filename)) for function in functions)
+    text = source_without_secrets(next(filter(None, cells), ""))
+    return [{"name": f"{kind.__name__}.py", "text": text}] if 0 < len(text) <= LONGEST_FILE else []
 
 
 def read_source(folder: Path) -> list[SourceFile]:

@@ -86,8 +86,8 @@ def table_texts(table: ScoreTable) -> list[tuple[str, str, str, str]]:
     return [
         (
             name,
-            interval_text(row["before"], False),
-            interval_text(row["after"], False),
+            interval_text(row["before"]),
+            interval_text(row["after"]),
             interval_text(row["change"], True),
         )
         for name, row in table.items()
@@ -95,7 +95,7 @@ def table_texts(table: ScoreTable) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def interval_text(value: IntervalValues | None, is_change: bool) -> str:
+def interval_text(value: IntervalValues | None, is_change: bool = False) -> str:
     """`0.612 [0.482, 0.728]`, with signs for a change."""
     if value is None:
         return "-"

@@ -118,8 +118,7 @@ def remarks(folder: RunFolder, wanted: str, is_eval: bool = False) -> Iterator[s
     """What a user must know of a locked folder: that it has another name than they wanted, or no lock."""
     first = replace(folder, path=folder.path.with_name(wanted))
     if folder.made and folder.path != first.path:
-        file = shlex.quote(str(first.config))
-        again = f"aitrain eval --config {file} --resume" if is_eval else f"aitrain grpo --config {file} --resume"
+        again = f"aitrain {'eval' if is_eval else 'grpo'} --config {shlex.quote(str(first.config))} --resume"
         how = f" To continue the first one: {again}" if first.config.exists() else ""
         yield f"{first.path} exists, so this is {folder.path}.{how}"
     if folder.lock is None:

@@ -82,7 +82,7 @@ def outcome(trial: FrozenTrial) -> str:
     """The score of a trial with its interval, `0.612 [0.482, 0.728]`, or why it has none."""
     if trial.state == TrialState.COMPLETE:
         interval = trial.user_attrs["interval"]
-        return interval_text(interval, False) if interval else f"{trial.value:.3f}"
+        return interval_text(interval) if interval else f"{trial.value:.3f}"
     last = trial.last_step
     where = "" if last is None else f" at {trial.intermediate_values[last]:.3f} after step {last}"
     error = trial.user_attrs.get("error", "")

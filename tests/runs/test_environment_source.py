@@ -13,9 +13,9 @@ from aitrain.redaction import MASK, known_forms
 from aitrain.runs.environment_source import (
     LONGEST_FILE,
     keep_source,
+    kept_files,
     read_source,
     source_facts,
-    source_of,
 )
 from tests.conftest import write
 
@@ -31,7 +31,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(kind: type) -> list[str]:
-    return [file["name"] for file in source_of(kind)]
+    return [file["name"] for file in kept_files(kind())]
 
 
 def test_the_files_beside_it_that_it_imports_are_kept_and_belong_to_its_hash(imported: Path) -> None:
@@ -72,7 +72,7 @@ def test_secrets_in_the_source_are_masked(imported: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("DB_PASSWORD", "correct-horse")
     known_forms.cache_clear()
     write(imported, {"leaks_env.py": CLASS + 'login = dict(password="0123456789", phrase="correct-horse")\n'})
-    (file,) = source_of(importlib.import_module("leaks_env").Env)
+    (file,) = kept_files(importlib.import_module("leaks_env").Env())
     assert file["text"].endswith(f'login = dict(password="{MASK}", phrase="{MASK}")\n')
 
 
@@ -83,5 +83,5 @@ def test_a_class_of_a_notebook_is_kept_as_its_cell() -> None:
     exec(compile(cell, "<cell 1>", "exec"), scope)
     kind = scope["Env"]
     assert isinstance(kind, type)
-    assert source_of(kind) == [{"name": "Env.py", "text": cell}]
-    assert source_of(type("Env", (), {"__module__": "nowhere"})) == [], "nothing remembers it"
+    assert kept_files(kind()) == [{"name": "Env.py", "text": cell}]
+    assert kept_files(type("Env", (), {"__module__": "nowhere"})()) == [], "nothing remembers it"
