@@ -200,6 +200,7 @@ def note_on_steps(checkpoint: Path | None, arguments: GRPOConfig) -> str | None:
     if steps == before:
         return None
     return (
-        f"Continues after step {done} of {before} to step {steps}, with the learning rates of {steps} steps from here\n"
-        "on. The result is that of as many steps at once only with --scheduler constant."
+        f"Continues after step {done} of {before} to step {steps}. From here scheduler {arguments.lr_scheduler_type.value}"
+        f" sets the learning rate as for {steps} steps:\nonly with --scheduler constant the result is that of {steps} steps"
+        " at once."
     )
