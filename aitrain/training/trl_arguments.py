@@ -199,8 +199,8 @@ def note_on_steps(checkpoint: Path | None, arguments: GRPOConfig) -> str | None:
         )
     if steps == before:
         return None
+    scheduler = arguments.lr_scheduler_type.value
     return (
-        f"Continues after step {done} of {before} to step {steps}. From here scheduler {arguments.lr_scheduler_type.value}"
-        f" sets the learning rate as for {steps} steps:\nonly with --scheduler constant the result is that of {steps} steps"
-        " at once."
+        f"Continues after step {done} of {before} to step {steps}. From here scheduler {scheduler} sets the learning rate"
+        f" as for {steps} steps:\nonly with --scheduler constant the result is that of {steps} steps at once."
     )
