@@ -201,6 +201,6 @@ def note_on_steps(checkpoint: Path | None, arguments: GRPOConfig) -> str | None:
         return None
     scheduler = arguments.lr_scheduler_type.value
     return (
-        f"Continues after step {done} of {before} to step {steps}. From here scheduler {scheduler} sets the learning rate"
-        f" as for {steps} steps:\nonly with --scheduler constant the result is that of {steps} steps at once."
+        f"Continues after step {done} of {before} to step {steps}. From here scheduler {scheduler} sets the learning"
+        f" rate as for {steps} steps:\nonly with --scheduler constant the result is that of {steps} steps at once."
     )
