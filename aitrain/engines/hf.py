@@ -15,8 +15,8 @@ Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
@@ -171,13 +171,11 @@ class HFEngine(BatchingEngine):
         return output, [row.after(ids[row.begun :]) for row, ids in zip(rows, criterion.completions, strict=True)]
 
 
-@contextmanager
-def own_defaults_only(model: PreTrainedModel) -> Iterator[None]:
+def own_defaults_only(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Context in which the model's generation_config has its special tokens only."""
     before = innermost(model).generation_config
     own = GenerationConfig(**{name: getattr(before, name) for name in TOKENS})
-    with replaced(innermost(model), {"generation_config": own}):
-        yield
+    return replaced(innermost(model), {"generation_config": own})
 
 
 @dataclass(eq=False)
