@@ -1,4 +1,4 @@
-"""Commands that use a trained model: `aitrain chat`, `aitrain export` and `aitrain serve`; and `aitrain data`."""
+"""Commands that use a trained model: `aitrain chat`, `aitrain export` and `aitrain serve`."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
@@ -159,7 +159,7 @@ class HFEngine(BatchingEngine):
         )
         if config.do_sample:
             config.top_k = 0  # else 50
-        criterion = EndOfRows(self.end, rows, policy.on_tokens, leaves)
+        criterion = EndOfRows(self.end, [row.begun_ids for row in rows], policy.on_tokens, leaves)
         output = model.generate(
             input_ids=batch.ids,
             attention_mask=batch.mask,
@@ -171,67 +171,66 @@ class HFEngine(BatchingEngine):
         return output, [row.after(ids[row.begun :]) for row, ids in zip(rows, criterion.completions, strict=True)]
 
 
-@contextmanager
-def own_defaults_only(model: PreTrainedModel) -> Iterator[None]:
+def own_defaults_only(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Context in which the model's generation_config has its special tokens only."""
     before = innermost(model).generation_config
     own = GenerationConfig(**{name: getattr(before, name) for name in TOKENS})
-    with replaced(innermost(model), {"generation_config": own}):
-        yield
+    return replaced(innermost(model), {"generation_config": own})
 
 
+@dataclass(eq=False)
 class SamplingProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
     """Makes of a model's logits those that the options of `Sampling` define, in one generation; with `seeds`, those
     whose highest one is of a sampled token."""
 
-    def __init__(
-        self, sampling: Sampling, end: EndOfTurn, rows: Sequence[BatchRow], seeds: Sequence[SampleSeed]
-    ) -> None:
-        self._sampling, self._end, self._rows, self._seeds = sampling, end, rows, seeds
-        self._width = 0
-        """Tokens of the padded prompts."""
+    sampling: Sampling
+    end: EndOfTurn
+    rows: Sequence[BatchRow]
+    seeds: Sequence[SampleSeed]
+    width: int = 0
+    """Tokens of the padded prompts."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`input_ids`: (rows, tokens so far), padded on the left; `scores`: (rows, vocabulary), float32."""
-        sampling, self._width = self._sampling, self._width or input_ids.shape[1]
+        sampling, self.width = self.sampling, self.width or input_ids.shape[1]
         if sampling.counts_tokens or sampling.min_new_tokens:
-            begins = torch.tensor([[len(row.prompt_ids), row.begun] for row in self._rows], device=scores.device)
+            begins = torch.tensor([[len(row.prompt_ids), row.begun] for row in self.rows], device=scores.device)
             places = torch.arange(input_ids.shape[1], device=scores.device)
-            is_context, is_answer = (places >= self._width - begin[:, None] for begin in begins.T)
+            is_context, is_answer = (places >= self.width - begin[:, None] for begin in begins.T)
             # those of rows that have ended are not used
-            scores = sampling.penalized(scores, input_ids, is_context, is_answer, self._end.eos_ids)
+            scores = sampling.penalized(scores, input_ids, is_context, is_answer, self.end.eos_ids)
         if not sampling.temperature:
             return scores
         scores = sampling.cut_by_min_p(scores) / sampling.temperature
         if sampling.top_k or sampling.top_p < 1.0:
             scores = scores.masked_fill(~sampling.is_kept(scores), -math.inf)
-        step = input_ids.shape[1] - self._width
-        return with_noise(scores, [seed.token_seed(step) for seed in self._seeds]) if self._seeds else scores
+        step = input_ids.shape[1] - self.width
+        return with_noise(scores, [seed.token_seed(step) for seed in self.seeds]) if self.seeds else scores
 
 
+@dataclass(eq=False)
 class EndOfRows(StoppingCriteria):  # type: ignore[misc]
     """Ends the rows of one generation, by stop strings too; with `leaves`, all rows once LEAVING of them have ended."""
 
-    def __init__(
-        self, end: EndOfTurn, rows: Sequence[BatchRow], on_tokens: Callable[[list[int]], None] | None, leaves: bool
-    ) -> None:
-        self._end, self._on_tokens, self._leaves = end, on_tokens, leaves
-        self.completions = [row.begun_ids for row in rows]
-        """The tokens of each row's completion up to its end."""
-        self._ended: set[int] = set()
+    end: EndOfTurn
+    completions: list[list[int]]
+    """The tokens of each row's completion up to its end."""
+    on_tokens: Callable[[list[int]], None] | None
+    leaves: bool
+    ended: set[int] = field(default_factory=set, init=False)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
         """Called after each token; True for each row that has ended."""
         newest = input_ids[:, -1].tolist()
         for row, (ids, token) in enumerate(zip(self.completions, newest, strict=True)):
-            if row not in self._ended:
+            if row not in self.ended:
                 ids.append(token)
-                if self._end.is_reached(ids):
-                    self._ended.add(row)
-        if self._on_tokens is not None:
-            self._on_tokens(newest)
-        is_over = self._leaves and len(self._ended) >= LEAVING * len(newest)
-        return torch.tensor([is_over or row in self._ended for row in range(len(newest))], device=input_ids.device)
+                if self.end.is_reached(ids):
+                    self.ended.add(row)
+        if self.on_tokens is not None:
+            self.on_tokens(newest)
+        is_over = self.leaves and len(self.ended) >= LEAVING * len(newest)
+        return torch.tensor([is_over or row in self.ended for row in range(len(newest))], device=input_ids.device)
 
 
 def with_noise(scores: torch.Tensor, seeds: Sequence[int]) -> torch.Tensor:

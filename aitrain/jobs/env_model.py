@@ -91,21 +91,18 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
     config = subject.config
     context = context_length(config, load_configuration(config))
     shown = f"Prompts have {lengths[len(lengths) // 2]} tokens in the middle, {lengths[-1]} at most"
-    if context is None:
-        yield EnvFinding("info", f"{shown}.")
+    tight = [length for length in lengths if context is not None and length + config.rl_max_new_tokens > context]
+    if context is None or not tight:
+        yield EnvFinding("info", f"{shown}; the context of the model is {context or 'unknown'}.")
         return
-    long = sum(length >= context for length in lengths)
-    tight = sum(length + config.rl_max_new_tokens > context for length in lengths)
-    why = "Such cases are left out, or their answers are cut off."
-    fix = "Shorten the prompts, lower --rl-max-new-tokens, or take a model with a longer context."
-    if long:
-        what = f"{shown}: {long} of {len(lengths)} leave no room for an answer in a context of {context}."
-        yield EnvFinding("fail" if long == len(lengths) else "warning", what, why, fix)
-    elif tight:
-        what = f"{shown}: {tight} of {len(lengths)} leave less than --rl-max-new-tokens in a context of {context}."
-        yield EnvFinding("warning", what, why, fix)
-    else:
-        yield EnvFinding("info", f"{shown}, of a context of {context}.")
+    long = sum(length >= context for length in tight)
+    yield EnvFinding(
+        "fail" if long == len(lengths) else "warning",
+        f"{shown}: in a context of {context}, {len(tight)} of {len(lengths)} leave less than --rl-max-new-tokens,"
+        f" and {long} no room for an answer.",
+        "Such cases are left out, or their answers are cut off.",
+        "Shorten the prompts, lower --rl-max-new-tokens, or take a model with a longer context.",
+    )
 
 
 def answers(subject: Subject) -> Iterator[EnvFinding]:

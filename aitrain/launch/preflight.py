@@ -351,7 +351,7 @@ def _check_model(config: TrainConfig) -> None:
     folder = Path(os.path.expanduser(config.model))
     if (named := named_folder(config.model)) is not None:
         if config.starts_vllm_servers and not named.is_dir():  # the server starts before the process that makes it
-            raise ConfigError(f"model: {config.model} is not made yet\nMake it with: aitrain data {config.model}")
+            raise ConfigError(f"model: {config.model} is not made yet\nMake it with: aitrain chat {config.model}")
         return
     if not os.path.exists(folder):
         if config.model.startswith((".", "/", "~")) or config.model.count("/") > 1:  # other names may be on the Hub

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,18 +108,18 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         return metrics
 
 
+@dataclass(eq=False)
 class NonFiniteGuard:
     """Keeps NaN and inf out of the weights and the optimizer state, and counts the steps that it skipped.
 
     The trainer passes it every loss, and the gradient norm before each optimizer step.
     """
 
-    def __init__(self, accelerator: Accelerator, notify: Callable[[str], None]) -> None:
-        self.accelerator = accelerator
-        self.notify = notify
-        self.losses: list[torch.Tensor] = []
-        self.skipped = 0
-        self.in_a_row = 0
+    accelerator: Accelerator
+    notify: Callable[[str], None]
+    losses: list[torch.Tensor] = field(default_factory=list)
+    skipped: int = 0
+    in_a_row: int = 0
 
     def see_loss(self, loss: torch.Tensor) -> None:
         """Record the loss of one forward pass, a scalar."""

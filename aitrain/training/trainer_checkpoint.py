@@ -227,11 +227,13 @@ def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Pat
     state.scorings = of_first(found if state.is_comparable else [])  # rank 0 sees all metrics
 
 
+@dataclass(eq=False)
 class RestoreState(TrainerCallback):  # type: ignore[misc]
     """Restores the state of a resumed run that transformers does not restore."""
 
-    def __init__(self, checkpoint: Path, trainer: EpisodeTrainer, is_same: bool) -> None:
-        self.checkpoint, self.trainer, self.is_same = checkpoint, trainer, is_same
+    checkpoint: Path
+    trainer: EpisodeTrainer
+    is_same: bool
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object

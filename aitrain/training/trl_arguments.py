@@ -199,7 +199,8 @@ def note_on_steps(checkpoint: Path | None, arguments: GRPOConfig) -> str | None:
         )
     if steps == before:
         return None
+    scheduler = arguments.lr_scheduler_type.value
     return (
-        f"Continues after step {done} of {before} to step {steps}, with the learning rates of {steps} steps from here\n"
-        "on. The result is that of as many steps at once only with --scheduler constant."
+        f"Continues after step {done} of {before} to step {steps}. From here scheduler {scheduler} sets the learning"
+        f" rate as for {steps} steps:\nonly with --scheduler constant the result is that of {steps} steps at once."
     )

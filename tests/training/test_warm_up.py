@@ -70,13 +70,10 @@ def test_too_little_memory_shows_before_anything_is_sampled(
 
 def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_the_context() -> None:
     def longest(turns: int, episode: int | None = None, context: int | None = None) -> int:
-        part = SimpleNamespace(environment=Words(), has_sessions=turns > 1, kind="episode")
-        runner = SimpleNamespace(parts={"": part})
-        chat = SimpleNamespace(prompt_ids=lambda prompt, tools: list(range(10)))
+        runner = SimpleNamespace(parts={"": SimpleNamespace(has_sessions=turns > 1)})
+        prompts = {"": SimpleNamespace(length_of=lambda case: 10)}
         limits = Limits(turns, 100, episode, context)
-        parts: Any = SimpleNamespace(
-            runner=runner, chat=chat, cases=[SimpleNamespace(prompt="x", env="")], limits=limits
-        )
+        parts: Any = SimpleNamespace(runner=runner, prompts=prompts, cases=[SimpleNamespace(env="")], limits=limits)
         return warm_up.longest_shapes(parts).completion
 
     assert longest(turns=1) == 100
