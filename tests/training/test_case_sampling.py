@@ -113,11 +113,12 @@ def played(
 
 def episodes_of(batches: Sequence[TrainingBatch]) -> list[tuple[tuple[int, int], int, float | None]]:
     """Key, case and score of each episode of a batch, in the order of the ranks."""
-    return [
-        (key, number, episode.result.score)
-        for batch in batches
-        for key, number, episode in zip(batch.keys, batch.numbers, batch.episodes, strict=True)
-    ]
+    return [(one.key, one.number, one.episode.result.score) for batch in batches for one in batch.planned]
+
+
+def numbers_of(batch: TrainingBatch) -> list[int]:
+    """The case of each episode."""
+    return [one.number for one in batch.planned]
 
 
 # -- refill
@@ -125,9 +126,10 @@ def episodes_of(batches: Sequence[TrainingBatch]) -> list[tuple[tuple[int, int],
 
 def test_groups_without_advantages_are_replaced_by_the_next_cases_of_the_epoch() -> None:
     first, second = played(batches=2)[0]
-    assert all(map(teaches, first.numbers))
-    assert first.numbers == [number for number in first.numbers[::SIZE] for _ in range(SIZE)]
-    assert [one.case.number for one in first.episodes] == first.numbers
+    numbers = numbers_of(first)
+    assert all(map(teaches, numbers))
+    assert numbers == [number for number in numbers[::SIZE] for _ in range(SIZE)]
+    assert [one.case.number for one in first.episodes] == numbers
     metrics = first.metrics
     assert metrics["cases/played_groups"] == 6 + metrics["cases/discarded_groups"] == len(first.played) / SIZE
     assert metrics["cases/discarded_tokens"] == 2 * len(first.discarded)
@@ -135,7 +137,7 @@ def test_groups_without_advantages_are_replaced_by_the_next_cases_of_the_epoch()
     assert metrics["cases/mean_score"] == pytest.approx(fmean(scores))
 
     sampled = [one.episode.case.number for batch in (first, second) for one in batch.discarded]
-    sampled += [*first.numbers, *second.numbers]
+    sampled += [*numbers, *numbers_of(second)]
     stream = UniformOrder(60, len(set(sampled)), 1).batch(0)
     assert Counter(sampled) == dict.fromkeys(stream, SIZE)
 
@@ -147,11 +149,11 @@ def test_groups_without_advantages_are_replaced_by_the_next_cases_of_the_epoch()
 def test_a_batch_keeps_what_it_has_when_the_limit_is_reached_or_no_other_case_is_left() -> None:
     (batch,) = played(limit=1)[0]
     assert {one.round for one in batch.discarded} == {0}
-    assert not all(map(teaches, batch.numbers))
+    assert not all(map(teaches, numbers_of(batch)))
 
     (small,) = played(lambda: UniformOrder(10, 4, 1), cases=10, groups=4)[0]
     assert len(small.played) == 10 * SIZE, "each case once"
-    assert sum(map(teaches, small.numbers)) == 2 * SIZE
+    assert sum(map(teaches, numbers_of(small))) == 2 * SIZE
 
 
 def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> None:
