@@ -80,6 +80,7 @@ def test_each_gpu_that_vllm_leaves_trains_on_each_machine(flags: str, processes:
 @pytest.mark.parametrize(
     "flags",
     [
+        "H100",
         "A100-40",
         "H100x8",
         "L4 --peft",

@@ -248,8 +248,13 @@ def _to_wire(messages: Sequence[Message]) -> list[Message]:
 
 
 def _refused(url: str, response: httpx.Response) -> str:
-    return (
-        f"{url} refuses the request: {response.status_code}: {redact(error_text(response))}\n"
-        f"Check the key in the environment variable {KEY}, the address, which often ends in /v1, and --model-name.\n"
-        "Lower --rl-max-new-tokens if the context is too short, or --rl-max-episode-tokens with several turns."
-    )
+    status, text = response.status_code, redact(error_text(response))
+    advice = {
+        401: f"Put the key into the environment variable {KEY}.",
+        403: f"Put a key that may use the model into the environment variable {KEY}.",
+        404: "Check the address, which often ends in /v1, and --model-name.",
+    }
+    if status == 400 and "context" in text:  # of vLLM and OpenAI: maximum context length
+        advice[status] = "Lower --rl-max-new-tokens, or --rl-max-episode-tokens with several turns."
+    what_to_do = advice.get(status, "See the message for what it does not accept.")
+    return f"{url} refuses the request: {status}: {text}\n{what_to_do}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -19,14 +19,14 @@ from aitrain.execution.failure import Failure
 _IMMUTABLE = frozenset({str, int, float, bool, complex, bytes, type(None), type(Ellipsis), range, slice})
 
 
-def copy_arguments(arguments: Mapping[str, object]) -> dict[str, object]:
-    """Deep copies of the values, except those of SHARED_ARGUMENTS.
+def copy_arguments(arguments: Mapping[str, object], shared: Collection[str] = ()) -> dict[str, object]:
+    """Deep copies of the values, except those named in `shared`.
 
     Callables (functions, bound methods, models) and objects that cannot be copied (locks, clients, open files) are
     shared. Containers of immutable values are copied shallowly, which is fast for long lists.
     """
     memo = dict[int, Any]()
-    return {name: value if name in SHARED_ARGUMENTS else _copied(value, memo) for name, value in arguments.items()}
+    return {name: value if name in shared else _copied(value, memo) for name, value in arguments.items()}
 
 
 def copy_rows(rows: list[object]) -> list[object]:
@@ -70,7 +70,7 @@ ENV_KINDS: tuple[EnvKind, ...] = get_args(EnvKind)
 SCORE_ARGUMENTS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text", "thought")
 """Parameters that `score_episode` may have, beside the columns of the dataset."""
 
-SHARED_ARGUMENTS = ("model", "tokenizer", "endpoint")
+MODEL_ARGUMENTS = ("model", "tokenizer")
 """Arguments that are passed to every call as they are; all others are copied for each call."""
 
 START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
@@ -296,9 +296,10 @@ def call_reference(environment: Any, case: Case) -> Any:
     return call_by_name(environment.reference, case.arguments())
 
 
-def call_by_name(method: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """What a method returns, also one that is `async def`, for copies of the arguments that it names."""
-    return run_if_async(method(**copy_arguments(arguments_for(method, arguments))))
+def call_by_name(method: Callable[..., Any], arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Any:
+    """What a method returns, also one that is `async def`, for the arguments that it names; those not in `shared` are
+    copied."""
+    return run_if_async(method(**copy_arguments(arguments_for(method, arguments), shared)))
 
 
 def arguments_for(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,7 +322,7 @@ def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
         is_open = first.default is first.empty or first.default is None or first.name == "tokenizer"
         if is_open and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
             return run_if_async(method(tokenizer))
-    return call_by_name(method, {"tokenizer": tokenizer})
+    return call_by_name(method, {"tokenizer": tokenizer}, MODEL_ARGUMENTS)
 
 
 Bounds = tuple[float, float]
@@ -357,7 +358,8 @@ class ScoreResult:
         nearest = min(max(self.score, low), high)
         if math.isclose(self.score, nearest, rel_tol=ROUNDING, abs_tol=ROUNDING):
             return replace(self, score=nearest)
-        why = f"which is not from {low:g} to {high:g} (--rl-score-range LOW,HIGH or any)"
+        why = f"which is not from {low:g} to {high:g}"
+        why += "" if math.isinf(bounds[0]) else " (--rl-score-range LOW,HIGH or any)"
         return ScoreResult(None, failure=Failure("out_of_range", f"returned {self.score:g}, {why}"))
 
 

@@ -125,7 +125,7 @@ def errors_of(name: str) -> Iterator[None]:
     except AitrainError as error:
         if name:
             first, *rest = str(error).split("\n")
-            error.args = ("\n".join([f"{first} (environment {name})", *rest]), *error.args[1:])
+            error.args = ("\n".join([f"{first.removesuffix('.')} (environment {name})", *rest]), *error.args[1:])
         raise
 
 

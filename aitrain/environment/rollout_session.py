@@ -41,9 +41,10 @@ from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.task import Task, current_task, on_cancel
 from aitrain.execution.user_code import stack_of_thread
 
-MAX_REQUESTS = 1_000
-"""Requests of one episode that are not trained, or come after its limit; with more, it fails, as nothing else ends a
-loop of them."""
+MAX_AFTER_LIMIT = 20
+"""Requests after the limit of an episode that are answered with EpisodeTruncated; with more, the episode fails."""
+MAX_UNTRAINED = 1_000
+"""Untrained requests of one episode; with more, it fails, as nothing else ends a loop of them."""
 
 SECONDS_TO_END = 5.0
 """Time that a rollout has to end when its session is closed."""
@@ -93,7 +94,7 @@ class RolloutSession(LocalSession):
         self._pending: ChatRequest | None = None
         """The request that waits for the answer."""
         self._limit = ""
-        self._answers = self._requests_beside = 0
+        self._answers = self._untrained = self._refused = 0
         self._calls: tuple[ToolCall, ...] = ()
         """The tool calls of the last trained answer."""
         self._is_over = False
@@ -105,7 +106,7 @@ class RolloutSession(LocalSession):
         method = self.environment.rollout
         is_async = inspect.iscoroutinefunction(inspect.unwrap(method))
         self._endpoint = Endpoint(self._requests, is_async)
-        call = partial(call_by_name, method, {**arguments, "endpoint": self._endpoint})
+        call = partial(call_by_name, method, {**arguments, "endpoint": self._endpoint}, ["endpoint"])
         self._run = BackgroundRun(call, self._requests.close)
         return self._begun(self._next())
 
@@ -164,9 +165,12 @@ class RolloutSession(LocalSession):
         with on_cancel(cancel, run.stack):
             while (request := self._requests.take()) is not None:
                 self._pending = request
-                self._requests_beside += bool(self._limit) or not request.is_trained
-                if self._requests_beside > MAX_REQUESTS:
-                    what = f"made more than {MAX_REQUESTS:,} requests with trained=False, or after EpisodeTruncated"
+                self._untrained += not request.is_trained
+                self._refused += bool(self._limit) and request.is_trained
+                if self._untrained > MAX_UNTRAINED or self._refused > MAX_AFTER_LIMIT:
+                    what = f"made more than {MAX_UNTRAINED:,} requests with trained=False"
+                    if self._refused > MAX_AFTER_LIMIT:
+                        what = f"asked more than {MAX_AFTER_LIMIT} times after EpisodeTruncated"
                     raise self._failed(RefusedRequestError(410, f"{what}: end the loop that asks them", "episode_over"))
                 if not (self._limit and request.is_trained):
                     return request

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import (
+    MODEL_ARGUMENTS,
     UNFINISHED,
     Case,
     Prompt,
@@ -247,9 +248,12 @@ class Session(LocalSession):
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`, or the `completion`
         for an object of `start`."""
-        method = self.environment.score_episode if self.kind == "score_episode" else self.episode.score
+        if self.kind == "score_episode":
+            method, shared = self.environment.score_episode, MODEL_ARGUMENTS
+        else:
+            method, shared = self.episode.score, ()
         with within(self._place("score")):
-            returned = call_by_name(method, arguments)
+            returned = call_by_name(method, arguments, shared)
             return UNFINISHED if returned is UNFINISHED else parse_score(returned)
 
     def close(self) -> None:

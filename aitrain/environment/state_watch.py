@@ -37,6 +37,7 @@ from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
+from urllib.parse import unquote
 
 from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
@@ -549,7 +550,8 @@ def _note_file(event: str, given: tuple[Any, ...]) -> None:
         return
     name = os.path.abspath(os.fsdecode(path))
     if event == "sqlite3.connect":  # whether it is written shows at the end of the call
-        name = os.path.abspath(os.fsdecode(path).removeprefix("file:").partition("?")[0])
+        if (given_name := os.fsdecode(path)).startswith("file:"):  # an address
+            name = os.path.abspath(unquote(given_name.removeprefix("file:").partition("?")[0]))
         watch.databases.setdefault(episode, {}).setdefault(name, _stamp(name))
     elif event == "open":
         flags = given[2]

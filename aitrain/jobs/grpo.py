@@ -70,7 +70,10 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     context.stop.check()
     after, best = NO_SCORES, None
     try:
-        _train(context, prepared)
+        try:
+            _train(context, prepared)
+        finally:
+            prepared.trainer.watch.on_train_end()
         status = "stopped" if prepared.held_out.stopped else "finished"
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
@@ -150,8 +153,9 @@ def _train(context: RunContext, prepared: Prepared) -> None:
     if trainer.state.global_step == 0:
         raise RunFailed("There was no optimizer step: nothing was trained.\nSee train.log in the run folder.")
     if not trainer.updates:
+        since = f" after {checkpoint.name}" if checkpoint else ""
         context.note(
-            "No step changed the weights: in every group all completions had the same score, or none, or were truncated"
+            f"No step{since} changed the weights: in every group all completions had the same score, or none, or were truncated"
             " (--rl-mask-truncated-completions), or steps were skipped (skipped_steps in metrics.jsonl)."
         )
 

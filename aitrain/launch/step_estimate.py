@@ -136,7 +136,8 @@ def _seconds(
         if is_served:
             engines = len(config.vllm_server_urls) or config.vllm_servers
         rows *= batch.processes / engines
-        slots = min(SLOTS, max(1, cached_episodes(shape, config, memory_of(kind)) or SLOTS))
+        room = cached_episodes(shape, config, memory_of(kind))
+        slots = SLOTS if room is None else min(SLOTS, max(1, room))
     steps = max(min(limit, 2 * mean), rows * mean / slots)
     running = min(rows, slots) if not config.use_vllm else rows * mean / steps
     cache = running * (prompt + mean / 2) * shape.cached_values * value

@@ -128,9 +128,11 @@ def verdict_of(change: IntervalValues | None) -> Verdict | None:
     """The verdict on a mean change, as in `ScoreRow.change`; None if there is no case that both were scored on."""
     if change is None:
         return None
-    if (change.get("p_value") or 0.0) > ALPHA:
+    low, high, p_value = change["low"], change["high"], change.get("p_value")
+    if p_value is None and (low is None or high is None):  # runs of earlier versions may have neither
         return "undetected"
-    low, high = change["low"], change["high"]
+    if p_value is not None and p_value > ALPHA:
+        return "undetected"
     if low is None or high is None:  # scores without bounds that all changed by the same
         low = high = change["mean"]
     return "better" if low > 0 else "worse" if high < 0 else "undetected"

@@ -12,6 +12,7 @@ from statistics import fmean, median
 from typing import Any, Self
 
 from aitrain.cells import html_line, html_table
+from aitrain.errors import ConfigError
 from aitrain.packages import version_of
 from aitrain.runs.environment_source import source_hash
 from aitrain.runs.held_out import (
@@ -54,8 +55,14 @@ class StoredResult:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The result of a run or an eval that has ended; fields that an older one lacks get their defaults."""
-        values = read_object(RunFolder(folder).result)
+        """The result of a run or an eval that has ended; fields that an older one lacks get their
+        defaults.
+
+        Raises:
+            ConfigError: there is none that can be read.
+        """
+        if not (values := read_object(file := RunFolder(folder).result)):
+            raise ConfigError(f"{file} is missing or damaged: the run has not ended, or the file was changed.")
         return cls(folder, **{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
 

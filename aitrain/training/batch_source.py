@@ -9,10 +9,11 @@ epoch, so that the number of steps alone is the position of a resumed run.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from threading import Thread
 from typing import Any, TypeAlias
 
 import torch
@@ -142,7 +143,6 @@ class AheadSource(BatchSource):
     _next: tuple[int, Future[TrainingBatch]] | None = field(default=None, init=False)
     """The step before the batch that is played ahead, and its result."""
     _clock: RolloutClock = field(default_factory=RolloutClock, init=False)
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rollout ahead"), init=False)
 
     def __post_init__(self) -> None:
         self.rollouts.settle = self.settle
@@ -192,7 +192,7 @@ class AheadSource(BatchSource):
             batch.seconds = {"generate": parts["generate"], "environment": parts["environment"]}
             return batch
 
-        self._next = step, self._thread.submit(play)
+        self._next = step, _in_thread(play)
 
 
 def batch_source(
@@ -208,6 +208,20 @@ def batch_source(
     size, masks_truncated = arguments.num_generations, arguments.mask_truncated_completions
     source = AheadSource if config.rl_ahead else BatchSource
     return source(rollouts, cases, order, schedule, size, masks_truncated, refill_limit)
+
+
+def _in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:
+    """The result of work that a thread does, which does not keep the process from ending."""
+    future: Future[TrainingBatch] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="rollout ahead", daemon=True).start()
+    return future
 
 
 # -- the order of the cases

@@ -88,9 +88,10 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         with closing(EventLoop()) as loop:
             name = loop.run(served_model(reference.base, config.model_name))
         reference = replace(reference, name=name)
+        built = build_datasets(context, chat.tokenizer, processes=1)
         # its server renders the conversations
         tools = {name: Tools.of(part.environment) for name, part in runner.parts.items()}
-        shown, most = ShownCases(build_datasets(context, chat.tokenizer, processes=1), chat, tools), None
+        shown, most = ShownCases(built, chat, tools), None
     else:
         precision = choose_precision(config)
         context.note(precision.note, "info")

@@ -205,9 +205,10 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         except EpisodesFailed as error:
             if phase.name == "before" or (not during and failures.empty_batches):
                 raise
+            later = "" if during else f" aitrain eval {self.context.folder.path} scores the model later."
             self.context.note(
-                f"The evaluation after step {phase.step} is skipped: {str(error).partition(chr(10))[0]}\n"
-                f"--rl-env-retries tries failed scores again; aitrain eval {self.context.folder.path} scores the model."
+                f"The evaluation after {f'step {phase.step}' if during else 'the training'} is skipped:"
+                f" {str(error).partition(chr(10))[0]}\n--rl-env-retries tries failed scores again.{later}"
             )
             return EvalScores(mixture=plan.mixture)
         if phase.name == "before":

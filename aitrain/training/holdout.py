@@ -314,8 +314,10 @@ def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) 
     """
     if len(split.train) >= prompts_per_step:
         return
-    too_long = f" ({split.dropped} had a prompt of more than {limit} tokens)" if split.dropped else ""
+    too_long = f" (prompts of more than {limit} tokens are left out)" if split.dropped else ""
+    spare = len(split.train) + len(split.held_out) - prompts_per_step
+    fewer = f", hold out fewer (--eval-cases {spare})" if len(split.held_out) and spare > 0 else ""
     raise ConfigError(
         f"One step needs {prompts_per_step} prompts, and the cases to train on are {len(split.train)}{too_long}.\n"
-        "Build more cases, hold out fewer (--eval-cases), or take fewer a step (--rl-prompts-per-step)."
+        f"Build more cases{fewer}, or take fewer a step (--rl-prompts-per-step {max(1, len(split.train))})."
     )

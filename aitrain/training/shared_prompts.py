@@ -143,7 +143,7 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
     if draws_dropout(model):
         return "dropout is drawn for each row"
     if not can_share(model):
-        return "its cache cannot be shared"
+        return "its keys and values cannot be shared"
     prompt, answer = TESTED
     vocabulary, generator = model.get_input_embeddings().weight.shape[0], torch.Generator().manual_seed(0)
     # special tokens, which cause large rounding errors, are at the ends of a vocabulary

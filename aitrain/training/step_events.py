@@ -4,6 +4,7 @@ inf, and ends the run if the weights are; the end of a run that has only groups 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
         self._train_start: float | None = None
         self.is_flat = False  # whether no group of the latest generation batch has an advantage, on all processes
+        self.score = math.nan  # their mean score in it
         self.flat_steps = 0  # consecutive steps on such batches, the same on every process
 
     @property
@@ -57,7 +59,7 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._train_start = time.monotonic()
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        """Stop it."""
+        """Stop it; a training that was ended by an error is stopped by the job."""
         self.seconds_before, self._train_start = self.trained_seconds, None
 
     def on_step_begin(self, *_: object, **__: object) -> None:
@@ -92,8 +94,9 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         run stops after the same step; it starts at zero when a run that was stopped here is resumed."""
         self.flat_steps = self.flat_steps + 1 if self.is_flat else 0
         if limit is not None and self.flat_steps >= limit:
+            level = "" if math.isnan(self.score) else f", the last ones all near {self.score:.2f}"
             self.trainer.run.stop.end_run(
-                f"in {self.flat_steps} steps no group's scores differed (--stop-when-flat {limit})"
+                f"in {self.flat_steps} steps no group's scores differed{level} (--stop-when-flat {limit})"
             )
             self.flat_steps = 0
 

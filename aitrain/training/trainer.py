@@ -143,7 +143,7 @@ class TrainerInputs:
     chat: ChatFormat
     limits: Limits
     prompts: Mapping[str, PromptLimit]
-    """Those of each environment's prompts."""
+    """Which prompts of each environment are used."""
     schedule: CaseSchedule
     batch: BatchPlan
     peft_config: Any = None
@@ -284,7 +284,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         whole_groups = torch.tensor([not one.is_dropped for one in everywhere], device=device)  # dropped together
         share = zero_variance_share(rewards[whole_groups], in_loss[whole_groups], size)
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
-        self.watch.is_flat = share == 1.0
+        self.watch.is_flat, self.watch.score = share == 1.0, scores.nanmean().item()
         if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
             self._add_kl_by_position(output)
         tokens = sum(one.tokens for one, kept in zip(everywhere, is_kept, strict=True) if kept)

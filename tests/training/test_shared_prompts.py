@@ -250,3 +250,4 @@ def test_tokens_of_all_turns_are_those_of_each_episode_alone(
     assert set(calls) == shared
     for number in (2, 4, 8, 9):
         assert [together[number]] == asyncio.run(play(engine(False), prompts, [number], how))
+    assert len({len(answer) for answers in together for answer in answers}) > 3

@@ -71,7 +71,7 @@ def requires(
     if score_range is None:
         raise ConfigError(
             f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
-            ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for all finite numbers.'
+            ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for any number.'
         )
     bounds = score_bounds(score_range)
     if bounds is None:
