@@ -106,7 +106,7 @@ def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: P
     config = ChatSetup("runs/r", chat_options("runs/r", None, {"rl_top_p": 0.5, "thinking": "20"})).config
 
     assert (config.rl_env, config.rl_temperature, config.rl_top_p) == ("envs.arithmetic", 0.7, 0.5)
-    assert config.rl_max_new_tokens == 119  # room for the thought
+    assert config.rl_max_new_tokens == 99 + 20 + 16  # room for the thought and its end
     assert config.project_name == "project-name"
 
 

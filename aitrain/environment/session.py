@@ -248,12 +248,10 @@ class Session(LocalSession):
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`, or the `completion`
         for an object of `start`."""
-        if self.kind == "score_episode":
-            method, shared = self.environment.score_episode, MODEL_ARGUMENTS
-        else:
-            method, shared = self.episode.score, ()
+        is_plain = self.kind == "score_episode"
+        method = self.environment.score_episode if is_plain else self.episode.score
         with within(self._place("score")):
-            returned = call_by_name(method, arguments, shared)
+            returned = call_by_name(method, arguments, MODEL_ARGUMENTS if is_plain else ())
             return UNFINISHED if returned is UNFINISHED else parse_score(returned)
 
     def close(self) -> None:

@@ -155,8 +155,8 @@ def _train(context: RunContext, prepared: Prepared) -> None:
     if not trainer.updates:
         since = f" after {checkpoint.name}" if checkpoint else ""
         context.note(
-            f"No step{since} changed the weights: in every group all completions had the same score, or none, or were truncated"
-            " (--rl-mask-truncated-completions), or steps were skipped (skipped_steps in metrics.jsonl)."
+            f"No step{since} changed the weights: in every group all completions had the same score, or none, or were"
+            " truncated (--rl-mask-truncated-completions), or steps were skipped (skipped_steps in metrics.jsonl)."
         )
 
 
