@@ -106,10 +106,16 @@ def format_of_episodes(environment: object, chat: ChatFormat, tools: Tools, is_c
     """The chat format for episodes; with several turns, one whose template is prefix-preserving.
 
     Raises:
-        ConfigError: this model has no such template, or cannot be shown the environment's tools.
+        ConfigError: this model has no such template, or cannot be shown the environment's tools; or a thought would
+            have to be ended where the environment renders the conversation.
     """
     if not is_chat:
         refuse_tools_for_strings(tools.schemas)
+        if isinstance(chat.thinking, int):
+            raise ConfigError(
+                f"thinking: a budget of {chat.thinking} tokens ends thoughts in chats only, and the prompts are strings"
+                '\nLet build_dataset return chat messages: [{"role": "user", "content": "..."}]'
+            )
         return chat
     kind = env_kind(environment)
     following = [] if kind == "score_episode" else ["user"]
