@@ -103,7 +103,8 @@ def shown_episodes(
     prefix-preserving.
 
     Raises:
-        ConfigError: this model has no such template, or cannot be shown the environment's tools.
+        ConfigError: this model has no such template, or cannot be shown the environment's tools; or a thought would
+            have to be ended where the environment renders the conversation.
     """
     if is_chat and getattr(chat.tokenizer, "chat_template", None) is None:
         raise ConfigError(
@@ -113,6 +114,11 @@ def shown_episodes(
     tools = _shown_tools(environment, chat, is_chat, note)
     if not is_chat:
         refuse_tools_for_strings(tools.schemas)
+        if isinstance(chat.thinking, int):
+            raise ConfigError(
+                f"thinking: a budget of {chat.thinking} tokens ends thoughts in chats only, and the prompts are strings"
+                '\nLet build_dataset return chat messages: [{"role": "user", "content": "..."}]'
+            )
         return tools, chat
     kind = env_kind(environment)
     following = [] if kind == "score_episode" else ["user"]

@@ -33,7 +33,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from aitrain.engines.sharded_tensors import is_sharded, whole
-from aitrain.engines.shared_cache import CACHE, KNOWN_LAYERS, can_share, distinct_prompts
+from aitrain.engines.shared_cache import CACHE, can_share, distinct_prompts
 
 SHORTEST = 2
 """Tokens of the shortest prompt that is shared."""
@@ -77,8 +77,6 @@ class SharedPrompts:
         output = _forward(model, self._cache, **given, logits_to_keep=1)
         self._cache.updated = None
         self._layers = [updated[number] for number in range(len(self._cache.layers))]
-        if any(type(layer) not in KNOWN_LAYERS for layer in self._layers):
-            raise NotImplementedError("this cache has other parts than keys and values")
         self._outputs = [output.logits] if is_sharded(model) else []
         self._computed = [tensor for layer in self._layers for tensor in (layer.keys, layer.values)]
         self._leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self._computed]
@@ -179,7 +177,7 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
     model.train()
     try:
         pairs = list(zip(computed(apart()), computed(shared()), strict=True))
-    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         return f"its cache cannot be shared: {type(error).__name__}"
     finally:
         model.train(was_training)

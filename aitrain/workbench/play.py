@@ -136,7 +136,8 @@ class ShownFormat(ChatFormat):
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """Parse and show an answer; what a person types is there already."""
         inner = replace(self.inner, thoughts=self.thoughts, keeps_thoughts=self.keeps_thoughts)
-        _, turn = reply = inner.read(ids, prefix, tools, eos_ids)
+        reply = inner.read(ids, prefix, tools, eos_ids)
+        _, turn = reply
         if self.who == "model":
             show_heading(self.console, f"model answers, {len(ids)} token{'' if len(ids) == 1 else 's'}")
             self._show_ids(ids, "cyan")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from aitrain.jobs.chat import ChatSession, answer_lines, open_session
 from aitrain.runs.model_reference import chat_options
 from aitrain.runs.requests import ChatSetup
 from aitrain.training.model import TINY_MODEL
-from aitrain.ui.terminal import ChatView
 from tests.conftest import write
 from tests.training.conftest import save_adapter
 
@@ -36,25 +35,15 @@ def session(run: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     opened.close()
 
 
-class Heard(ChatView):
-    """Notes the answers while they come."""
-
-    def __init__(self) -> None:
-        super().__init__(Console(quiet=True), {})
-        self.texts: dict[str, list[str]] = {}
-
-    def answer(self, name: str, text: str) -> None:
-        self.texts.setdefault(name, []).append(text)
-
-
 def test_base_and_tuned_answer_from_one_model_with_the_adapter_off_and_on(session: ChatSession) -> None:
-    heard = Heard()
+    heard = list[tuple[str, str]]()
+    view: Any = SimpleNamespace(answer=lambda *answer: heard.append(answer))
     engines: Any = [chat.engine for chat in session.chats]
-    answers = session.ask("12 + 30 = ?", heard)
+    answers = session.ask("12 + 30 = ?", view)
 
     assert engines[0].policy.model is engines[1].policy.model
     assert answers["base"] == "42" != answers["tuned"]
-    assert heard.texts["base"][:2] == ["4", "42"]
+    assert heard[:2] == [("base", "4"), ("base", "42")]
     session.reset()
     assert session.ask("12 + 30 = ?") == answers  # the adapter is off and on again
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from aitrain import ConfigError, TrainConfig
+from aitrain.environment.tools import Tools
 from aitrain.rollout.message_format import MessageFormat, NotBehindAPI
 from aitrain.rollout.thinking import offered_thinking
 from aitrain.training.chat_templates import chat_format
+from aitrain.training.dataset import format_of_episodes
 from aitrain.training.training_batch import episode_metrics, episode_record
 from tests.finished_runs import Talk
 from tests.rollout.scripted import assistant, user
@@ -127,13 +130,15 @@ def test_what_a_template_offers_is_found_by_rendering_it(speaks: Speaks, name: s
                 chat_format(tokenizer, TrainConfig(thinking=value))
 
 
-def test_off_ends_the_thought_in_the_prompt_also_where_the_environment_renders_it(speaks: Speaks) -> None:  # noqa: F811
+def test_off_works_also_where_the_environment_renders_the_prompt_and_a_budget_does_not(speaks: Speaks) -> None:  # noqa: F811
     asked = [user("hi")]
     for name in ("qwen3", "smol"):
         chat = chat_format(template(speaks, name), TrainConfig(thinking="off"))
         by_environment = chat.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
         assert chat.prompt_text(asked) == by_environment
         assert by_environment.rstrip().endswith("<think>\n\n</think>")
+    with pytest.raises(ConfigError, match="prompts are strings"):
+        format_of_episodes(Sums(), replace(chat, thinking=9), Tools(), False, print)
     episode, _ = played(Sums(), template(speaks, "qwen3"), thinks(), thinking="off")
     assert (episode.result.score, episode.thought_tokens) == (1.0, [0])
 
