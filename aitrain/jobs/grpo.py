@@ -159,7 +159,7 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         skipped = f", and {trainer.non_finite.skipped} steps were skipped" if trainer.non_finite.skipped else ""
         context.note(
             f"No step{since} changed the weights: in every group all completions had the same score, or none{masked}"
-            f"{skipped}."
+            f"{skipped}, or the learning rate was 0, as in the first step of a warm-up."
         )
 
 
