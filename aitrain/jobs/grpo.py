@@ -157,9 +157,10 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         since = f" after {checkpoint.name}" if checkpoint else ""
         masked = ", or were truncated (--rl-mask-truncated-completions)" if trainer.masks_truncated else ""
         skipped = f", and {trainer.non_finite.skipped} steps were skipped" if trainer.non_finite.skipped else ""
+        warm_up = ", or the learning rate was 0, as a warm-up begins" if trainer.state.global_step == 1 else ""
         context.note(
             f"No step{since} changed the weights: in every group all completions had the same score, or none{masked}"
-            f"{skipped}, or the learning rate was 0, as in the first step of a warm-up."
+            f"{skipped}{warm_up}."
         )
 
 
