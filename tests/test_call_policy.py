@@ -471,21 +471,12 @@ class Registry:
         cls.current = value
 
 
-class Viewer:
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
-
-    def score(self) -> float:
-        return self.environment.case / 100
-
-
 class Holds(Rows):
     """What the environments below hold."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensor = torch.zeros(2)
-        self.viewer = Viewer(self)
         self.judge = Judge("own", function=Game().begin)
         box: dict[str, int] = {}
         self.get = lambda: box["n"]
@@ -523,7 +514,6 @@ STATEFUL = {
         " create table t as select {n} as n')",
         "sqlite3.connect(f'{FILE}.db').execute('select n from t').fetchone()[0]",
     ),
-    "a helper that sees the environment": ("env.case = n", "env.viewer.score()"),
 }  # fmt: skip
 """What a call writes, and what it reads after a wait."""
 

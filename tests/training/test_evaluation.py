@@ -3,10 +3,8 @@ a run."""
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +24,6 @@ from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.result import EvalResult
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object
 from aitrain.training.held_out_scoring import reason_to_stop
-from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.ui.overview import Overview
 from aitrain.ui.terminal import outcome_texts
@@ -212,16 +209,6 @@ class AlwaysFails(Words):
 def test_an_environment_that_only_fails_ends_the_eval(evaluate: Evaluate) -> None:
     with pytest.raises(EnvironmentFailed, match="failed on every episode"):
         evaluate("all", AlwaysFails())
-
-
-def test_generators_are_seeded_when_no_batch_is_played_ahead(
-    evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states = list[Any]()
-    ahead = partial(PolicyRollouts, settle=lambda: states.append(random.getstate()))
-    monkeypatch.setattr("aitrain.training.eval_preparation.PolicyRollouts", ahead)
-    evaluate("ahead", Words(), eval_cases=1)
-    assert states[0] == random.getstate()
 
 
 def test_an_eval_without_a_case_is_refused(evaluate: Evaluate) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.environment.tools import Tools
 from aitrain.rollout.message_format import MessageFormat, NotBehindAPI
 from aitrain.rollout.thinking import offered_thinking
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import format_of_episodes
+from aitrain.training.dataset import shown_episodes
 from aitrain.training.training_batch import episode_metrics, episode_record
 from tests.finished_runs import Talk
 from tests.rollout.scripted import assistant, user
@@ -138,7 +137,7 @@ def test_off_works_also_where_the_environment_renders_the_prompt_and_a_budget_do
         assert chat.prompt_text(asked) == by_environment
         assert by_environment.rstrip().endswith("<think>\n\n</think>")
     with pytest.raises(ConfigError, match="prompts are strings"):
-        format_of_episodes(Sums(), replace(chat, thinking=9), Tools(), False, print)
+        shown_episodes(Sums(), replace(chat, thinking=9), False)
     episode, _ = played(Sums(), template(speaks, "qwen3"), thinks(), thinking="off")
     assert (episode.result.score, episode.thought_tokens) == (1.0, [0])
 
