@@ -26,10 +26,12 @@ from filelock import FileLock
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.judges.judge_set import Judge
+from aitrain.environment.judges.model_judge import VerdictStore
 from aitrain.environment.runner import start_runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
+from aitrain.runs.run_folder import write_text
 from tests import runner_calls
 from tests.rollout.scripted import END, Letters, Scripted, cases, play_with_notes
 
@@ -211,16 +213,19 @@ class DeclaresThatItMay(Rows):
         return case_idx / EPISODES
 
 
-class TakesALock(NoState):
-    """That of a file, which each call opens to write."""
+class WritesNoState(NoState):
+    """A lock, the verdict of a judge, and a file of the run; nor is a file missed that was never there."""
 
     def score_episode(self, completion: str, case_idx: int) -> float:
-        with FileLock(f"{tempfile.gettempdir()}/aitrain-{os.getpid()}.lock"):
-            pass
+        if case_idx < 5:
+            with FileLock(f"{FILE}.lock"):
+                write_text(FILE.with_suffix(".json"), completion)
+            VerdictStore(FILE.with_suffix(".sqlite")).keep(completion, [1.0])
+            FILE.with_suffix(".no").unlink(missing_ok=True)
         return super().score_episode(completion, case_idx)
 
 
-@pytest.mark.parametrize("kind", [NoState, HoldsClients, DeclaresThatItMay, TakesALock])
+@pytest.mark.parametrize("kind", [HoldsClients, DeclaresThatItMay, WritesNoState])
 def test_environments_that_change_nothing_or_say_that_they_may_run_at_the_same_time(kind: Any, meter: Meter) -> None:
     environment = kind()
 

@@ -13,10 +13,7 @@ OPTIONS = TrainConfig.model_fields
 @pytest.mark.parametrize(
     ("name", "in_python", "as_flag"),
     [
-        ("learning_rate", "Use lr.", "Use --lr."),
         ("beta", "Use rl_kl_coef.", "Use --rl-kl-coef."),
-        ("r", "Use lora_r.", "Use --lora-r."),  # Unsloth
-        ("base_model", "Use model.", "Use --model."),  # AITraining
         ("max_turns", "Use rl_max_turns.", "Use --rl-max-turns."),  # ours, without what it begins with
         ("load_in_8bit", "Use quantization: int8.", "Use --quantization int8."),
         ("adam_beta1", "Use trl: {adam_beta1: VALUE}.", "Use --trl adam_beta1=VALUE."),

@@ -75,7 +75,7 @@ def test_what_is_no_score_is_unscored_with_its_kind(value: Any, kind: str, told:
 
 @pytest.mark.parametrize(
     ("score_range", "value", "kind"),
-    [("-1,1", -1.5, "out_of_range"), ([-5, 5], -4, None), ("any", -1e18, None), ("any", 1e308, "out_of_range"),
+    [("-1,1", -1.5, "out_of_range"), ([-5, 5], -4, None), ("any", 1e308, "out_of_range"),
      ("any", math.inf, "not_finite")],
 )  # fmt: skip
 def test_the_option_says_which_scores_are_in_range(score_range: Any, value: float, kind: str | None) -> None:

@@ -37,11 +37,11 @@ from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
-from aitrain.execution.user_code import is_users_file
+from aitrain.execution.user_code import is_users_file, own_files
 
 MAX_REFERENCES = 3_000_000
 """Maximum references in a snapshot; comparing two snapshots of this size takes about 0.3 s."""
@@ -537,28 +537,51 @@ def _add_hook() -> None:
     sys.addaudithook(_note_file)
 
 
-_PATHS = {"open": 0, "sqlite3.connect": 0, "os.rename": 1, "os.remove": 0, "os.rmdir": 0}
-"""Events that may change what a name stands for, with the place of its path."""
+_PATHS = {
+    "open": (0,),
+    "sqlite3.connect": (0,),
+    "os.rename": (0, 1),
+    "os.link": (1,),
+    "os.symlink": (1,),
+    "os.truncate": (0,),
+    "os.remove": (0,),
+    "os.rmdir": (0,),
+}
+"""Events that may change what a name stands for, with the places of the paths."""
 
 
 def _note_file(event: str, given: tuple[Any, ...]) -> None:
-    place = _PATHS.get(event)
-    if place is None or (watched := _watched.get() or _watched_alone) is None:
+    places = _PATHS.get(event)
+    if places is None or (watched := _watched.get() or _watched_alone) is None:
         return
-    path, (watch, episode) = given[place], watched
-    if not isinstance(path, (str, bytes, os.PathLike)):
+    (watch, episode), paths = watched, [given[place] for place in places]
+    if not all(isinstance(path, (str, bytes, os.PathLike)) for path in paths):
         return
-    name = os.path.abspath(os.fsdecode(path))
+    names = [os.fsdecode(path) for path in paths]
+    if event == "sqlite3.connect":
+        names = [file for file in map(_database_file, names) if file]
+    names = [name for name in map(os.path.abspath, names) if name not in own_files]
     if event == "sqlite3.connect":  # whether it is written shows at the end of the call
-        if (given_name := os.fsdecode(path)).startswith("file:"):  # an address
-            name = os.path.abspath(unquote(given_name.removeprefix("file:").partition("?")[0]))
-        watch.databases.setdefault(episode, {}).setdefault(name, _stamp(name))
-    elif event == "open":
+        for name in names:
+            watch.databases.setdefault(episode, {}).setdefault(name, _stamp(name))
+        return
+    if event == "open":
         flags = given[2]
-        if flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND and not name.startswith("/dev/"):
-            watch.wrote(name, episode)
-    elif given[-1] == -1:  # the path is not relative to an open folder
+        is_written = flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND
+        names = [name for name in names if not name.startswith("/dev/")]
+    else:  # what is there, by a path that is not relative to an open folder
+        is_there = event in ("os.link", "os.symlink") or os.path.lexists(paths[0])
+        is_written = is_there and (event == "os.truncate" or given[-1] == -1)
+    for name in names if is_written else ():
         watch.wrote(name, episode)
+
+
+def _database_file(name: str) -> str:
+    """The file of a database, which may be given as an address; empty if it is only its connection's."""
+    if name.startswith("file:") and not os.path.exists(name):
+        address = urlsplit(name)
+        name = "" if "mode=memory" in address.query else unquote(address.path)
+    return "" if name == ":memory:" else name
 
 
 def _stamp(database: str) -> list[tuple[int, int]]:
@@ -831,13 +854,13 @@ class CopyPlan:
                 raise ValueError(f"it has {name}")
         changes_itself = any(item is environment or item is vars(environment) for item in changed)
         targets = [item for item in changed if item is not vars(environment)] + [environment] * changes_itself
-        walks = {
-            name: Walk([value], without=[vars(environment)], through_code=False)
-            for name, value in vars(environment).items()
-        }
-        if not all(item is environment or any(item in walk for walk in walks.values()) for item in targets):
+        found = dict[str, set[int]]()  # the ids of the targets below each attribute
+        for name, value in vars(environment).items():
+            walk = Walk([value], without=[vars(environment)], through_code=False)
+            found[name] = {id(item) for item in targets if item in walk}
+        if not {id(item) for item in targets if item is not environment} <= set().union(*found.values()):
             raise ValueError("it is not below the environment")
-        plan = cls(frozenset(name for name, walk in walks.items() if any(item in walk for item in targets)))
+        plan = cls(frozenset(name for name, below in found.items() if below))
         try:
             copied = Walk(vars(plan.copy_of(environment)).values(), through_code=False)
         except Exception as error:

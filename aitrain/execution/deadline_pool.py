@@ -139,7 +139,8 @@ class DeadlinePool:
                     self._idle -= 1
                 if not self._waiting or self._threads > self.max_calls:
                     self._threads -= 1
-                    self._called.notify()  # the thread that may still make calls
+                    if self._waiting:
+                        self._called.notify()  # a thread that may still make calls
                     return
                 task = next(iter(self._waiting))
                 run = self._waiting.pop(task)

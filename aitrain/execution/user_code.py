@@ -76,6 +76,10 @@ def is_users_file(filename: str) -> bool:
     return not _is_machinery(filename) and not _is_library(filename)
 
 
+own_files: set[str] = set()
+"""Files that aitrain writes in this process, also during calls of the environment, which they are no state of."""
+
+
 NEEDS_TERMINAL = "needs a terminal, and a training has none: aitrain env play has one."
 REMEDIES = {
     "BdbQuit": f"breakpoint() {NEEDS_TERMINAL}",  # of the debugger

@@ -26,7 +26,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
+from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.launch.machines import Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
@@ -297,7 +297,7 @@ class NodeGroup:
                     why = f"{self.name(rank)} differs from node 0: {unequal}"
                     raise ConfigError(f"nnodes: {why}\nMake the machines equal.")
         except BaseException as error:
-            self.refuse(str(to_aitrain_error(error)))
+            self.refuse(str(error) if isinstance(error, AitrainError) else "node 0 was stopped")
             raise
         # its name may be a loopback address here, as Debian has it
         self.infos[0] = replace(self.infos[0], address=own_address(self.infos[1].address))

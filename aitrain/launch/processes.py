@@ -437,7 +437,7 @@ class Processes:
         assert self.group is not None
         if error is not None and self.last is None:
             ours = to_aitrain_error(error)
-            self._say_end(Failed(str(ours), ours.exit_code))
+            self._say_end(Failed("was stopped" if isinstance(ours, Interrupted) else str(ours), ours.exit_code))
         self.group.leave()
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aitrain.errors import CannotWriteError, ConfigError
+from aitrain.execution.user_code import own_files
 from aitrain.redaction import MASK, is_random, redact
 from aitrain.runs.json_values import JsonObject, parse_object, read_whole, regular, whole_lines
 
@@ -242,6 +243,7 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
 
 def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
     """Replace a file atomically. `durable` also makes it survive a power cut."""
+    own_files.add(os.path.abspath(path))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}-")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import secrets
 import shlex
 import socket
 import subprocess
@@ -113,9 +114,9 @@ class ServerConfig:
     program: tuple[str, ...] = PROGRAM
     """Command, without the arguments."""
 
-    def words(self, port: int) -> list[str]:
-        """Its command line, without the guard."""
-        place = {"served_model_name": [self.name], "host": bound_address(self.host), "port": port}
+    def words(self, port: int, *names: str) -> list[str]:
+        """Its command line, without the guard; `names` are further names of the model."""
+        place = {"served_model_name": [self.name, *names], "host": bound_address(self.host), "port": port}
         return [*self.program, *argument_words({**place, **self.arguments})]
 
     def variables(self) -> dict[str, str]:
@@ -167,6 +168,8 @@ class VLLMServer:
     notify: Callable[[str], None]
     port: int
     _tree: ProcessTree | None = None
+    _mark: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
+    """A served name, which shows that it is this server that answers on the port, where others may listen."""
     _launched: float = field(default=0.0, init=False)
     """Time of the last start."""
     _log: RedactedLog = field(init=False)
@@ -181,10 +184,11 @@ class VLLMServer:
 
     def launch(self) -> None:
         """Start the process."""
+        marks = [self._mark] if self.plan.takes_weights else []
         self._launched, variables = time.monotonic(), self.plan.environment()
         self._log_start = self.plan.log.stat().st_size if self.plan.log.exists() else 0
         self._log = RedactedLog(self.plan.log, variables)
-        command = [*self.plan.words(self.port), GUARD]
+        command = [*self.plan.words(self.port, *marks), GUARD]
         self._tree = ProcessTree(command, STOP_SECONDS, env=variables, stderr=self._log.pipe)
 
     def wait_until_healthy(self) -> None:
@@ -239,16 +243,17 @@ class VLLMServer:
             self._log.close()
 
     def _is_healthy(self) -> bool:
-        """Whether it answers: by its key and its model it is this one, and no other on the port."""
+        """Whether this server, and not another one on the port, answers."""
         import httpx
 
+        name = self._mark if self.plan.takes_weights else self.plan.name
         key = key_header(self.plan.key)
         try:
             with httpx.Client(
                 base_url=self.url, headers=key, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
             ) as client:
                 models = client.get("/v1/models").json()["data"]
-                return client.get("/health").is_success and self.plan.name in [model["id"] for model in models]
+                return client.get("/health").is_success and name in [model["id"] for model in models]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import json
 import math
@@ -24,6 +23,7 @@ from aitrain.environment.completion_parser import THINK
 from aitrain.environment.http_server import check_url
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.user_code import own_files
 from aitrain.redaction import redact
 
 VARIABLE, OFFLINE = "AITRAIN_JUDGES", "offline"
@@ -60,11 +60,17 @@ class _Connections:
     locks: weakref.WeakValueDictionary[str, asyncio.Lock] = field(default_factory=weakref.WeakValueDictionary)
     """Those of the questions that are asked."""
 
+    @classmethod
+    def of_running_loop(cls) -> _Connections:
+        """Those of the calling task's loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in _of_loop:  # without httpx's own limits: that of the time is for each piece of an answer
+            timeout, limits = httpx.Timeout(None, connect=CONNECT_SECONDS), httpx.Limits()
+            _of_loop[loop] = cls(httpx.AsyncClient(timeout=timeout, limits=limits))
+        return _of_loop[loop]
 
-@functools.lru_cache(maxsize=8)
-def _connections(_: asyncio.AbstractEventLoop) -> _Connections:
-    """Those of a loop, without httpx's own limits: that of the time is for each piece of an answer."""
-    return _Connections(httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_SECONDS), limits=httpx.Limits()))
+
+_of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = weakref.WeakKeyDictionary()
 
 
 class JudgeServer(BaseModel, frozen=True, extra="forbid"):
@@ -112,7 +118,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
             raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url, pause, judge = self.url + path, FIRST_PAUSE, f"the judge at {self.url}"
-        connections = _connections(asyncio.get_running_loop())
+        connections = _Connections.of_running_loop()
         slots = connections.slots.setdefault((url, self.concurrency), asyncio.Semaphore(self.concurrency))
         for attempt in range(self.retries + 1):
             if attempt:
@@ -212,6 +218,9 @@ class VerdictStore:
     """Verdicts by the hash of what was asked, and what each judge has spent. No text of a policy is kept."""
 
     file: Path
+
+    def __post_init__(self) -> None:
+        own_files.add(os.path.abspath(self.file))
 
     def find(self, key: str) -> list[float] | None:
         """The stored verdict; None if there is none."""
@@ -318,7 +327,7 @@ class ModelJudge(JudgeServer, frozen=True):
         if self.cache is False:
             return await self._asked(body, read)
         key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
-        locks = _connections(asyncio.get_running_loop()).locks
+        locks = _Connections.of_running_loop().locks
         async with locks.setdefault(key, asyncio.Lock()):  # equal answers of a group
             found = self.store.find(key)
             return self.store.keep(key, await self._asked(body, read)) if found is None else found
