@@ -45,13 +45,19 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
     """
     file, has_lock = folder.path / LOCK, None
     while True:
+        made = folder.made
         try:
-            made = folder.made or tuple(missing_folders(folder.path))
+            made = made or tuple(missing_folders(folder.path))
             folder.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+            _locks.add(handle)
         except OSError as error:
             raise cannot_make(folder.path.parent, error.strerror) from None
-        _locks.add(handle)
+        except KeyboardInterrupt:
+            if made:
+                file.unlink(missing_ok=True)
+                replace(folder, made=made).discard()
+            raise
         try:
             has_lock = lock_file(handle)
             if has_lock is False:
@@ -63,7 +69,7 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
             try:
                 yield mine
             finally:
-                if not mine.config.exists():
+                if not mine.status.exists():  # nothing has begun
                     file.unlink(missing_ok=True)
                     mine.discard()
             return
