@@ -144,7 +144,7 @@ def test_gradients_of_any_groups_are_those_of_rows_apart(
         if not joins:
             shared.backward()
 
-    assert (found - apart)[in_loss].abs().max() < 1e-6  # rotary positions are float32
+    assert (found - apart)[in_loss].abs().max() < 4e-6  # eight units of float32, in which the head gives them
     largest = max(before.norm() for before in expected)
     for parameter, before in zip(model.parameters(), expected, strict=True):
         assert (parameter.grad - before).norm() <= 1e-5 * largest + 1e-6
