@@ -111,43 +111,37 @@ def test_gradients_of_any_groups_are_those_of_rows_apart(
 ) -> None:
     prompts = [prompt for prompt, answers in groups for _ in answers]
     answers = [answer for _, answers in groups for answer in answers]
-    ids, mask, width = rows_of(prompts, answers)
+    lengths = list(map(len, prompts)), list(map(len, answers))
     torch.manual_seed(seed)
-    weights = torch.rand(ids.shape[0], width).mul(2).round() * (torch.rand(ids.shape[0], 1) < 0.8)
+    weights = torch.rand(len(prompts), max(1, *lengths[1])).mul(2).round() * (torch.rand(len(prompts), 1) < 0.8)
     in_loss = weights.any(1).nonzero().flatten().tolist() or [0]  # not the unscored rows; of others not all tokens
-    model = model_of(SHARING[kind]).train().double()
-    labels = ids.masked_fill(mask == 0, -100)
-    apart = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -width:]
-    (apart * weights).sum().backward()
-    expected = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
+    model, apart = (model_of(SHARING[kind]).train().double() for _ in range(2))
     if checkpoints:
         model.gradient_checkpointing_enable()
 
-    distinct = {tuple(prompt): number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    numbers = [distinct[tuple(prompt)] for prompt in prompts]
-    lengths = list(map(len, prompts)), list(map(len, answers))
+    numbers = [prompts.index(prompt) for prompt in prompts]
     blocks = plan_blocks(in_loss, numbers, *lengths, PassLimit(most), 1, apart=10**9)
     assert blocks is not None
-    found = torch.zeros_like(apart)
     for block in blocks[0]:
         shown = [row for rows in block for row in rows]
-        block_ids, block_mask, wide = rows_of([prompts[row] for row in shown], [answers[row] for row in shown])
-        begin = block_ids.shape[1] - wide
-        shared = SharedPrompts(model, model.config, block_ids[:, :begin], block_mask[:, :begin])
+        ids, mask, width = rows_of([prompts[row] for row in shown], [answers[row] for row in shown])
+        labels = ids.masked_fill(mask == 0, -100)
+        expected = apart(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -width:]
+        (expected * weights[shown, :width]).sum().backward()
+        shared = SharedPrompts(model, model.config, ids[:, :-width], mask[:, :-width])
         for number, rows in enumerate(block):
             places = [shown.index(row) for row in rows]
             shared.is_joined = joins and number == len(block) - 1
-            logps, _ = shared.log_probs(model, block_ids[places], block_mask[places])
-            (logps * weights[rows, :wide]).sum().backward()
-            found[rows, :wide] = logps.detach()
+            logps, _ = shared.log_probs(model, ids[places], mask[places])
+            (logps * weights[rows, :width]).sum().backward()
+            assert (logps - expected[places]).abs().max() < 1e-6  # of equal padding: it moves float32 positions
         if not joins:
             shared.backward()
 
-    assert (found - apart)[in_loss].abs().max() < 4e-6  # eight units of float32, in which the head gives them
-    largest = max(before.norm() for before in expected)
-    for parameter, before in zip(model.parameters(), expected, strict=True):
-        assert (parameter.grad - before).norm() <= 1e-5 * largest + 1e-6
+    gradients = [(ours.grad, theirs.grad) for ours, theirs in zip(model.parameters(), apart.parameters(), strict=True)]
+    largest = max(theirs.norm() for _, theirs in gradients)
+    for ours, theirs in gradients:
+        assert (ours - theirs).norm() <= 1e-5 * largest + 1e-6
 
 
 @given(
