@@ -52,12 +52,12 @@ def test_an_answer_that_does_not_reach_its_end_says_why() -> None:
 
 
 def test_a_thought_that_is_ended_is_shown_with_its_answer_and_kept_apart_in_the_conversation() -> None:
-    chat, _, shown = model_chat("<think>so and so", "4$")
+    chat, _, shown = model_chat("<think>two and two", "4$")
     chat.chat = ChatFormat(Letters(), thoughts=THINK, thinking=12)
 
-    assert ask(chat, "2 + 2") == shown[-1] == "<think>so an\n</think>\n\n4$"
+    assert ask(chat, "2 + 2") == shown[-1] == "<think>two a\n</think>\n\n4$"
     assert shown[-1].startswith(shown[0])
-    assert chat.messages[-1] == {"role": "assistant", "content": "4", "reasoning_content": "so an"}
+    assert chat.messages[-1] == {"role": "assistant", "content": "4", "reasoning_content": "two a"}
 
 
 def test_two_models_are_asked_the_same_and_an_answer_that_one_of_them_cannot_give_is_in_neither_conversation() -> None:

@@ -85,8 +85,10 @@ REFERENCE_ARGUMENTS = ("case_idx", "prompt", "case")
 ARGUMENTS = {"score_episode": SCORE_ARGUMENTS, "rollout": ROLLOUT_ARGUMENTS}
 """Parameters of the methods of ENV_KINDS; START_ARGUMENTS for the others."""
 
-GROUP_ARGUMENTS = ("completions", "texts", "messages", "scores", "metrics", "case_idx", "prompt", "case")
-"""Parameters that `score_group` may have, beside the columns of the dataset; the first five are lists."""
+GROUP_LISTS = ("completions", "texts", "messages", "scores", "metrics")
+"""Arguments of `score_group` with one entry for each answer."""
+GROUP_ARGUMENTS = (*GROUP_LISTS, "case_idx", "prompt", "case")
+"""Parameters that `score_group` may have, beside the columns of the dataset."""
 
 
 @dataclass(frozen=True)

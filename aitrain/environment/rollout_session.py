@@ -167,10 +167,12 @@ class RolloutSession(LocalSession):
                 self._pending = request
                 self._untrained += not request.is_trained
                 self._refused += bool(self._limit) and request.is_trained
-                if self._untrained > MAX_UNTRAINED or self._refused > MAX_AFTER_LIMIT:
+                what = ""
+                if self._untrained > MAX_UNTRAINED:
                     what = f"made more than {MAX_UNTRAINED:,} requests with trained=False"
-                    if self._refused > MAX_AFTER_LIMIT:
-                        what = f"asked more than {MAX_AFTER_LIMIT} times after EpisodeTruncated"
+                if self._refused > MAX_AFTER_LIMIT:
+                    what = f"asked more than {MAX_AFTER_LIMIT} times after EpisodeTruncated"
+                if what:
                     raise self._failed(RefusedRequestError(410, f"{what}: end the loop that asks them", "episode_over"))
                 if not (self._limit and request.is_trained):
                     return request

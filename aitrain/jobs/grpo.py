@@ -70,10 +70,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     context.stop.check()
     after, best = NO_SCORES, None
     try:
-        try:
-            _train(context, prepared)
-        finally:
-            prepared.trainer.watch.on_train_end()
+        _train(context, prepared)
         status = "stopped" if prepared.held_out.stopped else "finished"
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
@@ -150,6 +147,8 @@ def _train(context: RunContext, prepared: Prepared) -> None:
             f"{checkpoint} contains pickled code: it was not executed, and the run cannot be resumed from it.\n"
             "Choose another one with --resume-from-checkpoint, and do not trust the source of this one."
         ) from error
+    finally:
+        trainer.watch.on_train_end()  # transformers does not call it after an error
     if trainer.state.global_step == 0:
         raise RunFailed("There was no optimizer step: nothing was trained.\nSee train.log in the run folder.")
     if not trainer.updates:

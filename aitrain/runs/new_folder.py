@@ -45,19 +45,13 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
     """
     file, has_lock = folder.path / LOCK, None
     while True:
-        made = folder.made
         try:
-            made = made or tuple(missing_folders(folder.path))
+            made = folder.made or tuple(missing_folders(folder.path))
             folder.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-            _locks.add(handle)
         except OSError as error:
             raise cannot_make(folder.path.parent, error.strerror) from None
-        except KeyboardInterrupt:
-            if made:
-                file.unlink(missing_ok=True)
-                replace(folder, made=made).discard()
-            raise
+        _locks.add(handle)
         try:
             has_lock = lock_file(handle)
             if has_lock is False:

@@ -55,13 +55,14 @@ class StoredResult:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The result of a run or an eval that has ended; fields that an older one lacks get their
-        defaults.
+        """The result of a run or an eval that has ended; fields that an older one lacks get their defaults.
 
         Raises:
             ConfigError: there is none that can be read.
         """
-        if not (values := read_object(file := RunFolder(folder).result)):
+        file = RunFolder(folder).result
+        values = read_object(file)
+        if not values:
             raise ConfigError(f"{file} is missing or damaged: the run has not ended, or the file was changed.")
         return cls(folder, **{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 

@@ -317,7 +317,8 @@ def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) 
     too_long = f" (prompts of more than {limit} tokens are left out)" if split.dropped else ""
     spare = len(split.train) + len(split.held_out) - prompts_per_step
     fewer = f", hold out fewer (--eval-cases {spare})" if len(split.held_out) and spare > 0 else ""
+    smaller = f", or take fewer a step (--rl-prompts-per-step {len(split.train)})" if len(split.train) else ""
     raise ConfigError(
         f"One step needs {prompts_per_step} prompts, and the cases to train on are {len(split.train)}{too_long}.\n"
-        f"Build more cases{fewer}, or take fewer a step (--rl-prompts-per-step {max(1, len(split.train))})."
+        f"Build more cases{fewer}{smaller}."
     )

@@ -59,7 +59,7 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._train_start = time.monotonic()
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        """Stop it; a training that was ended by an error is stopped by the job."""
+        """Stop it."""
         self.seconds_before, self._train_start = self.trained_seconds, None
 
     def on_step_begin(self, *_: object, **__: object) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from aitrain.environment.contract import (
     GROUP_ARGUMENTS,
+    GROUP_LISTS,
     SCORE_ARGUMENTS,
     ZERO_TO_ONE,
     Bounds,
@@ -37,8 +38,6 @@ ANY_SOURCE = "*"
 """Name of the judges of rows whose `data_source` has none of its own."""
 GIVEN = {*SCORE_ARGUMENTS, *GROUP_ARGUMENTS}
 """Arguments that judges get beside the columns of the row."""
-LISTS = GROUP_ARGUMENTS[:5]
-"""Arguments of `score_group` with one entry for each answer."""
 MODELS = {"rubric": Rubric, "ranking": Ranking}
 """Judges that ask a model."""
 REMOTE = ("http://", "https://")
@@ -209,7 +208,7 @@ class Judges:
         alone = [judge for judge in judges if not judge.compares]
         known = [n for n, own in enumerate(metrics) if not alone or any(judge.name in own for judge in alone)]
         lists = {"texts": texts, "metrics": metrics, **group}
-        own = {name: [lists[name][n] for n in known] for name in LISTS if name in lists}
+        own = {name: [lists[name][n] for n in known] for name in GROUP_LISTS if name in lists}
         comparing = [judge for judge in judges if judge.compares] if known else []
         columns = []
         for judge, value in zip(comparing, _called(comparing, {**lists, **own}), strict=True):
