@@ -37,7 +37,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -145,6 +145,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     folded = {other.casefold(): other for other in known if abs(len(other) - size) <= wrong}
     near = get_close_matches(word.casefold(), folded, 1, (size - wrong) / size)
     return f" Did you mean {folded[near[0]]}?" if near else ""
+
+
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Context whose errors name the environment, if it has a name."""
+    try:
+        yield
+    except AitrainError as error:
+        if name:
+            first, *rest = str(error).split("\n")
+            error.args = ("\n".join([f"{first.removesuffix('.')} (environment {name})", *rest]), *error.args[1:])
+        raise
 
 
 WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}

@@ -157,7 +157,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
 
         from aitrain.environment.requirements import with_requirements
         from aitrain.environment.runner import EnvRunner, start_runner
-        from aitrain.jobs.env_loading import check_environments, load_runner
+        from aitrain.jobs.env_loading import check_environments, describe_run, load_runner
         from aitrain.jobs.grpo import run
         from aitrain.training.run_context import RunContext, StopRequest
 
@@ -191,7 +191,16 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         announce, progress = report.during(show), heartbeat.progress
         result = run(
             RunContext(
-                config, folder, runner, announce, stop, plan.checkpoint, progress, check_environments, try_to_write_card
+                config,
+                folder,
+                runner,
+                announce,
+                describe_run(runner),
+                stop,
+                plan.checkpoint,
+                progress,
+                check_environments,
+                try_to_write_card,
             )
         )
     assert result is not None  # as it is no dry run

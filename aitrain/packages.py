@@ -58,3 +58,12 @@ def named_folder(name: str) -> Path | None:
     cache = os.environ.get("AITRAIN_CACHE")  # of what is kept between runs
     cache = cache or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "aitrain")
     return Path(cache, SMOLLM2).expanduser() if name == SMOLLM2 else None
+
+
+def public_base(base: str) -> str:
+    """A base as others may read it: of a folder of this machine only the name; Hub names as they are."""
+    if Path(base).parts[-2:] == ("aitrain", "tiny_model"):
+        return TINY  # the shipped model has another path on each machine
+    if Path(base) == named_folder(SMOLLM2):
+        return SMOLLM2
+    return Path(base).name if base.startswith(("/", "~", ".")) else base

@@ -13,7 +13,7 @@ from aitrain import ConfigError
 from aitrain.environment.completion_parser import THINK
 from aitrain.jobs.chat import ChatSession, ModelChat
 from aitrain.launch.command_processes import run_on_terminal
-from aitrain.options.reading import write_yaml
+from aitrain.options.yaml_text import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import Limits

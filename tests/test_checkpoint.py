@@ -33,7 +33,7 @@ def filled(folder: RunFolder, step: int, weights: str = "1.5") -> Path:
     made = folder.checkpoints / f".saving-{step}" / f"checkpoint-{step}"
     (made / "deep").mkdir(parents=True)
     (made / "deep" / "weights").write_text(weights)
-    seal(made, Manifest(step, {"lr": 1e-5}, {}, "cases", 1, {}))
+    seal(made, Manifest(step, {"lr": 1e-5}, {}, "cases", 1))
     return made
 
 

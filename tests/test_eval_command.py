@@ -12,10 +12,11 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import THOUGHT_TOKENS
 from aitrain.options.train import TrainConfig
+from aitrain.runs.checkpoint import weights_stamp
 from aitrain.runs.environment_source import source_hash
-from aitrain.runs.model_reference import read_model, weights_stamp
+from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import RecordedTurn, RolloutRecord
-from aitrain.runs.result import EvalResult, model_of, with_scores
+from aitrain.runs.result import EvalResult, with_scores
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from tests.conftest import run_in_process
 from tests.runs.scorings import only
@@ -52,7 +53,7 @@ class Evals:
             record = RolloutRecord(
                 row_number=0, sample=0, score=self.score, eval_phase="eval_sampled", turns=(RecordedTurn(3, 0),)
             )
-            begun = EvalResult(folder.path, model_of(reference), "Arithmetic", 42, 1, 1)
+            begun = EvalResult(folder.path, reference.facts, "Arithmetic", 42, 1, 1)
             with_scores(begun, only(["0"]), [record]).write()
 
 

@@ -12,7 +12,8 @@ from aitrain import EnvRequirements, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.environment.requirements import with_requirements
 from aitrain.options.algorithms import remarks
-from aitrain.options.reading import as_command, resolve, write_yaml
+from aitrain.options.reading import as_command, resolve
+from aitrain.options.yaml_text import write_yaml
 
 
 def as_trl(**options: Any) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli import main
-from aitrain.options.reading import read_yaml, resolve, write_yaml
+from aitrain.options.reading import resolve
 from aitrain.options.section import Option, options_of
+from aitrain.options.yaml_text import read_yaml, write_yaml
 from tests.conftest import run_in_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here")]

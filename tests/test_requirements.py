@@ -81,7 +81,7 @@ def test_a_declaration_that_cannot_be_is_a_failure_of_the_environment(requiremen
 def manifest(config: TrainConfig, environment: object) -> Manifest:
     resolved, _ = with_requirements(config, environment)
     requires = NEEDS.as_options() if isinstance(environment, Needs) else {}
-    return Manifest(1, resolved.written(), {"requires": requires}, "", 1, {})
+    return Manifest(1, resolved.written(), {"requires": requires}, "", 1)
 
 
 def test_a_resumed_run_may_leave_out_again_what_the_environment_declared() -> None:

@@ -11,8 +11,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from aitrain import TrainConfig
-from aitrain.options.reading import read_yaml
 from aitrain.options.section import json_schema, options_of
+from aitrain.options.yaml_text import read_yaml
 from aitrain.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]

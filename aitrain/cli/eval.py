@@ -26,13 +26,17 @@ from aitrain.cli.flags import (
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Event, Note, Phase
 from aitrain.options.environment import DECLARED_OPTIONS, EnvironmentOptions
-from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
+from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
 from aitrain.options.generation import beside_thought
 from aitrain.options.reading import place_of_run, read_file, resolve
+from aitrain.options.train import OF_THE_RUN
+from aitrain.packages import version_of
+from aitrain.runs.checkpoint import weights_stamp
+from aitrain.runs.environment_source import source_hash
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.held_out import DECODINGS, interval_text
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
-from aitrain.runs.result import JOB, EvalResult, changed_since
+from aitrain.runs.result import JOB, EvalResult
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.ui.output import escape_controls
 
@@ -198,8 +202,17 @@ def _differences(folder: RunFolder, reference: ModelReference, config: EvalConfi
     declared = {*DECLARED_OPTIONS.values()} - config.model_fields_set  # they are those of the environment
     names = sorted({*before, *now} - MAY_DIFFER - declared)
     differs = [f"other {name}" for name in names if before.get(name) != now.get(name)]
-    changed = changed_since(folder, reference)
-    return [*differs, *([f"{changed} has changed"] if changed else [])]
+    begun = read_object(folder.environment)
+    of_model, files = begun.get("model"), [Path(file) for file in begun.get("files", ())]
+    if of_model and of_model["weights"] != weights_stamp(reference.base, reference.adapter):
+        differs.append(f"model: {reference.given} has changed")
+    if files and begun["sha256"] != source_hash(files):
+        differs.append(f"environment: {', '.join(map(str, files))} has changed")
+    for package in filter(None, (begun.get("package") or "").split(", ")):
+        name, _, version = package.partition(" ")
+        if version != str(version_of(name)):
+            differs.append(f"environment: {name} {version} has changed")
+    return differs
 
 
 # -- the table of results

@@ -44,8 +44,9 @@ def sweep(
     from aitrain.launch.hardware import visible_gpus  # these here, as they need Optuna
     from aitrain.launch.processes import on_stop_signals
     from aitrain.launch.sweep import Sweep, check_sweep, device_shares, pruner_of
-    from aitrain.options.reading import resolve, write_yaml
+    from aitrain.options.reading import resolve
     from aitrain.options.sweep import SweepConfig
+    from aitrain.options.yaml_text import write_yaml
     from aitrain.ui.dashboard import Dashboard, event_line
     from aitrain.ui.sweep_page import best_trial, open_study, outcome, trial_name, values_text, write_page
     from aitrain.ui.terminal import Screen, on_standard_error

@@ -7,8 +7,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
@@ -29,7 +29,7 @@ from aitrain.environment.user_modules import (
     names_in,
     no_bytecode,
 )
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean, errors_of
 from aitrain.execution.user_code import failure_message
 from aitrain.options.train import TrainConfig
 from aitrain.packages import BUNDLED, PACKAGE
@@ -115,18 +115,6 @@ def locate_environments(config: TrainConfig) -> dict[str, EnvSource]:
         is_first = source.is_module or not number
         sources[name] = source if is_first else replace(source, module=f"{source.module}_{number}")
     return sources
-
-
-@contextmanager
-def errors_of(name: str) -> Iterator[None]:
-    """Context whose errors name the environment, if it has a name."""
-    try:
-        yield
-    except AitrainError as error:
-        if name:
-            first, *rest = str(error).split("\n")
-            error.args = ("\n".join([f"{first.removesuffix('.')} (environment {name})", *rest]), *error.args[1:])
-        raise
 
 
 def _adapter_source(adapter: Adapter, id: str) -> EnvSource:

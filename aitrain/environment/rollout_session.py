@@ -24,7 +24,6 @@ from aitrain.environment.contract import (
 )
 from aitrain.environment.endpoint import ChatAnswer, ChatRequest, Endpoint, RequestQueue, TrainedConversation
 from aitrain.environment.http_server import RefusedRequestError
-from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import (
     AssistantTurn,
     EnvResponse,
@@ -237,8 +236,14 @@ def _untrained(request: ChatRequest) -> UntrainedChat:
     return UntrainedChat(request.messages, request.tools or ())
 
 
+def is_served(environment: object) -> bool:
+    """Whether an environment is a ServedEnvironment, whose module a run without one need not import."""
+    return hasattr(environment, "served_source")
+
+
 def session_for(environment: Any, case: Case | None = None) -> SessionLike:
     """The session of a new episode; `case` is needed for an environment that a server has."""
-    if isinstance(environment, ServedEnvironment):
-        return environment.session(case)
+    if is_served(environment):
+        session: SessionLike = environment.session(case)
+        return session
     return RolloutSession(environment) if env_kind(environment) == "rollout" else Session(environment)

@@ -26,9 +26,8 @@ from aitrain.environment.contract import (
     named_by,
     scores_groups,
 )
-from aitrain.environment.rollout_session import session_for
+from aitrain.environment.rollout_session import is_served, session_for
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.served_environment import CONCURRENT_CALLS, ServedEnvironment
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Message, ResetResult, SessionLike
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
@@ -95,7 +94,8 @@ def _stored(file: Path) -> Any:
     return pickle.loads(file.read_bytes())
 
 
-THREADS = 64
+THREADS, SERVED_CALLS = 64, 256
+"""Calls at the same time, unless --rl-env-workers says how many; those of a server only wait."""
 PROCESSES_PER_CORE = 4
 
 REPEATABLE = ("raised", "timed_out", "crashed", "server")
@@ -174,7 +174,7 @@ class EnvRunner:
     @cached_property
     def is_served(self) -> bool:
         """Whether the environment runs on a server."""
-        return isinstance(self.environment, ServedEnvironment)
+        return is_served(self.environment)
 
     @cached_property
     def has_sessions(self) -> bool:
@@ -216,7 +216,7 @@ class EnvRunner:
     @cached_property
     def max_calls(self) -> int:
         """Calls that are made at the same time."""
-        default = CONCURRENT_CALLS if self.is_served else THREADS
+        default = SERVED_CALLS if self.is_served else THREADS
         default = default if self.processes is None else PROCESSES_PER_CORE * usable_cores()
         return min(self.config.env_calls or default, self.config.rl_env_episodes or default)
 

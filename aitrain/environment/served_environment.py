@@ -335,10 +335,6 @@ class ServedSession:
         return server
 
 
-CONCURRENT_CALLS = 256
-"""Calls at the same time, unless --rl-env-workers says how many: they only wait."""
-
-
 class ServedEnvironment:
     """The environment of one server, or of several that serve the same one: each episode is played on the one that
     plays the fewest. `connect` makes a subclass that has the environment's name, and the methods that it has there."""

@@ -32,7 +32,7 @@ from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.model_reference import before_training, read_model
 from aitrain.runs.requests import ChatSetup
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.model import load_policy
+from aitrain.training.loaded_policy import load_policy
 from aitrain.ui.output import escape_controls, exit_now, run_job
 from aitrain.ui.terminal import ChatView
 

@@ -1,4 +1,4 @@
-"""Loads the environments of a run, in the process that trains, and checks them before the training.
+"""Loads the environments of a run, in the process that trains, describes them, and checks them before the training.
 
 On a Ray cluster an actor on each machine runs `aitrain env serve`; the training uses all of them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import random
 import re
 import secrets
@@ -15,23 +16,28 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from aitrain import activity
+from aitrain.environment.adapters import adapter_named
 from aitrain.environment.contract import check_methods
 from aitrain.environment.dataset import Datasets
-from aitrain.environment.loader import EnvSource, errors_of, load_env, locate_environments
-from aitrain.environment.requirements import with_largest, with_requirements
+from aitrain.environment.loader import EnvSource, load_env, locate_environments
+from aitrain.environment.requirements import requirements_of, with_largest, with_requirements
 from aitrain.environment.runner import EnvRunner, MixedRunner, Runner, start_runner
 from aitrain.environment.served_environment import TOKEN_VARIABLE, ServedEnvironment, connect
-from aitrain.errors import EnvironmentFailed
+from aitrain.errors import EnvironmentFailed, errors_of
 from aitrain.events import Announce, Note
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.execution.ray_connection import connected, machines
+from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
+from aitrain.packages import version_of
+from aitrain.redaction import without_secrets
+from aitrain.runs.environment_source import files_of, source_facts, source_hash
 
 if TYPE_CHECKING:
     from aitrain.training.run_context import RunContext
@@ -105,6 +111,60 @@ def check_environments(context: RunContext, built: Mapping[str, Datasets]) -> No
                     f"Each of the {found.played} episodes that were tried failed: {found.all_failed}\n"
                     "A run whose held-out cases all fail ends before its first step. Try one: aitrain env play"
                 )
+
+
+# -- environment.json
+
+PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
+
+
+def describe_run(runner: Runner) -> dict[str, Any]:
+    """Environments, versions and hardware of a run. Of several environments, what they are together, and each."""
+    import torch  # here, as environments are loaded before it
+
+    parts, each = runner.parts, dict[str, dict[str, Any]]()
+    packages = dict.fromkeys(PACKAGES)
+    for name, part in parts.items():
+        each[name] = {
+            **source_facts(part.environment),
+            "config": without_secrets(part.config.rl_env_config or {}),
+            "requires": requirements_of(part.environment).as_options(),
+        }
+        if isinstance(part.environment, ServedEnvironment):
+            each[name] |= part.environment.facts
+        adapter = adapter_named(part.config.env_place.partition(":")[0])
+        if adapter is not None and adapter.package:
+            packages[adapter.package] = None
+    commit = None
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        commit = done.stdout.strip() or None
+    facts = {
+        "packages": {name: version for name in packages if (version := version_of(name))},
+        "git_commit": commit,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": usable_cores(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }
+    if "" in each:
+        return {**each[""], **facts}
+    for name, share in runner.config.env_shares.items():
+        each[name] |= {"share": share, "score_range": parts[name].config.rl_score_range}
+    joined = {
+        key: ", ".join(dict.fromkeys(one[key] for one in each.values() if one.get(key))) or None
+        for key in ("module", "file", "package")
+    }
+    return {
+        **joined,
+        "class": ", ".join(f"{name}={one['class']}" for name, one in each.items()),
+        "sha256": source_hash(file for part in parts.values() for file in files_of(part.environment)),
+        "config": {name: one["config"] for name, one in each.items()},
+        "requires": {option: getattr(runner.config, option) for one in each.values() for option in one["requires"]},
+        "environments": each,
+        **facts,
+    }
 
 
 # -- an environment on a Ray cluster

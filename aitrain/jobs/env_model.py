@@ -24,7 +24,8 @@ from aitrain.rollout.limits import limits_of
 from aitrain.runs.model_reference import read_model
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import shown_episodes
-from aitrain.training.model import context_length, load_configuration, load_policy, load_tokenizer
+from aitrain.training.loaded_policy import load_policy
+from aitrain.training.model import context_length, load_configuration, load_tokenizer
 from aitrain.workbench.check import registry
 from aitrain.workbench.check.process import Message
 from aitrain.workbench.check.registry import EnvCheck, Send

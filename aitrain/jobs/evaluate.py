@@ -1,33 +1,67 @@
-"""The eval job from top to bottom: prepare, play the cases, write the result."""
+"""The eval job from top to bottom: prepare the cases, the model and its engine, which is transformers, vLLM servers or an
+address; play the cases; write the result."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 
-from aitrain.engines.scopes import frozen_heap
-from aitrain.errors import Interrupted
+from aitrain.batch import plan_batch
+from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
+from aitrain.engines.hf import HFEngine
+from aitrain.engines.proxy_batcher import offer_model
+from aitrain.engines.sampling import Sampling
+from aitrain.engines.scopes import evaluation_mode, frozen_heap
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerNeeds, check_servers
+from aitrain.engines.server_fleet import ServerFleet
+from aitrain.engines.weight_sync import AdapterSync, WeightVersion
+from aitrain.environment.contract import Case, named_by
+from aitrain.environment.tools import Tools
+from aitrain.errors import ConfigError, Interrupted
 from aitrain.events import Ended, Evaluating
+from aitrain.execution.failure import FailureCount
 from aitrain.options.evaluate import EvalConfig
-from aitrain.runs.checkpoint import clean_partial
+from aitrain.rollout.engine import RolloutClock
+from aitrain.rollout.episode import Rollout
+from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.limits import EndOfTurn, limits_of
+from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
+from aitrain.runs.checkpoint import clean_partial, weights_stamp
 from aitrain.runs.environment_source import files_of
 from aitrain.runs.held_out import Scoring
-from aitrain.runs.model_reference import read_model, weights_stamp
-from aitrain.runs.records import read_rollouts
-from aitrain.runs.result import PHASE, EvalResult, model_of, with_scores
-from aitrain.runs.run_folder import write_json
+from aitrain.runs.model_reference import ModelReference, read_model, run_options
+from aitrain.runs.records import prompt_key, read_rollouts
+from aitrain.runs.result import PHASE, EvalResult, with_scores
+from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from aitrain.runs.statistics import mean_score
-from aitrain.training.distributed import explain_timeout
-from aitrain.training.eval_preparation import PreparedEval, prepare_eval
-from aitrain.training.evaluation import EvalPhase, evaluate
-from aitrain.training.run_context import RunContext
-from aitrain.training.run_recorder import RunRecorder, describe_run, keep_sources
+from aitrain.training.chat_templates import chat_format
+from aitrain.training.dataset import ShownCases, begin, build_datasets, longest_episode
+from aitrain.training.distributed import explain_timeout, init_processes
+from aitrain.training.evaluation import BATCH, EvalPhase, EvalPlan, content_of, evaluate, mixture_of
+from aitrain.training.holdout import prompt_limit, prompt_limits, split_each
+from aitrain.training.loaded_policy import LoadedPolicy, load_policy, tokenizer_folder
+from aitrain.training.model import choose_precision, load_tokenizer, model_path
+from aitrain.training.policy_rollouts import PolicyRollouts
+from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
 from aitrain.training.training_batch import PlayedEpisode
+from aitrain.vllm.client import VLLMClient
+from aitrain.vllm.server_arguments import needed_rank
+from aitrain.vllm.server_process import adapter_rank
+
+SERVED_BATCH = 256
+"""Episodes at a time with vLLM, which batches them itself."""
+REQUESTS_BATCH = 4
+"""Episodes of a batch for each request at a time to an address: the slowest one of a batch holds up the next."""
 
 
 def run(context: RunContext) -> EvalResult | None:
@@ -42,18 +76,16 @@ def run(context: RunContext) -> EvalResult | None:
         if is_first:
             clean_partial(context.folder)
             shutil.rmtree(context.folder.rollouts, ignore_errors=True)  # of an earlier start
-        prepared = prepare_eval(context, config, read_model(config.model))
-        with frozen_heap(), closing(prepared.rollouts):
-            return _play_and_score(context, config, prepared)
+        rollouts, plan, begun = _prepare(context, config, read_model(config.model))
+        with frozen_heap(), closing(rollouts):
+            return _play_and_score(context, rollouts, plan, begun)
 
 
-def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedEval) -> EvalResult | None:
-    progress, folder, reference = context.progress, context.folder, prepared.reference
-    is_main = PartialState().is_main_process
-    if is_main:
-        _describe(context, prepared)
+def _play_and_score(
+    context: RunContext, rollouts: PolicyRollouts, plan: EvalPlan, begun: EvalResult
+) -> EvalResult | None:
+    progress, folder, is_main = context.progress, context.folder, PartialState().is_main_process
     progress.pids = gather_object([os.getpid()])
-    plan = prepared.plan
     steps = len(plan.cases) * sum(len(plan.numbers(name)) for name in plan.decodings)
     progress.steps, progress.step, progress.seconds = steps, 0, 0.0
     began, failed = time.monotonic(), 0
@@ -71,39 +103,182 @@ def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedE
         context.announce(Evaluating(done, steps, decoding, mean, left, failed / max(1, done)))
         scored = sum(sample.score is not None for sample in played)
         dropped = sum(sample.is_dropped for sample in played)
-        prepared.rollouts.failures.after_batch(scored, failures, len(played) - dropped)
+        rollouts.failures.after_batch(scored, failures, len(played) - dropped)
         if context.stop.on_any_rank() and done < steps:
             raise Interrupted(f"Stopped after {done} of {steps} episodes.")
 
     context.enter(f"scoring {len(plan.cases)} cases", moves_files=False)
-    step, recorder = reference.step or 0, RunRecorder(folder, None)
-    evaluate(prepared.rollouts, plan, EvalPhase(PHASE, step, step), recorder.add_rollouts, after_batch)
+    step, recorder = begun.model["step"] or 0, RunRecorder(folder, None)
+    evaluate(rollouts, plan, EvalPhase(PHASE, step, step), recorder.add_rollouts, after_batch)
     progress.status, progress.ends_at = "finished", None
     if not is_main:
         return None
-    begun = EvalResult(
-        folder.path,
-        model_of(reference),
-        context.runner.label,
-        config.seed,
-        len(plan.cases),
-        plan.samples,
-        overlap=prepared.overlap,
-        seconds=progress.seconds or 0.0,
-    )
     records = (record for file in folder.rollout_files for record in read_rollouts(file))
-    result = with_scores(begun, plan.mixture, records)
+    result = with_scores(replace(begun, seconds=progress.seconds or 0.0), plan.mixture, records)
     result.write()
     context.announce(Ended("finished", progress.step))
     return result
 
 
-def _describe(context: RunContext, prepared: PreparedEval) -> None:
-    """Write environment.json, with the model."""
-    reference, runner = prepared.reference, context.runner
-    played = {
-        "model": {**model_of(reference), "weights": weights_stamp(reference.base, reference.adapter)},
-        "files": [str(file) for part in runner.parts.values() for file in files_of(part.environment)],
-    }
-    write_json(context.folder.environment, {**describe_run(runner), **played})
-    keep_sources(runner, context.folder)
+# -- preparation
+
+
+def _prepare(
+    context: RunContext, config: EvalConfig, reference: ModelReference
+) -> tuple[PolicyRollouts, EvalPlan, EvalResult]:
+    """Load and check everything, and write environment.json; returns also the result without scores. Every rank must
+    call this.
+
+    Raises:
+        AitrainError: an option, the environment or the model cannot be used; an address does not answer.
+    """
+    begin(context)
+    runner, policy, clock = context.runner, None, RolloutClock()
+    if reference.kind == "url":  # there is no tokenizer, and there are no weights
+        if isinstance(config.thinking, int):
+            raise ConfigError("thinking: a model behind an address takes on, off, low, medium or high, no budget")
+        accelerator, chat = Accelerator(cpu=True), MessageFormat(NotBehindAPI(), thinking=config.thinking)
+        with closing(EventLoop()) as loop:
+            name = loop.run(served_model(reference.base, config.model_name))
+        reference = replace(reference, name=name)
+        built = build_datasets(context, chat.tokenizer, processes=1)
+        # its server renders the conversations
+        tools = {name: Tools.of(part.environment) for name, part in runner.parts.items()}
+        shown, most = ShownCases(built, chat, tools), None
+    else:
+        precision = choose_precision(config)
+        context.note(precision.note, "info")
+        processes = init_processes(config, precision)
+        accelerator = Accelerator(
+            mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no", cpu=precision.use_cpu
+        )
+        of_base, folder = config.model_copy(update={"model": reference.base}), tokenizer_folder(reference)
+        tokenizer = load_tokenizer(of_base, folder, partial(context.note, level="info"))
+        shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
+        context.stop.check()
+        context.enter(f"loading {reference.given}")
+        asked_for = any(_asks_for_model(part.environment) for part in runner.parts.values())
+        policy = load_policy(reference, config, with_weights=asked_for or not config.use_vllm)
+        most = prompt_limit(config, policy.context)
+    prompts = prompt_limits(runner, shown.chat, most, shown.tools)
+    per_step = plan_batch(config, processes=1).prompts_per_step
+    split = split_each(shown.built, config, prompts, per_step, is_eval=True)
+    if split.dropped:
+        context.note(f"{split.dropped} cases dropped: their prompt has more than {most} tokens.")
+    same = 0 if reference.run is None else split.overlap  # no run trained it: it has seen none of the training's cases
+    if overlap := max(same, _trained_on(reference, split.held_out)):
+        context.note(
+            f"{overlap} of {len(split.held_out)} cases were trained on, or chose the step (--save-best), or look the"
+            " same as such a case: their score does not show what was learned for new prompts."
+        )
+    before = read_object(RunFolder(reference.run).environment).get("weights") if reference.run else None
+    now = weights_stamp(reference.base) if reference.adapter else None
+    if before and now and before != now:  # what is on the Hub has none
+        context.note(f"{reference.base}, the base of {reference.given}, has changed since the training of its adapter.")
+    engine: ChatEndpoint | HFEngine | VLLMServerEngine
+    evaluating: Callable[[], AbstractContextManager[None]] = nullcontext
+    scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    if policy is None:
+        size = REQUESTS_BATCH * (concurrency := config.concurrency or 16)
+        engine = ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=concurrency)
+        for part in runner.parts.values():
+            part.offer(NotBehindAPI("model"), chat.tokenizer)
+    else:
+        evaluating, completer = partial(evaluation_mode, policy.model), None
+        if config.use_vllm:
+            longest = longest_episode(split.held_out, prompts, shown.most_new_tokens(runner), policy.context)
+            engine = completer = _server_engine(context, config, reference, policy, longest)
+            size = config.concurrency or SERVED_BATCH
+        else:
+            accelerator.prepare_model(policy.model, evaluation_mode=True)  # the autocast of a training
+            engine = policy.engine()
+            size = config.concurrency or max(BATCH, config.completions_per_pass)
+        scoring = offer_model(runner, policy.model, shown.chat.tokenizer, completer)
+    engine.clock = clock
+    end = EndOfTurn([FILLER]) if policy is None else policy.end
+    limits = limits_of(runner, None if policy is None else policy.context)
+    rollouts = PolicyRollouts(
+        Rollout(runner, engine, shown.chat, limits, end, scoring, clock),
+        accelerator,
+        config.seed,
+        context.note,
+        FailureCount(runner.config.rl_max_failed),
+        evaluating=evaluating,
+        weight_version=lambda: reference.step or 0,
+    )
+    mixture = mixture_of(runner, split.held_out)
+    plan = EvalPlan(split.held_out, config.eval_samples, 0, size, decodings=config.decodings, mixture=mixture)
+    model = reference.facts
+    if accelerator.is_main_process:
+        facts = {
+            **context.facts,
+            "model": {**model, "weights": weights_stamp(reference.base, reference.adapter)},
+            "files": [str(file) for part in runner.parts.values() for file in files_of(part.environment)],
+        }
+        write_json(context.folder.environment, facts)
+        keep_sources(runner, context.folder)
+    cases = len(plan.cases)
+    begun = EvalResult(
+        context.folder.path, model, runner.label, config.seed, cases, config.eval_samples, overlap=overlap
+    )
+    return rollouts, plan, begun
+
+
+# -- the cases
+
+
+def _trained_on(reference: ModelReference, cases: Sequence[Case]) -> int:
+    """Number of cases that the model was trained on, or its step was chosen by, as the records of its run say."""
+    if reference.run is None:
+        return 0
+    seen, chose = set[str](), run_options(reference).get("save_best")
+    for file in RunFolder(reference.run).rollout_files:
+        for record in read_rollouts(file):
+            is_used = record.discarded is None if not record.eval_phase else chose and record.eval_phase[:4] == "step"
+            if is_used and (reference.step is None or record.step <= reference.step):
+                seen.add(prompt_key(record.prompt or record.row))
+    return sum(prompt_key(content_of(case)) in seen for case in cases)
+
+
+def _asks_for_model(environment: object) -> bool:
+    """Whether the environment's `score_episode` has a parameter for the model."""
+    method = getattr(environment, "score_episode", None)
+    return method is not None and "model" in (named_by(method) or ("model",))
+
+
+# -- vLLM servers
+
+
+def _server_engine(
+    context: RunContext, config: EvalConfig, reference: ModelReference, policy: LoadedPolicy, longest: int | None
+) -> VLLMServerEngine:
+    """The engine of vLLM servers; `longest` is the maximum tokens of an episode, None for the model's context.
+
+    Raises:
+        ConfigError: a server cannot be used.
+    """
+    adapter, rank, path = reference.adapter, adapter_rank(reference), model_path(reference.base)
+    needs = ServerNeeds(path, longest or 0, rank and needed_rank(rank), trains=False)
+    base = check_servers(config.vllm_server_urls, needs)
+    fleet = ServerFleet.of(map(VLLMClient, config.vllm_server_urls), SavedAdapter(adapter or Path(path)))
+    fleet.give_up_reason, fleet.notify = context.give_up_reason, context.note
+    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
+    if adapter is None:
+        engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded
+    return engine
+
+
+class SavedAdapter(AdapterSync):
+    """Loads an adapter from the folder in which a run has saved it."""
+
+    def __init__(self, adapter: Path) -> None:
+        super().__init__(None, adapter.resolve().parent)
+        self._adapter = adapter.resolve()
+
+    def path(self, version: WeightVersion) -> Path:
+        """The folder of the adapter."""
+        return self._adapter
+
+    def write(self, version: WeightVersion) -> int:
+        """No-op: the files exist."""
+        return 0

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
+from aitrain.packages import public_base
 from aitrain.runs.json_values import as_object
-from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_base, read_model, run_options
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, read_model, run_options
 from aitrain.runs.new_folder import new_folder
 from aitrain.runs.requests import DTYPES, ExportRequest
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.training.model import load_configuration, load_policy, load_tokenizer
-from aitrain.training.saving import HubRepository, LogitCheck, check_token, write_whole_model
+from aitrain.training.loaded_policy import load_policy
+from aitrain.training.model import load_configuration, load_model, load_tokenizer
+from aitrain.training.saving import HubRepository, check_token, merged
 from aitrain.ui.card import try_to_write_card, write_short_card
 from aitrain.ui.output import escape_controls, run_job
 
 NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin", "manifest.json"}
 """Files that only the training reads."""
+
+PROBE = (2, 32)
+"""Rows and tokens of the random input on which logits are compared."""
+TOLERANCE = 1e-3
+"""Largest difference of float32 logits to those of base plus adapter, relative to the largest logit."""
 
 
 def main(request: ExportRequest) -> int:
@@ -133,7 +145,7 @@ def _write(
         try:
             if adapter is None or dtype:
                 _show_progress(f"loading {reference.base} in {dtype}, and merging" if adapter else "loading")
-                check = write_whole_model(lambda: load_policy(reference, config), place, request.shard_size)
+                check = write_whole_model(reference, config, place, request.shard_size)
             else:
                 for file in (adapter / ADAPTER_CONFIG, *adapter.glob("adapter_model*.safetensors*")):
                     shutil.copyfile(file, place / file.name)
@@ -164,6 +176,74 @@ def _files(folder: Path) -> dict[str, int]:
 
 def _show_progress(text: str) -> None:
     print(f"{escape_controls(text)} ...", file=sys.stderr, flush=True)
+
+
+# -- one whole model
+
+
+@dataclass(frozen=True)
+class LogitCheck:
+    """Comparison of a written model, read back from its files, with the trained one."""
+
+    difference: float
+    """Largest difference between their logits."""
+    adapter_effect: float | None
+    """Largest difference that the adapter makes to the logits of its base; None without an adapter."""
+
+    def sentence(self, dtype: torch.dtype) -> str:
+        """The comparison in words, with a warning if rounding took away what was trained."""
+        if self.adapter_effect is None:
+            return f"largest logit difference to the trained model: {self.difference:.2g}"
+        text = (
+            f"largest logit difference to base plus adapter: {self.difference:.2g}"
+            f" (the adapter itself changes them by {self.adapter_effect:.2g})"
+        )
+        if dtype == torch.float32 or self.difference < self.adapter_effect / 2:
+            return text
+        return f"{text}\n! Rounding takes away much of what was trained: export with --dtype float32"
+
+
+def write_whole_model(reference: ModelReference, config: TrainConfig, folder: Path, shard_size: str) -> LogitCheck:
+    """Load a model, merge its adapter, if there is one, and write weights and tokenizer.
+
+    Raises:
+        RunFailed: the written model computes something else. Half precision rounds too much to tell.
+    """
+    policy = load_policy(reference, config)
+    config, tokenizer, model = policy.config, policy.tokenizer, policy.model
+    tokens = model.get_input_embeddings().weight.shape[0]
+    rows = torch.randint(0, tokens, PROBE, generator=torch.Generator().manual_seed(0))
+    del policy
+    trained, effect = _logits(model, rows), None
+    if isinstance(model, PeftModel):
+        with model.disable_adapter():
+            effect = _largest(trained - _logits(model, rows))
+        model = merged(model)
+    model.config.use_cache = True  # off where a training saved it
+    with savable_generation_config(model):
+        model.save_pretrained(folder, max_shard_size=shard_size)
+    tokenizer.save_pretrained(folder)
+    dtype = model.dtype
+    del model
+    gc.collect()  # so that there is never a second copy in memory
+    written = load_model(config.model_copy(update={"model": str(folder)}), dtype).eval()
+    check = LogitCheck(_largest(_logits(written, rows) - trained), effect)
+    if dtype == torch.float32 and not check.difference <= TOLERANCE * max(1.0, _largest(trained)):
+        raise RunFailed(
+            f"The exported model does not compute what was trained: its logits differ by {check.difference:.2g}.\n"
+            "It was not kept. With --adapter-only the adapter is exported as it is."
+        )
+    return check
+
+
+def _logits(model: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(rows.to(model.device)).logits
+    return logits.float().cpu()
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max())
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
 
     gc.disable()  # garbage collections would take a fifth of the import's time
     run = importlib.import_module("aitrain.jobs.evaluate" if is_eval else "aitrain.jobs.grpo").run
-    from aitrain.jobs.env_loading import check_environments
+    from aitrain.jobs.env_loading import check_environments, describe_run
     from aitrain.training.distributed import shutdown_group
     from aitrain.training.run_context import RunContext, StopRequest
     from aitrain.ui.card import try_to_write_card
@@ -164,6 +164,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
                 folder,
                 runner,
                 channel,
+                describe_run(runner),
                 stop,
                 checkpoint,
                 heartbeat.progress,

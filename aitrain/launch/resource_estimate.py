@@ -209,39 +209,24 @@ def changes_that_fit(
         name = f"--{SHARE_OF_VLLM.replace('_', '-')}"
         flags[name] = f"{name} {config.vllm_memory:g}"
     while (peak := estimate_memory(shape, config, batch, device).peak) > allowed:
-        changes = [one for one in _changes(shape, config, batch, device) if one.peak < peak and one.name not in flags]
+        changes = list[tuple[int, str, TrainConfig, BatchPlan]]()
+        for flag, values in _flags(config, batch, device):
+            changed = config.model_copy(update=values)
+            with suppress(ConfigError):  # the batch cannot be divided any more
+                divided = plan_batch(changed, batch.processes)
+                changes.append((estimate_memory(shape, changed, divided, device).peak, flag, changed, divided))
+        changes = [one for one in changes if one[0] < peak and one[1].split()[0] not in flags]
         if not changes:
             return None
-        enough = (change for change in changes if change.peak <= allowed)
-        best = next(enough, None) or min(changes, key=lambda change: change.peak)
-        flags[best.name], config, batch = best.flag, best.config, best.batch
+        enough = (one for one in changes if one[0] <= allowed)
+        _, flag, config, batch = next(enough, None) or min(changes, key=lambda one: one[0])
+        flags[flag.split()[0]] = flag
     return list(flags.values())
 
 
-@dataclass(frozen=True)
-class _Change:
-    """A flag that is not given yet, and the run with it."""
-
-    name: str
-    flag: str
-    """With its value."""
-    config: TrainConfig
-    batch: BatchPlan
-    peak: int
-
-
-def _changes(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[_Change]:
-    """The changes that are possible, the one that changes least of the training first."""
-    for flag, values in _flags(config, batch, device):
-        changed = config.model_copy(update=values)
-        with suppress(ConfigError):  # the batch cannot be divided any more
-            divided = plan_batch(changed, batch.processes)
-            peak = estimate_memory(shape, changed, divided, device).peak
-            yield _Change(flag.split()[0], flag, changed, divided, peak)
-
-
 def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[tuple[str, dict[str, object]]]:
-    """Each flag, with the options that it sets."""
+    """Each flag that is not given yet, with the options that it sets, the one that changes least of the training
+    first."""
     on_gpu, is_ddp = device.kind == "GPU", config.distributed_backend == "ddp"
     if config.disable_gradient_checkpointing:
         yield "--no-disable-gradient-checkpointing", {"disable_gradient_checkpointing": False}

@@ -30,10 +30,11 @@ from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
 from aitrain.machine import usable_cores
 from aitrain.options.other_names import unknown_option
-from aitrain.options.reading import resolve, write_yaml
+from aitrain.options.reading import resolve
 from aitrain.options.section import options_of
 from aitrain.options.sweep import TRL, SweepConfig
 from aitrain.options.train import TrainConfig
+from aitrain.options.yaml_text import write_yaml
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.json_values import as_object
 from aitrain.runs.run_folder import RunFolder, write_json, write_text

@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.generation import GenerationOptions, VLLMOptions
-from aitrain.options.run import BatchOptions, EvaluationOptions, ModelOptions, RunOptions
+from aitrain.options.run import EvaluationOptions, ModelOptions, RunOptions
 from aitrain.options.section import Options
 from aitrain.options.train import TrainConfig
 from aitrain.options.value_types import PositiveInt
@@ -61,11 +61,3 @@ EVAL_FLAGS = {
     *("rl_max_prompt_length", "rl_prompts_per_step", "num_processes", "mixed_precision", "ddp_timeout"),
 }
 """Options of `aitrain eval`; the others of a training have no effect on an eval."""
-
-OF_THE_RUN = {
-    *(name for section in (ModelOptions, EnvironmentOptions, GenerationOptions) for name in section.model_fields),
-    *(name for name in BatchOptions.model_fields if name not in ("epochs", "max_steps", "stop_when_flat")),
-    *("seed", "eval_cases", "eval_samples", "save_best", "rl_num_generations", "peft"),
-    "mixed_precision",
-} - {"model"}
-"""Options that an eval of a run takes over from it: they decide on its cases and episodes."""

@@ -238,3 +238,12 @@ def fsdp_rules(config: TrainConfig) -> Iterator[str]:
     for key in given:
         if key not in FSDP_KEYS:
             yield f"trl: fsdp_config: {key} is not for you to set\nWhat may be set is {', '.join(FSDP_KEYS)}."
+
+
+OF_THE_RUN = {
+    *(name for section in (ModelOptions, EnvironmentOptions, GenerationOptions) for name in section.model_fields),
+    *(name for name in BatchOptions.model_fields if name not in ("epochs", "max_steps", "stop_when_flat")),
+    *("seed", "eval_cases", "eval_samples", "save_best", "rl_num_generations", "peft"),
+    "mixed_precision",
+} - {"model"}
+"""Options that an eval of a run takes over from it: they decide on its cases and episodes."""

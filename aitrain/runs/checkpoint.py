@@ -23,6 +23,7 @@ from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.options.run import COMPLETIONS_PER_PASS
 from aitrain.options.section import options_of
 from aitrain.options.train import TrainConfig, pass_dependent
+from aitrain.packages import named_folder
 from aitrain.redaction import without_secrets
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.records import MetricsLine, RolloutRecord
@@ -55,11 +56,10 @@ class Manifest:
     config: dict[str, object]
     """The resolved options."""
     environment: dict[str, object]
-    """As in environment.json: module, class, file, sha256, config, requires."""
+    """As in environment.json: module, class, file, sha256, config, requires, packages."""
     dataset: str
     """Fingerprint of the training cases."""
     processes: int
-    versions: dict[str, str]
     best: Best | None = None
     owes_evaluation: bool = False
     """Whether the held-out cases were due after this step and were not scored as the training ended there; the run
@@ -308,6 +308,29 @@ def _comparable(config: Mapping[str, object], processes: int) -> dict[str, Any]:
 
 def _shown(name: str, value: object) -> str:
     return "unset" if value is None else str(without_secrets({name: value})[name])
+
+
+def weights_stamp(*folders: str | Path | None) -> list[str]:
+    """Names and digests of the files with weights in some folders, to see that they have changed; empty for those of
+    the Hub. A digest is that of parts of the file: a training changes all of it.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    stamp = list[str]()
+    for place in [named_folder(str(folder)) or Path(folder).expanduser() for folder in folders if folder]:
+        for file in sorted(place.glob("*.safetensors")):
+            digest = hashlib.sha256()
+            try:
+                size = file.stat().st_size
+                with file.open("rb") as stream:
+                    for start in range(0, size, size // 64 + 1):
+                        stream.seek(start)
+                        digest.update(stream.read(4096))
+            except OSError as error:
+                raise ConfigError(f"model: cannot read {file}: {error.strerror}") from error
+            stamp.append(f"{file.name} {digest.hexdigest()}")
+    return stamp
 
 
 def refuse_other_backend(checkpoint: Path, backend: str) -> None:

@@ -6,14 +6,13 @@ Commands that use a trained model (`aitrain eval`, `compare`, `chat`, `export`, 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
@@ -21,9 +20,9 @@ import yaml
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.environment import named_place
 from aitrain.options.generation import beside_thought
-from aitrain.options.reading import LOADER, read_yaml, refuse_bombs
 from aitrain.options.train import TrainConfig
-from aitrain.packages import NAMED_MODELS, SMOLLM2, TINY, named_folder
+from aitrain.options.yaml_text import LOADER, read_yaml, refuse_bombs
+from aitrain.packages import NAMED_MODELS, TINY, public_base
 from aitrain.runs.checkpoint import SHARDS, checkpoints_of, is_named_checkpoint, step_of
 from aitrain.runs.json_values import JsonObject, as_object, read_whole
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
@@ -70,6 +69,11 @@ class ModelReference:
         else:
             text = self.base.rpartition("/")[2]
         return re.sub(r"[^\w.+-]+", "-", text)[:LONGEST_LABEL].strip("-.") or "model"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The model as the files of an eval have it."""
+        return {**asdict(self), "label": self.label}
 
 
 def read_model(given: str) -> ModelReference:
@@ -133,38 +137,6 @@ def found_places(given: object, made: JsonObject, find: Callable[[str, str, Json
     return [
         f"{name}={find(name, place, as_object(each.get(name)))}" for name, place in map(named_place, map(str, given))
     ]
-
-
-def public_base(base: str) -> str:
-    """A base as others may read it: of a folder of this machine only the name; Hub names as they are."""
-    if Path(base).parts[-2:] == ("aitrain", "tiny_model"):
-        return TINY  # the shipped model has another path on each machine
-    if Path(base) == named_folder(SMOLLM2):
-        return SMOLLM2
-    return Path(base).name if base.startswith(("/", "~", ".")) else base
-
-
-def weights_stamp(*folders: str | Path | None) -> list[str]:
-    """Names and digests of the files with weights in some folders, to see that they have changed; empty for those of
-    the Hub. A digest is that of parts of the file: a training changes all of it.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
-    stamp = list[str]()
-    for place in [named_folder(str(folder)) or Path(folder).expanduser() for folder in folders if folder]:
-        for file in sorted(place.glob("*.safetensors")):
-            digest = hashlib.sha256()
-            try:
-                size = file.stat().st_size
-                with file.open("rb") as stream:
-                    for start in range(0, size, size // 64 + 1):
-                        stream.seek(start)
-                        digest.update(stream.read(4096))
-            except OSError as error:
-                raise ConfigError(f"model: cannot read {file}: {error.strerror}") from error
-            stamp.append(f"{file.name} {digest.hexdigest()}")
-    return stamp
 
 
 # -- addresses and folders

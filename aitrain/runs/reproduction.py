@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aitrain.options.reading import read_yaml
+from aitrain.options.yaml_text import read_yaml
 from aitrain.runs.json_values import JsonObject, as_object, as_text
 from aitrain.runs.model_reference import OWN_OPTIONS
 from aitrain.runs.records import MetricsLine, RolloutRecord, read_metrics, read_rollouts

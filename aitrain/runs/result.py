@@ -13,8 +13,6 @@ from typing import Any, Self
 
 from aitrain.cells import html_line, html_table
 from aitrain.errors import ConfigError
-from aitrain.packages import version_of
-from aitrain.runs.environment_source import source_hash
 from aitrain.runs.held_out import (
     DECODINGS,
     IntervalValues,
@@ -24,7 +22,6 @@ from aitrain.runs.held_out import (
     table_texts,
     verdict_sentence,
 )
-from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object, write_json
 from aitrain.runs.statistics import (
@@ -159,7 +156,7 @@ class EvalResult(StoredResult):
     """The scores of one model on an environment. Values by decoding have the keys `sampled` and `greedy`."""
 
     model: dict[str, Any]
-    """The fields of `ModelReference`, and its `label`."""
+    """`ModelReference.facts`."""
     environment: str
     seed: int
     cases: int
@@ -237,23 +234,3 @@ def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRe
         result.stops[name] = dict(Counter(record.stop for record in played))
         result.turns[name] = fmean(len(record.turns) for record in played)
     return result
-
-
-def model_of(model: ModelReference) -> dict[str, Any]:
-    """The model of an eval as its files have it."""
-    return {**asdict(model), "label": model.label}
-
-
-def changed_since(folder: RunFolder, model: ModelReference) -> str | None:
-    """What differs from when the eval in a folder began: its model's weights, or its environment's files; else None."""
-    before = read_object(folder.environment)
-    of_model, files = before.get("model"), [Path(file) for file in before.get("files", ())]
-    if of_model and of_model["weights"] != weights_stamp(model.base, model.adapter):
-        return f"model: {model.given}"
-    if files and before["sha256"] != source_hash(files):
-        return f"environment: {', '.join(map(str, files))}"
-    for package in filter(None, (before.get("package") or "").split(", ")):
-        name, _, version = package.partition(" ")
-        if version != str(version_of(name)):
-            return f"environment: {name} {version}"
-    return None

@@ -141,8 +141,8 @@ class RunFolder:
         """
         # here, because commands that only read runs need none of them
         from aitrain.options.environment import DECLARED_OPTIONS
-        from aitrain.options.reading import write_yaml
         from aitrain.options.section import json_schema
+        from aitrain.options.yaml_text import write_yaml
 
         named = config.model_copy(update={"project_name": self.path.name})
         left_out = {*DECLARED_OPTIONS.values()} - config.model_fields_set | {"node_rank"}

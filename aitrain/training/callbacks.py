@@ -21,8 +21,7 @@ from aitrain.runs.diagnosis import Diagnosis, RunTraits, findings_of
 from aitrain.runs.held_out import bounds_of
 from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.runs.run_folder import append_lines, keep_lines
-from aitrain.training.run_context import RunContext
-from aitrain.training.run_recorder import RunRecorder
+from aitrain.training.run_context import RunContext, RunRecorder
 
 
 class MetricsReporter(TrainerCallback):  # type: ignore[misc]

@@ -18,10 +18,9 @@ from transformers.utils import logging as transformers_logging
 
 from aitrain.environment.contract import Case, Prompt, check_contract, check_methods, env_kind
 from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note, number_apart
-from aitrain.environment.loader import errors_of
 from aitrain.environment.runner import EnvRunner, Runner
 from aitrain.environment.tools import Tools
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, errors_of
 from aitrain.execution.failure import CallFailed
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings

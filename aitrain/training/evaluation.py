@@ -14,9 +14,8 @@ import torch
 from accelerate.utils import set_seed
 
 from aitrain.environment.contract import Case
-from aitrain.environment.loader import errors_of
 from aitrain.environment.runner import Runner
-from aitrain.errors import EpisodesFailed
+from aitrain.errors import EpisodesFailed, errors_of
 from aitrain.rollout.engine import Decoding
 from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, grouped
 from aitrain.runs.records import RolloutRecord, prompt_key, read_rollouts, row_columns

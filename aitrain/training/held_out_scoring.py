@@ -21,8 +21,7 @@ from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of
 from aitrain.training.callbacks import MetricsReporter
 from aitrain.training.distributed import of_first
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
-from aitrain.training.run_context import RunContext
-from aitrain.training.run_recorder import RunRecorder
+from aitrain.training.run_context import RunContext, RunRecorder
 from aitrain.training.tracking import Tracking
 
 if TYPE_CHECKING:

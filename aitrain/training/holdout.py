@@ -14,10 +14,9 @@ from typing import TypeAlias
 
 from aitrain.environment.contract import Case, asks_nothing
 from aitrain.environment.dataset import Cases, Datasets, MixedCases, canonical_text
-from aitrain.environment.loader import errors_of
 from aitrain.environment.runner import Runner
 from aitrain.environment.tools import Tools
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, errors_of
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 
@@ -263,7 +262,7 @@ def split_each(
         ConfigError: an environment has too few cases for its share of one step, or to hold out as many as requested; in
             an eval, it has none to play.
     """
-    splits = {}
+    splits = dict[str, DatasetSplit]()
     for name, share in config.env_shares.items():
         needed = math.ceil(per_step * share)
         with errors_of(name):
@@ -272,20 +271,9 @@ def split_each(
             else:
                 splits[name] = split(built[name], config, prompts[name], needed)
                 check_enough(splits[name], needed, prompts[name].tokens)
-    return joined(splits, prompts)
-
-
-def joined(splits: Mapping[str, DatasetSplit], prompts: Mapping[str, PromptLimit]) -> DatasetSplit:
-    """The splits of all environments as one; held-out cases that another environment trains on count as overlap."""
     parts = list(splits.values())
     if len(parts) == 1:
         return parts[0]
-    trained = {name: {prompts[name].key_of(case) for case in one.train} for name, one in splits.items()}
-    shared = sum(
-        any(prompts[name].key_of(case) in keys for other, keys in trained.items() if other != name)
-        for name, one in splits.items()
-        for case in one.held_out
-    )
 
     def mixed(cases: Iterable[CaseList]) -> MixedCases:
         return MixedCases([part for one in cases for part in parts_of(one)])
@@ -295,7 +283,7 @@ def joined(splits: Mapping[str, DatasetSplit], prompts: Mapping[str, PromptLimit
         mixed(part.held_out for part in parts),
         sum(part.dropped for part in parts),
         sum(part.left_out for part in parts),
-        sum(part.overlap for part in parts) + shared,
+        sum(part.overlap for part in parts),
         parts[0].why_none,
         mixed(part.choosing for part in parts),
     )

@@ -14,8 +14,8 @@ from accelerate.utils import gather_object
 from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
-from aitrain.environment.loader import errors_of
 from aitrain.environment.seeds import derived_seed
+from aitrain.errors import errors_of
 from aitrain.execution.failure import FailureCount
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode, Rollout
@@ -38,8 +38,6 @@ class PolicyRollouts:
     """The policy in evaluation mode."""
     weight_version: Callable[[], int]
     """Returns the number of the policy's optimizer steps."""
-    sampled_tokens: int = 0
-    """Tokens that all ranks sampled in training since `take_sampled_tokens`."""
     loop: EventLoop = field(default_factory=EventLoop)
     gather: Callable[[list[Any]], list[Any]] = gather_object
     """Joins lists of all ranks in their order; every rank must call it. Code that plays and groups episodes uses this
@@ -100,7 +98,6 @@ class PolicyRollouts:
         Raises:
             EpisodesFailed: too many episodes failed in consecutive batches.
         """
-        self.sampled_tokens += sum(one.tokens for one in played)
         self.report_failures(played)
         self.check_abandoned()
         for name in ("", *filter(None, self.rollout.runner.parts)):
@@ -139,11 +136,6 @@ class PolicyRollouts:
         note = self.failures.after_abandoned(sum(threads), lambda: lines)
         if note is not None:
             self.notify(note)
-
-    def take_sampled_tokens(self) -> int:
-        """Tokens that all ranks sampled in training since the last call."""
-        tokens, self.sampled_tokens = self.sampled_tokens, 0
-        return tokens
 
     def invalidate_weights(self) -> None:
         """Mark the engine's weights as outdated, after a change of the policy's weights without an optimizer step."""

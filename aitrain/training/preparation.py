@@ -23,8 +23,7 @@ from aitrain.batch import plan_batch, schedule_cases
 from aitrain.environment.dataset import fingerprint
 from aitrain.errors import ConfigError
 from aitrain.rollout.limits import limits_of
-from aitrain.runs.checkpoint import Manifest
-from aitrain.runs.model_reference import weights_stamp
+from aitrain.runs.checkpoint import Manifest, weights_stamp
 from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
@@ -47,8 +46,7 @@ from aitrain.training.model import (
     lora_config,
     model_without_weights,
 )
-from aitrain.training.run_context import RunContext
-from aitrain.training.run_recorder import RunRecorder, describe_run, keep_sources
+from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
 from aitrain.training.saving import check_token
 from aitrain.training.sharding import check_can_shard, load_once_per_machine
 from aitrain.training.step_events import check_weights_finite
@@ -100,8 +98,8 @@ def prepare(context: RunContext) -> Prepared | None:
     if found is None:
         return None
     inputs, split = found
-    facts = describe_run(context.runner) | {"weights": weights_stamp(config.model), "processes": processes}
-    manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, facts["packages"])
+    facts = {**context.facts, "weights": weights_stamp(config.model), "processes": processes}
+    manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes)
     eval_state = resumed_eval_state(context, manifest)
     context.note(precision.note, "info")
     context.enter("preparing the trainer")

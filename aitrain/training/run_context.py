@@ -1,14 +1,16 @@
-"""The context of a run: its options, folder, environment, listener, and requests to stop."""
+"""The context of a run: its options, folder, environment, listener, and requests to stop; and its recorder, for metrics,
+rollouts and the source of its environments."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from accelerate import PartialState
@@ -20,8 +22,11 @@ from aitrain.environment.runner import Runner
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Note, NoteLevel, Phase
 from aitrain.options.train import TrainConfig
+from aitrain.runs.checkpoint import read_manifest, rewind
+from aitrain.runs.environment_source import keep_source
 from aitrain.runs.heartbeat import Progress
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.records import MetricsLine, RolloutRecord
+from aitrain.runs.run_folder import RunFolder, append_lines, json_lines, read_lines, read_object, sync, write_text
 
 
 @dataclass
@@ -87,6 +92,8 @@ class RunContext:
     """Runs the environment; a run closes it at its end."""
     announce: Announce
     """Gets the events of the run."""
+    facts: Mapping[str, Any]
+    """What environment.json says of the environments, the packages and the hardware."""
     stop: StopRequest = field(default_factory=StopRequest)
     checkpoint: Path | None = None
     """The checkpoint to resume from, None for a new run."""
@@ -114,3 +121,64 @@ class RunContext:
         if self.stop.requested:
             return "A stop was requested."
         return str(read_object(self.folder.server).get("why", ""))
+
+
+# -- records
+
+
+class RunRecorder:
+    """Appends records to the run folder. In a resumed run, the first new record deletes those after the checkpoint, so
+    that a run that is killed earlier keeps them."""
+
+    def __init__(self, folder: RunFolder, checkpoint: Path | None) -> None:
+        self.folder = folder
+        self.resumed_from = None if checkpoint is None else read_manifest(checkpoint)
+
+    def begin(self) -> None:
+        """Delete the old records, once. Every process must call this: none may write meanwhile.
+
+        Raises:
+            CannotWriteError: another command has the run folder.
+        """
+        self.folder.check_owner()
+        if self.resumed_from is None:
+            return
+        state = PartialState()
+        if state.is_main_process:
+            rewind(self.folder, self.resumed_from)
+        self.resumed_from = None
+        state.wait_for_everyone()
+
+    def add_rollouts(self, records: list[RolloutRecord]) -> None:
+        """Append one line per episode to this process's own file. Every process must call this."""
+        self.begin()
+        self.folder.rollouts.mkdir(exist_ok=True)
+        append_lines(self._own_rollouts, (record.to_json() for record in records))
+
+    def add_metrics(self, line: MetricsLine) -> None:
+        """Append one line of metrics; a scoring stands before the line of its step, also if it was made up for later.
+        Only the first process may call this, after `begin`."""
+        before = list(read_lines(self.folder.metrics)) if line.is_scoring else []
+        if before and before[-1].get("step") == line.step:
+            write_text(self.folder.metrics, json_lines([*before[:-1], line.to_json(), before[-1]]))
+        else:
+            append_lines(self.folder.metrics, [line.to_json()])
+
+    def sync(self) -> None:
+        """Make this process's records survive a power cut: a checkpoint must not be newer than its records."""
+        state = PartialState()
+        files = [self._own_rollouts, *([self.folder.metrics] if state.is_main_process else [])]
+        for file in files:
+            if file.exists():
+                sync(file)
+
+    @property
+    def _own_rollouts(self) -> Path:
+        return self.folder.rollouts / f"rank{PartialState().process_index}.jsonl"
+
+
+def keep_sources(runner: Runner, folder: RunFolder) -> None:
+    """Keep the source of the environment, or of each in a folder of its name."""
+    shutil.rmtree(folder.environment_source, ignore_errors=True)
+    for name, part in runner.parts.items():
+        keep_source(part.environment, folder.environment_source / name)

@@ -40,7 +40,7 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
 
     def __init__(self, trainer: EpisodeTrainer, clock: RolloutClock) -> None:
         self.trainer, self.clock = trainer, clock
-        self.steps = 0
+        self.steps = self.tokens = 0  # since the last line of metrics; tokens that all processes sampled
         self.total = dict.fromkeys(PARTS, 0.0)
         self._step_start = 0.0
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
@@ -100,14 +100,11 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             )
             self.flat_steps = 0
 
-    def take(self, tokens: int) -> dict[str, float]:
-        """Mean seconds per step (`time/*`), and how many of `tokens` were sampled per second, since the last call;
-        empty without a step."""
-        if not self.steps:
-            return {}
+    def take(self) -> dict[str, float]:
+        """Mean seconds per step (`time/*`), and tokens that were sampled per second, since the last call."""
         metrics = {f"time/{part}": round(seconds / self.steps, 6) for part, seconds in self.total.items()}
-        metrics["tokens_per_second"] = round(tokens / max(self.total["step"], 1e-9), 3)
-        self.steps, self.total = 0, dict.fromkeys(self.total, 0.0)
+        metrics["tokens_per_second"] = round(self.tokens / max(self.total["step"], 1e-9), 3)
+        self.steps, self.tokens, self.total = 0, 0, dict.fromkeys(self.total, 0.0)
         return metrics
 
 

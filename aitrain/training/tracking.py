@@ -26,7 +26,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from aitrain import activity
 from aitrain.events import Evaluated
 from aitrain.execution.user_code import describe_error
-from aitrain.options.reading import write_yaml
+from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
 from aitrain.runs.records import RolloutRecord, TranscriptMessage
 from aitrain.training.run_context import RunContext

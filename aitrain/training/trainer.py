@@ -251,6 +251,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def score(self, completions: list[Any], log_metric: Callable[[str, float], None], **_: Any) -> list[float | None]:
         """TRL's reward function: the environment's score for each completion, None if unscored."""
         self.rollouts.count_failures(self._batch.played)
+        self.watch.tokens += sum(one.tokens for one in self._batch.played)
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 log_metric(name, value)  # each episode's own: TRL takes the mean of all, over processes
@@ -565,7 +566,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         server = self.rollouts.server
         logs = logs | {"skipped_steps": self.non_finite.skipped}
         if self.watch.steps:
-            logs |= self.watch.take(self.rollouts.take_sampled_tokens())
+            logs |= self.watch.take()
         if server is not None:
             logs |= server.metrics
         super().log(logs, start_time)

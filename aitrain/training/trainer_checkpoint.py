@@ -25,7 +25,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from aitrain import activity
 from aitrain.engines.scopes import replaced
 from aitrain.errors import CannotWriteError, ConfigError
-from aitrain.options.evaluate import OF_THE_RUN
+from aitrain.options.train import OF_THE_RUN
 from aitrain.runs.checkpoint import (
     PREFIX,
     STAGING,
@@ -45,8 +45,7 @@ from aitrain.runs.run_folder import RunFolder
 from aitrain.training.distributed import of_first
 from aitrain.training.evaluation import EvalPlan
 from aitrain.training.held_out_scoring import EvalState
-from aitrain.training.run_context import RunContext
-from aitrain.training.run_recorder import RunRecorder
+from aitrain.training.run_context import RunContext, RunRecorder
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import steps_before
 

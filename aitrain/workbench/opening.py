@@ -13,9 +13,9 @@ from typing import Any
 
 from aitrain.environment.contract import Case, check_contract, check_methods
 from aitrain.environment.dataset import Datasets, build_cases, columns, number_apart
-from aitrain.environment.loader import errors_of, find_env, load_env, locate_environments
+from aitrain.environment.loader import find_env, load_env, locate_environments
 from aitrain.environment.requirements import with_requirements
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, errors_of
 from aitrain.options.train import TrainConfig
 from aitrain.packages import installed
 from aitrain.rollout.message_format import NotBehindAPI

@@ -27,6 +27,7 @@ from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import SharedForward
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion
 from aitrain.environment.runner import start_runner
+from aitrain.jobs.env_loading import describe_run
 from aitrain.jobs.grpo import run
 from aitrain.jobs.worker import exit_now
 from aitrain.options.train import TrainConfig
@@ -209,7 +210,8 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             folder.path.mkdir(parents=True)
             if checkpoint is not None:
                 shutil.copytree(out / resumed_from / "checkpoints" / checkpoint.name, checkpoint)
-        context = RunContext(config, folder, start_runner(environment, config), lambda _: None)
+        runner = start_runner(environment, config)
+        context = RunContext(config, folder, runner, lambda _: None, describe_run(runner))
         if checkpoint is not None:
             init_processes(config, choose_precision(config))
             torch.distributed.barrier()

@@ -19,7 +19,8 @@ from aitrain import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.runs.model_reference import read_model
 from aitrain.training import model
-from aitrain.training.model import load_model, load_policy, load_tokenizer
+from aitrain.training.loaded_policy import load_policy
+from aitrain.training.model import load_model, load_tokenizer
 from aitrain.training.trainer import EpisodeTrainer
 from tests.conftest import write
 from tests.environments.vowels import Vowels

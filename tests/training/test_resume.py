@@ -17,7 +17,7 @@ from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, read_man
 from aitrain.runs.records import RolloutRecord, read_rollouts
 from aitrain.runs.reproduction import compare_repetition
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
-from aitrain.training.run_recorder import RunRecorder
+from aitrain.training.run_context import RunRecorder
 from tests.environments.vowels import Vowels
 from tests.finished_runs import EVERY_STEP, LORA, PLAIN, TALK, FinishedRuns, Stops, Talk
 from tests.training.conftest import Train, rollouts
@@ -141,7 +141,7 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
     for step in (2, 4):
         made = folder.checkpoints / f"checkpoint-{step}"
         made.mkdir(parents=True)
-        seal(made, Manifest(step, {}, {}, "", 1, {}, owes_evaluation=True))
+        seal(made, Manifest(step, {}, {}, "", 1, owes_evaluation=True))
     rollouts = [RolloutRecord(step=2), RolloutRecord(step=2, eval_phase="step2_greedy"), RolloutRecord(step=3)]
     lines = [{"step": 1}, {"step": 2}, {"step": 2, "eval_score": 0.5}, {"step": 3}]
     append_lines(folder.metrics, lines)
