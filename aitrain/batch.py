@@ -30,6 +30,10 @@ class PassLimit:
             return True
         return completions <= self.completions and (self.tokens is None or completions * longest <= self.tokens)
 
+    def most(self, longest: int, rows: int) -> int:
+        """Completions that a pass holds, of `rows` that are padded to the same length."""
+        return next(size for size in range(rows, 0, -1) if self.holds(size, longest))
+
     def largest(self, longest: int, rows: int) -> tuple[int, int]:
         """Completions of the largest pass and their length, if there are `rows` of up to `longest` tokens."""
         rows = min(rows, self.completions)
@@ -72,8 +76,7 @@ class BatchPlan:
 
     def passes(self, tokens: int) -> int:
         """Forward passes of a process whose completions all have this many tokens."""
-        size = next(size for size in range(self.share, 0, -1) if self.limit.holds(size, tokens))
-        return math.ceil(self.share / size)
+        return math.ceil(self.share / self.limit.most(tokens, self.share))
 
     def __str__(self) -> str:
         passes = f"up to {self.limit}" + (", sorted by length" if self.trims else "")

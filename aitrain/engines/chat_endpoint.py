@@ -48,8 +48,6 @@ class ChatEndpoint:
     model: str
     chat: MessageFormat
     sampling: Sampling
-    step: int = 0
-    """Weight version of its completions."""
     concurrency: int = 16
     """Requests at a time."""
     transport: httpx.AsyncBaseTransport | None = None
@@ -86,7 +84,7 @@ class ChatEndpoint:
         is_cut = choice.finish_reason == "length"
         ids = self.chat.completion_ids(message, min(tokens, request.max_tokens) if is_cut else tokens)
         activity.add_tokens(len(ids))
-        return Completion(ids, None, "length" if is_cut else "stop", self.step)
+        return Completion(ids, None, "length" if is_cut else "stop")
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:

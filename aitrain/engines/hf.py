@@ -51,40 +51,31 @@ LEAVING = 0.25
 """Share of the rows of a batch that have ended when they leave it."""
 
 
-@dataclass(frozen=True)
-class HFModel:
-    """A model of transformers, and how it generates apart from the sampling options."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    unwrapped: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None
-    """Prepares a model that is wrapped or sharded for one generation; None: `model` generates as it is."""
-    device: torch.device | None = None
-    """Device of the token ids; None: that of the model."""
-    cache_implementation: str | None = None
-    on_tokens: Callable[[list[int]], None] | None = None
-    """Called with the newest token of each row in `generate` while it runs; what it raises ends the generation."""
-    shares_prompts: bool = True
-    """Whether prompts are computed once, for equal rows and for all turns of an episode, where the model can."""
-
-
 class HFEngine(BatchingEngine):
     """Generates with a transformers model, in the mode (training or evaluation) that the model is in."""
 
     seeds_training = False  # it samples as TRL does
     keeps_cache = False
     """Whether the next batch continues what this one computed, as the weights stay the same."""
+    shares_prompts = True
+    """Whether prompts are computed once, for equal rows and for all turns of an episode, where the model can."""
+    unwrapped: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None
+    """Prepares a model that is wrapped or sharded for one generation; None: `model` generates as it is."""
+    cache_implementation: str | None = None
+    on_tokens: Callable[[list[int]], None] | None = None
+    """Called with the newest token of each row in `generate` while it runs; what it raises ends the generation."""
 
     def __init__(
         self,
-        policy: HFModel,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         sampling: Sampling,
         end: EndOfTurn,
         context: int | None = None,
         largest: Largest | None = None,
     ) -> None:
         super().__init__(end, context, largest)
-        self.policy, self.sampling = policy, sampling
+        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
         self._kept: dict[int, KeptRow] = {}
         """What the rows of a batch continue from in its next round, by their numbers."""
 
@@ -100,7 +91,7 @@ class HFEngine(BatchingEngine):
 
     async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion for each row, without dropout; not for ranks that generate together."""
-        with evaluation_mode(self.policy.model):
+        with evaluation_mode(self.model):
             return self.sample(rows, sampling, max_tokens)
 
     def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
@@ -108,15 +99,15 @@ class HFEngine(BatchingEngine):
 
         Rows that have ended leave the batch once they are a quarter of it.
         """
-        policy, prompts = self.policy, [row.prompt_ids for row in rows]
+        prompts = [row.prompt_ids for row in rows]
         kept = [self._kept.pop(row.number, None) for row in rows]
         self._kept = {}
         now, running, room = list(rows), list(range(len(rows))), max_tokens
-        prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
+        prepared = nullcontext(self.model) if self.unwrapped is None else self.unwrapped()
         with prepared as model, torch.no_grad(), own_defaults_only(model):
             # ranks that generate together must make the same forward passes
-            shares = policy.shares_prompts and not (self.is_shared or policy.cache_implementation) and can_share(model)
-            batch = padded(prompts, policy.tokenizer.pad_token_id, policy.device or policy.model.device)
+            shares = self.shares_prompts and not (self.is_shared or self.cache_implementation) and can_share(model)
+            batch = padded(prompts, self.tokenizer.pad_token_id, self.model.device)
             if shares:
                 batch = with_kept_rows(model, batch, prompts, kept) or with_prompts_once(model, batch)
             while running:
@@ -145,21 +136,20 @@ class HFEngine(BatchingEngine):
     ) -> tuple[Any, list[BatchRow]]:
         """The output of `model.generate` and the rows with their new tokens, when all have ended; with `leaves`, when
         LEAVING of them have."""
-        policy = self.policy
         seeds = [row.seed for row in rows if row.seed is not None and sampling.temperature]
         seeds = seeds if len(seeds) == len(rows) else []
         config = GenerationConfig(
             max_new_tokens=max_tokens,
             do_sample=sampling.temperature > 0 and not seeds,
-            pad_token_id=policy.tokenizer.pad_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=list(self.end.eos_ids) or None,
-            cache_implementation=policy.cache_implementation,
+            cache_implementation=self.cache_implementation,
             disable_compile=True,
             return_dict_in_generate=True,
         )
         if config.do_sample:
             config.top_k = 0  # else 50
-        criterion = EndOfRows(self.end, [row.begun_ids for row in rows], policy.on_tokens, leaves)
+        criterion = EndOfRows(self.end, [row.begun_ids for row in rows], self.on_tokens, leaves)
         output = model.generate(
             input_ids=batch.ids,
             attention_mask=batch.mask,

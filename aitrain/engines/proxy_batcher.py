@@ -22,7 +22,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
 from aitrain.engines.batching import BatchRow, Completer
-from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.runner import Runner
@@ -132,7 +132,9 @@ class ProxyBatcher:
         self._model, self._refusal = model, refusal
         if engine is None and not refusal:
             end = EndOfTurn(_eos_ids(model.generation_config.eos_token_id))
-            engine = HFEngine(HFModel(model, tokenizer, shares_prompts=shares_prompts), Sampling(), end)
+            own = HFEngine(model, tokenizer, Sampling(), end)
+            own.shares_prompts = shares_prompts
+            engine = own
         self._engine = engine
         self._thread = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
-from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.environment.completion_parser import clean
 from aitrain.environment.seeds import derived_seed
 from aitrain.environment.session import Message
@@ -224,8 +223,7 @@ def open_session(request: ChatSetup) -> ChatSession:
             continue
         if policy is None or not is_one_model:
             policy = load_policy(reference if is_one_model else each, request.config)
-        config, shown = policy.config, HFModel(policy.model, policy.tokenizer)
-        engine = HFEngine(shown, policy.sampling, policy.end, policy.context)
+        config, engine = policy.config, policy.engine()
         engine.keeps_cache = True  # from one question to the next
         answer = max(ANSWER_TOKENS, config.rl_max_new_tokens if config.thinking else 0)
         limits = Limits(config.rl_max_turns, request.answer_tokens or answer, None, policy.context)
@@ -233,7 +231,7 @@ def open_session(request: ChatSetup) -> ChatSession:
         chat.has_template = policy.tokenizer.chat_template is not None
         if is_one_model and name == "base":
             chat.scope = policy.model.disable_adapter
-        engine.policy = replace(shown, on_tokens=chat.on_tokens)
+        engine.on_tokens = chat.on_tokens
         chats.append(chat)
     decoding = Decoding.GREEDY if request.greedy else Decoding.SEEDED
     return ChatSession(chats, request.seed, decoding, request.system)

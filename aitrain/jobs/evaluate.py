@@ -1,5 +1,5 @@
-"""The eval job from top to bottom: prepare the cases, the model and its engine, which is transformers, vLLM servers or an
-address; play the cases; write the result."""
+"""The eval job from top to bottom: prepare the cases, the model and its engine, which is transformers, vLLM servers or
+an address; play the cases; write the result."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from trl.models.utils import unwrap_model_for_generation
 
-from aitrain.engines.batching import Completer, largest_over_ranks
+from aitrain.engines.batching import Completer, Largest, largest_over_ranks
 from aitrain.engines.colocated import ColocatedEngine
-from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import LogprobCheck, SharedForward
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.scopes import evaluation_mode
@@ -75,8 +75,8 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         completer = None if engine.is_shared else engine
     else:
         largest = partial(largest_over_ranks, accelerator) if trainer.is_sharded and not is_alone else None
-        model = _hf_model(trainer, runner.config.share_prefixes)
-        engine = HFEngine(model, trainer.sampling, end, context, largest)
+        engine = _hf_engine(trainer, end, context, largest)
+        engine.shares_prompts = runner.config.share_prefixes and not draws_dropout(trainer.model)
     engine.clock = clock
     if trainer.use_vllm:
         # in the place of TRL's vLLM, as `PolicyRollouts.play` loads the weights into the engine
@@ -96,7 +96,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     )
 
 
-def _hf_model(trainer: EpisodeTrainer, shares: bool) -> HFModel:
+def _hf_engine(trainer: EpisodeTrainer, end: EndOfTurn, context: int | None, largest: Largest | None) -> HFEngine:
     arguments = trainer.args
 
     @contextmanager
@@ -114,14 +114,9 @@ def _hf_model(trainer: EpisodeTrainer, shares: bool) -> HFModel:
         ):
             yield model
 
-    return HFModel(
-        trainer.model,
-        trainer.processing_class,
-        unwrapped,
-        arguments.device,
-        arguments.cache_implementation,
-        shares_prompts=shares and not draws_dropout(trainer.model),
-    )
+    engine = HFEngine(trainer.model, trainer.processing_class, trainer.sampling, end, context, largest)
+    engine.unwrapped, engine.cache_implementation = unwrapped, arguments.cache_implementation
+    return engine
 
 
 # -- vLLM servers that get the weights as files

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.errors import ConfigError
 from aitrain.execution.user_code import describe_error
@@ -50,7 +50,7 @@ class LoadedPolicy:
 
     def engine(self) -> HFEngine:
         """An engine that generates with transformers."""
-        return HFEngine(HFModel(self.model, self.tokenizer), self.sampling, self.end, self.context)
+        return HFEngine(self.model, self.tokenizer, self.sampling, self.end, self.context)
 
 
 def load_policy(reference: ModelReference, config: TrainConfig, with_weights: bool = True) -> LoadedPolicy:

@@ -1,5 +1,5 @@
-"""The context of a run: its options, folder, environment, listener, and requests to stop; and its recorder, for metrics,
-rollouts and the source of its environments."""
+"""The context of a run: its options, folder, environment, listener, and requests to stop; and its recorder, for
+metrics, rollouts and the source of its environments."""
 
 from __future__ import annotations
 

@@ -533,7 +533,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             most = max(gather_object([len(plan_passes(lengths, self.pass_limit))]))
             return plan_passes(lengths, self.pass_limit, at_least=most)
         width = max(gather_object([width]))
-        size = next(size for size in range(len(lengths), 0, -1) if self.pass_limit.holds(size, width))
+        size = self.pass_limit.most(width, len(lengths))
         return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
 
     def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:

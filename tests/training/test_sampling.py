@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from aitrain.engines.batching import BatchRow
-from aitrain.engines.hf import HFEngine, HFModel, with_noise
+from aitrain.engines.hf import HFEngine, with_noise
 from aitrain.engines.logprob_check import LogprobShift
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
@@ -71,7 +71,7 @@ def sample(
 ) -> list[list[int]]:
     """Answers of the engine, in one batch."""
     end = EndOfTurn([tokenizer.eos_token_id], sampling.stop_strings(tokenizer))
-    engine = HFEngine(HFModel(model, tokenizer), sampling, end)
+    engine = HFEngine(model, tokenizer, sampling, end)
     return [completion.ids for completion in engine.sample(rows, sampling, most)]
 
 

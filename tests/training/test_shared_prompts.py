@@ -27,7 +27,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from aitrain.batch import PassLimit
 from aitrain.engines import hf, shared_cache
-from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.engine import Decoding, GenerationRequest
@@ -236,9 +236,11 @@ def test_tokens_of_all_turns_are_those_of_each_episode_alone(
         monkeypatch.setattr(shared_cache, "free_memory", lambda: 1000)
 
     def engine(shares: bool) -> HFEngine:
-        policy = HFModel(model, SimpleNamespace(pad_token_id=0), shares_prompts=shares)  # type: ignore[arg-type]
+        tokenizer: Any = SimpleNamespace(pad_token_id=0)
         largest = (lambda rows, tokens: (rows, tokens)) if short_of == "ranks" else None
-        return HFEngine(policy, sampling, EndOfTurn(range(1, 300, 9)), 200, largest=largest)
+        made = HFEngine(model, tokenizer, sampling, EndOfTurn(range(1, 300, 9)), 200, largest)
+        made.shares_prompts = shares
+        return made
 
     together = asyncio.run(play(engine(True), prompts, range(12), how))
     assert set(calls) == shared
