@@ -32,6 +32,7 @@ from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check, done_text
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream, disable_telemetry
+from aitrain.runs.diagnosis import RecordedDiagnosis
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.model_reference import chat_options
 from aitrain.runs.new_folder import remarks
@@ -201,6 +202,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
                 progress,
                 check_environments,
                 try_to_write_card,
+                RecordedDiagnosis(folder, config, announce).see,
             )
         )
     assert result is not None  # as it is no dry run

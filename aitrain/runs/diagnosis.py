@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from statistics import fmean, linear_regression, median, stdev
 
 from pydantic import TypeAdapter
 
-from aitrain.runs.held_out import UNIT, Bounds
+from aitrain.events import Announce, Note
+from aitrain.options.train import TrainConfig
+from aitrain.runs.held_out import UNIT, Bounds, bounds_of
 from aitrain.runs.records import MetricsLine
-from aitrain.runs.run_folder import RunFolder, parsed_lines
+from aitrain.runs.run_folder import RunFolder, append_lines, keep_lines, parsed_lines
 from aitrain.runs.statistics import Z
 
 LINES_IN_A_ROW = 5
@@ -84,10 +87,14 @@ class RunTraits:
     """Whether rewards of different steps are of alike cases; --rl-sampling refill chooses them by their
     scores."""
     loss_type: str = "grpo"
-    ratio_by_sequence: bool = True
-    """Whether the importance ratio is a product over the tokens of an episode."""
     reshaped_sampling: str = ""
     """Options that change the sampling distribution, comma-separated; may be empty."""
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> RunTraits:
+        """Those of a run."""
+        bounds, is_uniform = bounds_of(config.rl_score_range), config.rl_sampling == "uniform"
+        return cls(bounds, is_uniform, config.rl_loss_type, ", ".join(config.reshaped_sampling))
 
     def level(self, values: Values) -> float:
         """Mean score of all that was played, discarded groups included, as a fraction of the score range, 0 to 1; the
@@ -268,7 +275,7 @@ def importance_ratio(past: Past) -> str | None:
             f"{intro}vLLM gives log-probabilities before {traits.reshaped_sampling}, and the trainer compares"
             " those after it: start the server with --logprobs-mode processed_logprobs."
         )
-    if gap <= ROUNDING and traits.ratio_by_sequence:
+    if gap <= ROUNDING:
         return (
             f"{intro}it is a product over {now.get('completions/mean_length', 0.0):.0f} tokens of an episode, each of"
             f" which differs by {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
@@ -437,6 +444,30 @@ class Diagnosis:
                 self.reported.add(name)
                 found.append(RunFinding(name, line.step, text))
         return found
+
+
+@dataclass
+class RecordedDiagnosis:
+    """The diagnosis of a run that trains. A finding is recorded before it is shown, so that a resumed run does not show
+    it again."""
+
+    folder: RunFolder
+    config: TrainConfig
+    announce: Announce
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """What is known so far, without what was reported before."""
+        keep_lines(self.folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
+        made = Diagnosis(RunTraits.of(self.config))
+        made.reported |= {finding.name for finding in findings_of(self.folder)}
+        return made
+
+    def see(self, line: MetricsLine) -> None:
+        """Look at a line of metrics, or at a scoring; only the first process of a run may call this."""
+        for finding in self.diagnosis.see(line):
+            append_lines(self.folder.diagnostics, [asdict(finding)])
+            self.announce(Note(finding.text))
 
 
 def findings_of(folder: RunFolder) -> list[RunFinding]:

@@ -1,15 +1,13 @@
-"""Trainer callbacks: metrics, progress and diagnostics, and the user's own (`--custom-callbacks`)."""
+"""Trainer callbacks: metrics and progress, and the user's own (`--custom-callbacks`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import GRPOConfig
 
 from aitrain.environment.user_modules import load_function
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
@@ -17,26 +15,17 @@ from aitrain.events import Step
 from aitrain.execution.user_code import failure_message
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import line_stays
-from aitrain.runs.diagnosis import Diagnosis, RunTraits, findings_of
-from aitrain.runs.held_out import bounds_of
 from aitrain.runs.records import MetricsLine, read_metrics
-from aitrain.runs.run_folder import append_lines, keep_lines
 from aitrain.training.run_context import RunContext, RunRecorder
 
 
 class MetricsReporter(TrainerCallback):  # type: ignore[misc]
-    """Writes metrics.jsonl, announces each step, and reports the diagnosis of the run, on the first process. A finding
-    is recorded before it is shown, so that a resumed run does not show it again."""
+    """Writes metrics.jsonl, announces each step, and passes lines on for a diagnosis, on the first process."""
 
-    def __init__(self, context: RunContext, recorder: RunRecorder, arguments: GRPOConfig) -> None:
-        self.context = context
-        self.recorder = recorder
+    def __init__(self, context: RunContext, recorder: RunRecorder) -> None:
+        self.context, self.recorder = context, recorder
         self.start = time.monotonic()
         self.first_step = 0
-        by_sequence = str(arguments.vllm_importance_sampling_mode).startswith("sequence")
-        config, flags = context.config, ", ".join(context.config.reshaped_sampling)
-        bounds, is_uniform = bounds_of(config.rl_score_range), config.rl_sampling == "uniform"
-        self.diagnosis = Diagnosis(RunTraits(bounds, is_uniform, config.rl_loss_type, by_sequence, flags))
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -47,13 +36,10 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
         self.context.progress.step, self.context.progress.steps = state.global_step, state.max_steps
         if not state.is_world_process_zero:
             return
-        folder, checkpoint = self.context.folder, self.recorder.resumed_from
-        self.diagnosis.reported |= {finding.name for finding in findings_of(folder)}
-        folder.diagnostics.touch()
-        keep_lines(folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
-        for line in read_metrics(folder.metrics):
+        checkpoint = self.recorder.resumed_from
+        for line in read_metrics(self.context.folder.metrics):
             if checkpoint is None or line_stays(checkpoint, line):
-                self.see(line)
+                self.context.diagnose(line)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Runs on every process, before the first one logs the step."""
@@ -87,13 +73,7 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
                     seconds={name[5:]: value for name, value in logs.items() if name.startswith("time/")},
                 )
             )
-            self.see(line)
-
-    def see(self, line: MetricsLine) -> None:
-        """Look at a line of metrics, or at a scoring; only the first process may call this."""
-        for finding in self.diagnosis.see(line):
-            append_lines(self.context.folder.diagnostics, [asdict(finding)])
-            self.context.note(finding.text)
+            self.context.diagnose(line)
 
 
 def _total(logs: dict[str, float], *names: str) -> float | None:

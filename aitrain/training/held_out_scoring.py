@@ -18,7 +18,6 @@ from aitrain.runs.checkpoint import Best
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of_mean, named
-from aitrain.training.callbacks import MetricsReporter
 from aitrain.training.distributed import of_first
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext, RunRecorder
@@ -82,7 +81,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     """The cases that evaluations during the training play: others with --save-best, else the same."""
     recorder: RunRecorder
     tracking: Tracking
-    reporter: MetricsReporter
     state: EvalState
     stopped: bool = field(default=False, init=False)
     """Whether the training ended before its last step, with a checkpoint."""
@@ -188,7 +186,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
 
     def _diagnose(self, line: MetricsLine) -> None:
         if line.is_scoring and self.trainer.accelerator.is_main_process:
-            self.reporter.see(line)
+            self.context.diagnose(line)
 
     def _score(self, phase: EvalPhase, plan: EvalPlan) -> EvalScores:
         """The scores of a phase, none if no case could be scored: what was trained is worth more than one evaluation.

@@ -114,7 +114,7 @@ def prepare(context: RunContext) -> Prepared | None:
         tracking.see(records)
         recorder.add_rollouts(records)
 
-    reporter = MetricsReporter(context, recorder, inputs.arguments)
+    reporter = MetricsReporter(context, recorder)
     with explain_refusals():
         check_optimizer(inputs.arguments, inputs.model)
         trainer = EpisodeTrainer(context, inputs, write, checkpoints.save, [tracking, reporter])
@@ -127,7 +127,7 @@ def prepare(context: RunContext) -> Prepared | None:
     choosing = plan
     if len(split.choosing):
         choosing = replace(plan, cases=split.choosing, mixture=mixture_of(context.runner, split.choosing))
-    held_out = HeldOutScoring(context, trainer, plan, choosing, recorder, tracking, reporter, eval_state)
+    held_out = HeldOutScoring(context, trainer, plan, choosing, recorder, tracking, eval_state)
     trainer.add_callback(held_out)
     if context.checkpoint is not None:
         continue_scorings(eval_state, trainer, context.checkpoint, choosing)

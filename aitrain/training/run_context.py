@@ -103,6 +103,8 @@ class RunContext:
     """Called with the datasets before the model is loaded."""
     write_card: Callable[[RunFolder], str | None] = lambda _: None
     """Writes the model card; returns an error message if that fails."""
+    diagnose: Callable[[MetricsLine], None] = lambda _: None
+    """Looks at each line of metrics and each scoring, on the first process."""
     dry_run_of: int = 0
     """Number of processes of the run if this process only checks it."""
 
