@@ -176,6 +176,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         the user."""
         self.run, self.write_records, self.save_with = run, write_records, save
         self.cases, self.schedule = inputs.cases, inputs.schedule
+        self.prompts_per_step = inputs.batch.prompts_per_step  # over all processes
         self.algorithm, config = inputs.algorithm, inputs.runner.config
         self.sampling = Sampling.of(config)
         ours = {
@@ -575,11 +576,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """No-op: ui/card.py writes the card of a run."""
 
     # -- weights and checkpoints
-
-    @property
-    def prompts_per_step(self) -> int:
-        """Prompts of an optimizer step, over all processes."""
-        return self.schedule.prompts // int(self.args.steps_per_generation)
 
     @property
     def is_sharded(self) -> bool:
