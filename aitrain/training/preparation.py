@@ -48,7 +48,7 @@ from aitrain.training.model import (
 )
 from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
 from aitrain.training.saving import check_token
-from aitrain.training.sharding import check_can_shard, load_once_per_machine
+from aitrain.training.sharding import load_once_per_machine, refuse_unsharded
 from aitrain.training.step_events import check_weights_finite
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
@@ -148,7 +148,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
     batch = plan_batch(config, processes)
-    check_can_shard(config, "cpu" if precision.use_cpu else "cuda")
+    refuse_unsharded(config, "cpu" if precision.use_cpu else "cuda")
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_zero_3(arguments)
     if config.push_to_hub:

@@ -73,29 +73,17 @@ def fsdp_arguments(config: TrainConfig, weights: int) -> dict[str, object]:
     return {"fsdp": True, "fsdp_config": chosen | config.trl_table("fsdp_config")}
 
 
-def check_can_shard(config: TrainConfig, device: str) -> None:
-    """Refuse what accelerate would ignore.
+def refuse_unsharded(config: TrainConfig, device: str, model: torch.nn.Module | None = None) -> None:
+    """Refuse fsdp2 where accelerate ignores it: on a type of device, or for the model that it was to shard.
 
     Raises:
-        ConfigError: sharding is asked for in a way that would leave each process with the whole model.
+        ConfigError: each process would hold the whole model.
     """
-    if config.distributed_backend == "fsdp2" and device in UNSHARDED_DEVICES:
+    is_ignored = device in UNSHARDED_DEVICES if model is None else not is_sharded(model)
+    if config.distributed_backend == "fsdp2" and is_ignored:
         raise ConfigError(
-            f"distributed_backend: accelerate ignores fsdp2 on the {device.upper()}: each process would hold the whole"
+            "distributed_backend: accelerate ignores fsdp2, which needs several GPUs: each process would hold the whole"
             " model\nUse --distributed-backend ddp, or a machine with GPUs."
-        )
-
-
-def check_sharded(config: TrainConfig, model: torch.nn.Module) -> None:
-    """Check that a model is sharded if the options say so.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if config.distributed_backend == "fsdp2" and not is_sharded(model):
-        raise ConfigError(
-            "distributed_backend: fsdp2 is not active: accelerate left the whole model on each process\n"
-            "It shards on several GPUs only. Use --distributed-backend ddp for what you have."
         )
 
 

@@ -114,11 +114,11 @@ from aitrain.training.passes import (
 )
 from aitrain.training.run_context import RunContext
 from aitrain.training.sharding import (
-    check_sharded,
     load_weights,
     own_weights,
     prepare_reference,
     read_optimizer,
+    refuse_unsharded,
     shard_now,
     write_optimizer,
     write_shards,
@@ -200,7 +200,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             keep_adapter_float32(self.model)
         if self.is_sharded:
             shard_now(self)
-        check_sharded(config, self.model)
+        refuse_unsharded(config, self.accelerator.device.type, self.model)
         if self.is_deepspeed_enabled:
             self.model.to(self.accelerator.device)  # DeepSpeed does so in `train`, after held-out cases were scored
         self.remove_callback(PrinterCallback)

@@ -15,7 +15,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.options.train import FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import refuse_other_backend
 from aitrain.runs.model_reference import read_model
-from aitrain.training.sharding import check_can_shard, check_sharded, load_weights
+from aitrain.training.sharding import load_weights, refuse_unsharded
 from tests.training.conftest import are_equal, difference, run_group, weights
 
 
@@ -120,13 +120,11 @@ def test_the_weights_for_a_server_are_those_of_the_model_and_merged_ones_are_rou
 
 def test_sharding_that_is_not_active_or_cannot_be_is_refused() -> None:
     model, sharded = torch.nn.Linear(2, 2), TrainConfig(distributed_backend="fsdp2")
-    with pytest.raises(ConfigError, match="whole model on each process"):
-        check_sharded(sharded, model)
-    check_sharded(TrainConfig(), model)
-    with pytest.raises(ConfigError, match="on the CPU"):
-        check_can_shard(sharded, "cpu")
-    check_can_shard(sharded, "cuda")
-    check_can_shard(TrainConfig(), "cpu")
+    for found in (("cuda", model), ("cpu",)):
+        with pytest.raises(ConfigError, match="each process would hold the whole model"):
+            refuse_unsharded(sharded, *found)
+        refuse_unsharded(TrainConfig(), *found)
+    refuse_unsharded(sharded, "cuda")
 
 
 @pytest.mark.parametrize(
