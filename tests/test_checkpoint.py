@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from aitrain.runs.checkpoint import (
-    Best,
     Manifest,
     check_whole,
     checkpoints_of,
@@ -100,7 +99,7 @@ def test_those_of_the_lowest_steps_go_and_the_best_is_kept_besides(tmp_path: Pat
     folder = RunFolder(tmp_path)
     for step in (10, 9, 8, 7, 100):
         put(folder, step)
-    rotate(folder, 2, Best(8, 0.5, None))
+    rotate(folder, 2, 8)
     assert steps(folder) == [100, 10, 8]
     rotate(folder, 1, None)
     assert steps(folder) == [100]

@@ -21,9 +21,9 @@ from aitrain.errors import (
     ServerFailed,
 )
 from aitrain.events import Ended
-from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, forget, newest_checkpoint, step_of
+from aitrain.runs.checkpoint import PREFIX, clean_partial, damage_of, forget, newest_checkpoint, step_of
 from aitrain.runs.held_out import verdict_of_scores
-from aitrain.runs.records import read_rollouts
+from aitrain.runs.records import MetricsLine, read_rollouts
 from aitrain.runs.result import Result
 from aitrain.runs.statistics import env_results, score_table
 from aitrain.training.distributed import explain_timeout, of_first
@@ -179,7 +179,7 @@ def _save(context: RunContext, prepared: Prepared) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
-def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
+def _take_best(context: RunContext, prepared: Prepared) -> MetricsLine | None:
     """Make model/ the first step with the highest score; None if there is none, or its checkpoint is damaged."""
     trainer, last = prepared.trainer, prepared.trainer.state.global_step
     if not prepared.held_out.state.has_scored(last):
@@ -198,7 +198,7 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
         trainer.take_weights(checkpoint)
         _save(context, prepared)
     context.note(
-        f"The best held-out score was {best.score:.3f} after step {best.step}: model/ is of that step.", "info"
+        f"The best held-out score was {best.eval_score:.3f} after step {best.step}: model/ is of that step.", "info"
     )
     return best
 
@@ -219,7 +219,7 @@ def _finish(
     status: str,
     before: EvalScores,
     after: EvalScores = NO_SCORES,
-    best: Best | None = None,
+    best: MetricsLine | None = None,
 ) -> Result:
     """Write result.json and the model card on the first process, and upload the model if the options say so. `before`
     and `after` are the scores of the initial policy and of model/; `best` is what --save-best chose model/ by."""
@@ -246,8 +246,8 @@ def _finish(
         score_after=score_after,
         greedy_before=greedy_before,
         greedy_after=greedy_after,
-        selection_score=None if best is None else best.score,
-        selection_greedy=None if best is None else best.greedy,
+        selection_score=None if best is None else best.eval_score,
+        selection_greedy=None if best is None else best.eval_greedy,
         selection_scorings=None if best is None else len(held_out.state.scorings),
         selection_cases=None if best is None else len(prepared.split.choosing) or None,
         scores=scores,

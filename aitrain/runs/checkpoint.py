@@ -40,15 +40,6 @@ OLD = ".old-"
 
 
 @dataclass(frozen=True)
-class Best:
-    """The best scores of the held-out cases so far, and the step after which they were reached."""
-
-    step: int
-    score: float
-    greedy: float | None
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The facts of the run that wrote a checkpoint, and its state."""
 
@@ -60,7 +51,6 @@ class Manifest:
     dataset: str
     """Fingerprint of the training cases."""
     processes: int
-    best: Best | None = None
     owes_evaluation: bool = False
     """Whether the held-out cases were due after this step and were not scored as the training ended there; the run
     that continues scores them."""
@@ -207,9 +197,9 @@ def delete(checkpoint: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def rotate(folder: RunFolder, limit: int | None, best: Best | None) -> None:
-    """Delete the oldest checkpoints beyond the limit; the best one is kept in addition."""
-    others = [checkpoint for checkpoint in checkpoints_of(folder) if best is None or step_of(checkpoint) != best.step]
+def rotate(folder: RunFolder, limit: int | None, best: int | None) -> None:
+    """Delete the oldest checkpoints beyond the limit; that of the best step is kept in addition."""
+    others = [checkpoint for checkpoint in checkpoints_of(folder) if step_of(checkpoint) != best]
     for checkpoint in others[limit:] if limit else []:
         delete(checkpoint)
 

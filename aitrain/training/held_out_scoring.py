@@ -14,7 +14,6 @@ from aitrain.batch import CaseSchedule
 from aitrain.errors import ConfigError, EpisodesFailed
 from aitrain.events import Evaluated
 from aitrain.options.train import TrainConfig
-from aitrain.runs.checkpoint import Best
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of_mean, named
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 class EvalState:
     """Results of the evaluations so far; a resumed run continues with them."""
 
-    best: Best | None = None
-    """With a checkpoint that still exists."""
     owes_evaluation: bool = False
     """Whether an evaluation was due after the last step and was skipped, as the training ended there."""
     is_same: bool = True
@@ -44,16 +41,17 @@ class EvalState:
     scorings: list[MetricsLine] = field(default_factory=list)
     """The evaluations during the training so far that have the present numbers of cases and samples."""
 
+    @property
+    def best(self) -> MetricsLine | None:
+        """The first evaluation with the highest score."""
+        return max(self.scorings, key=lambda line: line.eval_score or 0.0, default=None)
+
     def add(self, line: MetricsLine) -> bool:
         """Add an evaluation; returns whether its score is the best so far."""
         self.owes_evaluation = False
-        if line.eval_score is None:
-            return False
-        self.scorings.append(line)
-        if self.best is not None and line.eval_score <= self.best.score:
-            return False
-        self.best = Best(line.step, line.eval_score, line.eval_greedy)
-        return True
+        if line.is_scoring:
+            self.scorings.append(line)
+        return line is self.best
 
     def has_scored(self, step: int) -> bool:
         """Whether the last evaluation was that of a step."""

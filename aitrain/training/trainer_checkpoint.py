@@ -31,14 +31,12 @@ from aitrain.runs.checkpoint import (
     STAGING,
     Manifest,
     changed,
-    checkpoints_of,
     line_stays,
     publish,
     read_manifest,
     refuse_changes,
     rotate,
     seal,
-    step_of,
 )
 from aitrain.runs.records import read_metrics
 from aitrain.runs.run_folder import RunFolder
@@ -98,7 +96,8 @@ class CheckpointWriter:
                 self.folder.check_owner()
                 publish(made, self.folder.checkpoints / made.name)
                 shutil.rmtree(staging, ignore_errors=True)
-                rotate(self.folder, self.limit, self.eval_state.best)
+                best = self.eval_state.best
+                rotate(self.folder, self.limit, best and best.step)
         accelerator.wait_for_everyone()
         self.last = step
 
@@ -111,7 +110,6 @@ class CheckpointWriter:
             self.manifest,
             step=trainer.state.global_step,
             config=config,
-            best=self.eval_state.best,
             owes_evaluation=self.eval_state.owes_evaluation,
             seconds=round(trainer.watch.trained_seconds, 3),
             epoch=self.folder.epoch,
@@ -175,8 +173,6 @@ def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
 
 # -- resuming
 
-SCORED_BY = ("eval_cases", "eval_samples", "save_best")
-"""Options that must be equal for two evaluations to be comparable, and that a resumed run may change."""
 SCORES_FOLLOW_FROM = {"environment", "dataset", "model", "trl", *OF_THE_RUN}
 """What changes the scores of a model if a run is resumed with it all the same."""
 
@@ -200,16 +196,8 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
         refuse_changes(context.checkpoint, changes)
     elif changes:
         context.note(f"Resumed with changes, so without exact reproducibility: {'; '.join(changes)}")
-    # rank 0 sees all checkpoints
-    has_best = of_first(before.best and before.best.step in map(step_of, checkpoints_of(context.folder)))
-    best = before.best if has_best else None
     is_comparable = SCORES_FOLLOW_FROM.isdisjoint(re.split("[:.]", change)[0] for change in changes)
-    has_others = any(before.config.get(name, now.config[name]) != now.config[name] for name in SCORED_BY)
-    if best and (has_others or not is_comparable):
-        best = None
-        if context.config.save_best:
-            context.note("--save-best compares new scores only: the held-out cases or their scoring have changed.")
-    return EvalState(best, before.owes_evaluation, not changes, is_comparable)
+    return EvalState(before.owes_evaluation, not changes, is_comparable)
 
 
 def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Path, plan: EvalPlan) -> None:
@@ -218,12 +206,13 @@ def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Pat
     before = read_manifest(checkpoint)
     trainer.watch.seconds_before = before.seconds
     cases, samples = (None, len(plan.cases)), (None, plan.samples)
-    found = [
-        line
-        for line in read_metrics(RunFolder(checkpoint.parent.parent).metrics)
-        if line.is_scoring and line_stays(before, line) and line.eval_cases in cases and line.eval_samples in samples
-    ]
-    state.scorings = of_first(found if state.is_comparable else [])  # rank 0 sees all metrics
+    lines = read_metrics(RunFolder(checkpoint.parent.parent).metrics)
+    made = [line for line in lines if line.is_scoring and line_stays(before, line)]
+    same = [line for line in made if line.eval_cases in cases and line.eval_samples in samples]
+    same = same if state.is_comparable else []
+    state.scorings, are_fewer = of_first((same, len(same) < len(made)))  # rank 0 sees all metrics
+    if are_fewer and trainer.run.config.save_best:
+        trainer.run.note("--save-best compares new scores only: the held-out cases or their scoring have changed.")
 
 
 @dataclass(eq=False)

@@ -41,7 +41,7 @@ def test_base_and_tuned_answer_from_one_model_with_the_adapter_off_and_on(sessio
     engines: Any = [chat.engine for chat in session.chats]
     answers = session.ask("12 + 30 = ?", view)
 
-    assert engines[0].policy.model is engines[1].policy.model
+    assert engines[0].model is engines[1].model
     assert answers["base"] == "42" != answers["tuned"]
     assert heard[:2] == [("base", "4"), ("base", "42")]
     session.reset()
@@ -61,7 +61,7 @@ def test_questions_of_a_pipe_are_answered_one_by_one(
 def test_a_further_question_is_computed_from_where_the_last_answer_ended(session: ChatSession) -> None:
     columns: list[int] = []
     engine: Any = session.chats[0].engine
-    embedding = engine.policy.model.get_input_embeddings()
+    embedding = engine.model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, ids, __: columns.append(ids[0].shape[1]))
     session.ask("What is the sum of these numbers: " + "1 + " * 10)
     longest = max(columns)
