@@ -45,15 +45,15 @@ class Overlong:
 
 @dataclass(frozen=True)
 class AlgorithmParts:
-    """The parts of a run's algorithm that TRL does not have; the defaults leave TRL's own unchanged."""
+    """The parts of a run's algorithm that TRL does not have."""
 
-    algorithm: Algorithm = ALGORITHMS["grpo"]
-    kl_estimator: str = "k3"
-    kl_in_reward: bool = False
+    algorithm: Algorithm
+    kl_estimator: str
+    kl_in_reward: bool
     """Whether the KL term is subtracted from rewards, and not added to the loss."""
-    leave_one_out: bool = False
-    overlong: Overlong | None = None
-    custom_loss: CustomLoss | None = None
+    leave_one_out: bool
+    overlong: Overlong | None
+    custom_loss: CustomLoss | None
 
     @classmethod
     def of(cls, config: TrainConfig) -> AlgorithmParts:
@@ -79,10 +79,6 @@ class AlgorithmParts:
         made = self.algorithm.advantages(rewards, size)
         advantages = of_trl if made is None else made[own].nan_to_num(0.0)
         return advantages * leave_one_out_factor(rewards, size)[own] if self.leave_one_out else advantages
-
-
-PLAIN = AlgorithmParts()
-"""TRL's own GRPO."""
 
 
 def estimate_kl(name: str, logps: Tensor, ref: Tensor) -> Tensor:

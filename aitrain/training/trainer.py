@@ -62,6 +62,7 @@ from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
+from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, TrainerCallback
 from transformers import trainer as transformers_trainer
@@ -87,7 +88,6 @@ from aitrain.rollout.limits import Limits
 from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.records import RolloutRecord
 from aitrain.training.algorithm import (
-    PLAIN,
     AlgorithmParts,
     average_loss,
     estimate_kl,
@@ -146,12 +146,12 @@ class TrainerInputs:
     """Which prompts of each environment are used."""
     schedule: CaseSchedule
     batch: BatchPlan
-    peft_config: Any = None
+    peft_config: LoraConfig | None
+    algorithm: AlgorithmParts
+    callbacks: Sequence[TrainerCallback]
+    """Those of the user."""
     server: ServerModel | None = None
     """The model of the vLLM servers that get files; None: transformers, or TRL's vLLM."""
-    algorithm: AlgorithmParts = PLAIN
-    callbacks: Sequence[TrainerCallback] = ()
-    """Those of the user."""
 
 
 class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
