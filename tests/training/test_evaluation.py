@@ -17,7 +17,6 @@ from aitrain.environment.runner import start_runner
 from aitrain.errors import ConfigError, EnvironmentFailed, Interrupted
 from aitrain.events import Event
 from aitrain.jobs import evaluate as eval_job
-from aitrain.jobs.env_loading import describe_run
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import OF_THE_RUN, TrainConfig
 from aitrain.runs.model_reference import read_model, run_options
@@ -185,8 +184,7 @@ def evaluate(small_model: Path, tmp_path: Path) -> Evaluate:
         config = EvalConfig(**{**values, "eval_cases": 12, "concurrency": 4, **options})
         folder = RunFolder(tmp_path / name) if (tmp_path / name).exists() else RunFolder.create(config)
         try:
-            runner = start_runner(environment, config)
-            return eval_job.run(RunContext(config, folder, runner, announce, describe_run(runner)))
+            return eval_job.run(RunContext(config, folder, start_runner(environment, config), announce, {}))
         finally:
             folder.write_status("stopped", seconds=0.0)
 
