@@ -97,7 +97,7 @@ class CheckpointWriter:
                 publish(made, self.folder.checkpoints / made.name)
                 shutil.rmtree(staging, ignore_errors=True)
                 best = self.eval_state.best
-                rotate(self.folder, self.limit, best and best.step)
+                rotate(self.folder, self.limit, None if best is None else best.step)
         accelerator.wait_for_everyone()
         self.last = step
 
