@@ -68,7 +68,7 @@ class StepPasses:
     """Weights of the passes in means over tokens and in means over rows, shape (2, passes)."""
     has_kept_rows: bool
     """Whether a row is in the loss, on any process."""
-    blocks: list[int] | None = None
+    blocks: list[int] | None
     """The number of passes in each block; None where each row is computed with its own prompt."""
 
     def mean(self, name: str, values: list[float], over_rows: bool) -> float:

@@ -86,9 +86,9 @@ class HubRepository:
     """The repository to upload to: `repo_id`, or `name` of `username` or of the owner of the token."""
 
     name: str
-    repo_id: str | None = None
-    username: str | None = None
-    is_private: bool = True
+    repo_id: str | None
+    username: str | None
+    is_private: bool
 
     def full_name(self) -> str:
         """`owner/name`; asks the Hub for the owner of the token if it has to."""
