@@ -90,7 +90,7 @@ def prescribed(seed: int) -> Iterator[None]:
     draw = random.Random(seed)
 
     def sample(self: HFEngine, rows: list[BatchRow], *_: object) -> list[Completion]:
-        end = self.policy.tokenizer.eos_token_id
+        end = self.tokenizer.eos_token_id
         lengths = [min(LONGEST, max(8, round(draw.lognormvariate(6, 1)))) for _ in rows]
         return [Completion([*draw.choices(range(60, 90), k=length - 1), end]) for length in lengths]
 

@@ -24,7 +24,7 @@ def scripted(answer: Callable[[int, str], str]) -> Sample:
     """In the place of `HFEngine.sample`: what `answer` makes of each row's position in the batch and its text."""
 
     def sample(self: HFEngine, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        tokenizer = self.policy.tokenizer
+        tokenizer = self.tokenizer
         texts = [answer(position, tokenizer.decode(row.prompt_ids)) for position, row in enumerate(rows)]
         return [Completion(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
 

@@ -122,7 +122,7 @@ def scripted_sample(self: HFEngine, rows: list[BatchRow], *_: Any) -> list[Compl
     for ids in (row.prompt_ids for row in rows):
         answers.append(ANSWERS[(seen[sum(ids)] + sum(ids)) % len(ANSWERS)] + "<|im_end|>")
         seen[sum(ids)] += 1
-    return [Completion(ids) for ids in self.policy.tokenizer(answers)["input_ids"]]
+    return [Completion(ids) for ids in self.tokenizer(answers)["input_ids"]]
 
 
 # -- the runs

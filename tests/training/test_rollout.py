@@ -37,7 +37,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
 
     def watch(self: HFEngine, *arguments: Any) -> list[Completion]:
         completions = sample(self, *arguments)
-        if self.policy.model.training:
+        if self.model.training:
             rounds.append([completion.ids for completion in completions])
         return completions
 
