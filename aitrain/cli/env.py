@@ -23,14 +23,11 @@ from aitrain.cli.flags import (
     print_json,
     with_options,
 )
-from aitrain.environment.loader import find_environments
 from aitrain.errors import AitrainError, ConfigError, did_you_mean
-from aitrain.launch.command_processes import limit_threads, run_on_terminal
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import NOTHING, read_file, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.value_types import read_json_object
-from aitrain.runs.run_folder import RunFolder
 
 PORT = 8000
 POLICIES = ("person", "reference", "empty", "junk", "model", "script")
@@ -72,6 +69,8 @@ def checked(
     Raises:
         AitrainError: an option is wrong, or there is no such environment.
     """
+    from aitrain.environment.loader import find_environments
+
     given: dict[str, object] = {**given_flags(flags)}
     if keywords:
         try:
@@ -96,6 +95,8 @@ def _keyword(text: str) -> tuple[str, object]:
 
 def _on_terminal(command: str, config: TrainConfig, **arguments: object) -> int:
     """Run a command of the workbench in a process of its own; returns its exit code."""
+    from aitrain.launch.command_processes import run_on_terminal  # here, because help does not need it
+
     return run_on_terminal(
         "aitrain.jobs.env_terminal",
         {"command": command, "options": config.model_dump(exclude_unset=True), command: arguments},
@@ -133,6 +134,7 @@ def check(
 
     Exit code 3 if a check failed, else 0.
     """
+    from aitrain.launch.command_processes import limit_threads
     from aitrain.launch.processes import on_stop_signals
     from aitrain.workbench.check.process import MODULE, document_of, messages_of, report_lines
 
@@ -189,6 +191,8 @@ def play(
     Shows what the model would get, its tools, the score and the metrics. breakpoint() and input() in the environment
     work as in any program. Ctrl-C ends it with exit code 130, Ctrl-D with the score so far.
     """
+    from aitrain.launch.command_processes import limit_threads
+
     if model is not None and policy in ("person", "model"):
         policy, tokenizer = "model", model
     if policy not in POLICIES:
@@ -276,6 +280,7 @@ def rescore(
     environment scores none of them.
     """
     from aitrain.runs.model_reference import read_model
+    from aitrain.runs.run_folder import RunFolder
     from aitrain.ui.run_registry import places
 
     if step is not None and last:

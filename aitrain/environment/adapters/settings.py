@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.requirements import EnvRequirements
-from aitrain.environment.state_watch import unwatched_generators
 from aitrain.errors import ConfigError
 from aitrain.options.value_types import score_bounds
 
@@ -37,6 +36,8 @@ class RandomStream:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Inside the block the global functions of `random` and `numpy.random` draw from this stream."""
+        from aitrain.environment.state_watch import unwatched_generators  # commands that only find a name are light
+
         numpy = sys.modules.get("numpy.random")
         with _LOCK, unwatched_generators():
             python_before, numpy_before = random.getstate(), numpy and numpy.get_state()
