@@ -17,8 +17,7 @@ from aitrain.events import Step
 from aitrain.execution.user_code import failure_message
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import line_stays
-from aitrain.runs.diagnosis import Diagnosis, RunTraits, findings_of
-from aitrain.runs.held_out import bounds_of
+from aitrain.runs.diagnosis import Diagnosis, findings_of
 from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.runs.run_folder import append_lines, keep_lines
 from aitrain.training.run_context import RunContext
@@ -35,9 +34,7 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
         self.start = time.monotonic()
         self.first_step = 0
         by_sequence = str(arguments.vllm_importance_sampling_mode).startswith("sequence")
-        config, flags = context.config, ", ".join(context.config.reshaped_sampling)
-        bounds, is_uniform = bounds_of(config.rl_score_range), config.rl_sampling == "uniform"
-        self.diagnosis = Diagnosis(RunTraits(bounds, is_uniform, config.rl_loss_type, by_sequence, flags))
+        self.diagnosis = Diagnosis(context.config, by_sequence)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
