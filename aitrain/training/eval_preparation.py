@@ -21,6 +21,7 @@ from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, WeightVersion
 from aitrain.environment.contract import Case, named_by
+from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import FailureCount
@@ -29,7 +30,7 @@ from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
-from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
+from aitrain.rollout.message_format import BEHIND_API, FILLER, MessageFormat
 from aitrain.runs.model_reference import ModelReference, run_options, weights_stamp
 from aitrain.runs.records import prompt_key, read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_object
@@ -84,7 +85,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     if reference.kind == "url":  # there is no tokenizer, and there are no weights
         if isinstance(config.thinking, int):
             raise ConfigError("thinking: a model behind an address takes on, off, low, medium or high, no budget")
-        accelerator, chat = Accelerator(cpu=True), MessageFormat(NotBehindAPI(), thinking=config.thinking)
+        accelerator, chat = Accelerator(cpu=True), MessageFormat(thinking=config.thinking)
         with closing(EventLoop()) as loop:
             name = loop.run(served_model(reference.base, config.model_name))
         reference = replace(reference, name=name)
@@ -128,7 +129,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         size = REQUESTS_BATCH * (concurrency := config.concurrency or 16)
         engine = ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=concurrency)
         for part in runner.parts.values():
-            part.offer(NotBehindAPI("model"), chat.tokenizer)
+            part.offer(AbsentModel(why=BEHIND_API), chat.tokenizer)
     else:
         evaluating, completer = partial(evaluation_mode, policy.model), None
         if config.use_vllm:
