@@ -104,7 +104,7 @@ class ServerFailed(RunFailed):
 
 
 class ServerRefusedError(RunFailed):
-    """A vLLM server that works refused a request; `status` is the HTTP status."""
+    """A server that works, of vLLM or of an environment, refused a request; `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

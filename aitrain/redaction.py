@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -237,6 +238,44 @@ def encoded_forms(values: Iterable[str]) -> list[str]:
         found |= {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
         found |= {" ".join(value.split()), *(line for line in value.splitlines() if len(line) >= MIN_SECRET_LENGTH)}
     return sorted(found, key=len, reverse=True)
+
+
+# -- values for JSON
+
+
+def to_jsonable(value: object, redacts: bool = True) -> Any:
+    """The value in JSON types, secrets redacted: nan and inf become null, scalars numbers, other objects their text,
+    which is the same in each process: it has no address in memory."""
+    match value:
+        case str():
+            return redact(value) if redacts else value
+        case None | int():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return to_json_object(value, redacts)
+        case set() | frozenset():  # in an order that is the same in each process
+            return sorted((to_jsonable(item, redacts) for item in value), key=str)
+        case list() | tuple():
+            return [to_jsonable(item, redacts) for item in value]
+    item = getattr(value, "item", None)  # numpy and torch scalars have it
+    if callable(item) and getattr(value, "ndim", 1) == 0:
+        return to_jsonable(item(), redacts)
+    return to_jsonable(re.sub(" at 0x[0-9a-f]+", "", str(value)), redacts)
+
+
+def to_json_object(values: Mapping[str, object], redacts: bool = True) -> dict[str, Any]:
+    """`to_jsonable` for a mapping."""
+    return {
+        to_jsonable(str(key), redacts): MASK
+        if redacts and isinstance(item, str) and is_random(str(key), item)
+        else to_jsonable(item, redacts)
+        for key, item in values.items()
+    }
+
+
+# -- streams and logs
 
 
 class RedactedStream:

@@ -23,8 +23,8 @@ HEALTHY_RUNS = 4
 
 def diagnose(kind: Kind, seed: int) -> list[RunFinding]:
     """What is found in a simulated run."""
-    traits, lines = simulate(kind, seed)
-    diagnosis = Diagnosis(traits)
+    config, lines = simulate(kind, seed)
+    diagnosis = Diagnosis(config)
     return [finding for line in lines for finding in diagnosis.see(line)]
 
 

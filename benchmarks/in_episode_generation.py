@@ -98,18 +98,19 @@ def as_in_a_run(environment: Any, model: Any, tokenizer: Any) -> Iterator[Callab
     """With what decides which calls may run at the same time."""
     from aitrain.engines.proxy_batcher import offer_model
     from aitrain.environment.contract import Case, Transcript
-    from aitrain.environment.runner import start_runner
+    from aitrain.environment.runner import EnvSession, start_runner
     from aitrain.options.train import TrainConfig
 
-    cases = [Case(number, "question", {"prompt": "question"}) for _, number in EPISODES]
-    transcripts = [Transcript(case, answer) for case, (answer, _) in zip(cases, EPISODES, strict=True)]
+    row = {"prompt": "question"}
+    transcripts = [Transcript(Case(number, "question", row), answer) for answer, number in EPISODES]
 
     async def score_all() -> list[Any]:
-        sessions = await runner.open(cases, range(len(cases)))
+        sessions = [EnvSession(one.case, 0) for one in transcripts]
+        await runner.open(sessions)
         async with scoring():
-            scored = await runner.score(sessions, transcripts)
+            await runner.score(sessions, transcripts)
         await runner.end(sessions)
-        return [one.score for one in scored]
+        return [one.result.score for one in sessions]
 
     with closing(start_runner(environment, TrainConfig(rl_env_timeout=600))) as runner:
         scoring = offer_model(runner, model, tokenizer)

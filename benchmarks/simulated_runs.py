@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import fmean, pvariance
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-from aitrain.runs.diagnosis import RunTraits
+from aitrain.options.train import TrainConfig
 from aitrain.runs.records import MetricsLine
 from aitrain.runs.statistics import of_mean
 
@@ -58,16 +58,16 @@ class Kind:
     cases: tuple[int, int] = (40, 400)
     spread: float = 1.5
     """Standard deviation of the difficulty of cases."""
-    sampling: str = "uniform"
+    sampling: Literal["uniform", "refill"] = "uniform"
     environments: int = 1
     evaluations: int = 8
     wander: float = 0.3
     """Standard deviation of the wandering of the skill, and of a third of it of the logarithm of the length."""
 
 
-def simulate(kind: Kind, seed: int) -> tuple[RunTraits, list[MetricsLine]]:
+def simulate(kind: Kind, seed: int) -> tuple[TrainConfig, list[MetricsLine]]:
     """The metrics of one run of a kind, with its scorings."""
-    return RunTraits(samples_uniformly=kind.sampling == "uniform"), list(_Simulation(kind, seed).lines())
+    return TrainConfig(rl_sampling=kind.sampling), list(_Simulation(kind, seed).lines())
 
 
 class _Simulation:

@@ -12,7 +12,9 @@ from aitrain.environment.session import AssistantTurn, EnvResponse
 
 def open_sessions(runner: EnvRunner, cases: Sequence[Case], seeds: Sequence[int]) -> list[EnvSession]:
     """One session for each case."""
-    return asyncio.run(runner.open(cases, seeds))
+    sessions = [EnvSession(*pair) for pair in zip(cases, seeds, strict=True)]
+    asyncio.run(runner.open(sessions))
+    return sessions
 
 
 def respond(runner: EnvRunner, sessions: Sequence[EnvSession], turns: Sequence[AssistantTurn]) -> list[EnvResponse]:
@@ -27,7 +29,8 @@ def respond(runner: EnvRunner, sessions: Sequence[EnvSession], turns: Sequence[A
 
 def score(runner: EnvRunner, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
     """The score of each session."""
-    return asyncio.run(runner.score(sessions, transcripts))
+    asyncio.run(runner.score(sessions, transcripts))
+    return [one.result for one in sessions]
 
 
 def end(runner: EnvRunner, sessions: Sequence[EnvSession]) -> None:

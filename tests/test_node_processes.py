@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import threading
@@ -20,7 +19,8 @@ from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started,
 from aitrain.launch import processes
 from aitrain.launch.nodes import NodeGroup
 from aitrain.launch.processes import Processes
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.heartbeat import read_nodes
+from aitrain.runs.run_folder import RunFolder, read_object
 from tests import test_nodes
 from tests.execution.waiting import eventually
 
@@ -111,7 +111,8 @@ def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: M
     assert [first[name] for name in names] == ["0", "0", "2", "1", "127.0.0.1", port, "lo"]
     assert [second[name] for name in names] == ["1", "0", "2", "1", "127.0.0.1", port, "lo"]
     assert SERVER_VARIABLE not in second
-    assert [node["host"] for node in json.loads(first["AITRAIN_NODES"])] == [os.uname().nodename] * 2
+    nodes = read_nodes(read_object(machines.folder.status))
+    assert [(node.host, node.processes) for node in nodes] == [(os.uname().nodename, 1)] * 2
 
 
 def test_the_other_machine_gets_address_and_key_of_node_0s_server_by_a_file_of_its_owner(

@@ -25,9 +25,10 @@ from aitrain.redaction import (
     redact,
     secret_values,
     source_without_secrets,
+    to_jsonable,
     without_secrets,
 )
-from aitrain.runs.run_folder import append_lines, to_jsonable
+from aitrain.runs.run_folder import append_lines
 from aitrain.ui import card
 from aitrain.ui.overview import Overview
 

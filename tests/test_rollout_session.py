@@ -230,4 +230,4 @@ def test_calls_of_the_policy_reach_the_rollout_and_its_results_the_policy() -> N
 
     assert (episode.result.score, episode.tool_calls, episode.wrong_tool_calls) == (1.0, 1, 0)
     assert episode.messages[1]["content"] == "3"
-    assert episode.session.reset.tools == (CALCULATOR,)
+    assert episode.reset.tools == (CALCULATOR,)

@@ -25,7 +25,7 @@ from aitrain.cli.flags import (
 )
 from aitrain.errors import AitrainError, ConfigError, did_you_mean
 from aitrain.options.evaluate import EvalConfig
-from aitrain.options.reading import NOTHING, read_file, resolve
+from aitrain.options.reading import NOTHING, key_and_value, read_file, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.value_types import read_json_object
 
@@ -77,20 +77,13 @@ def checked(
             values = read_json_object(given.get("rl_env_config", saved.get("rl_env_config")))
         except ValueError as error:
             raise ConfigError(f"rl_env_config: {error}") from None
-        given["rl_env_config"] = {**(values if isinstance(values, dict) else {}), **dict(map(_keyword, keywords))}
+        given["rl_env_config"] = {
+            **(values if isinstance(values, dict) else {}),
+            **dict(key_and_value(text, "-E", "size=100", json.loads) for text in keywords),
+        }
     config = resolve(TrainConfig, None, given, saved)
     find_environments(config)
     return config
-
-
-def _keyword(text: str) -> tuple[str, object]:
-    key, equals, value = text.partition("=")
-    if not (key.strip() and equals):
-        raise ConfigError(f"-E {text}: write KEY=VALUE, as in -E size=100")
-    try:
-        return key.strip(), json.loads(value)
-    except (ValueError, RecursionError):
-        return key.strip(), value
 
 
 def _on_terminal(command: str, config: TrainConfig, **arguments: object) -> int:
@@ -280,22 +273,18 @@ def rescore(
     environment scores none of them.
     """
     from aitrain.runs.model_reference import read_model
-    from aitrain.runs.run_folder import RunFolder
-    from aitrain.ui.run_registry import places
+    from aitrain.ui.run_registry import run_named
 
     if step is not None and last:
         raise ConfigError("--step and --last: give one of them")
-    (path,) = places([run])
-    folder = RunFolder(path)
-    if not folder.config.is_file():
-        raise ConfigError(f"{path} is not a run folder: it has no config.yaml\nList the runs with: aitrain show {path}")
+    folder = run_named(run)
     saved = read_file(EvalConfig, folder.config)  # of a training or an eval
     with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
         model = read_model(str(saved["model"]))
         saved["model"] = "tiny" if model.kind == "url" else model.base
     kept = {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
     config = checked({**flags, "rl_env": env}, keywords, kept)
-    return _on_terminal("rescore", config, run=str(path), step=step, last=last, most=most, as_json=as_json)
+    return _on_terminal("rescore", config, run=str(folder.path), step=step, last=last, most=most, as_json=as_json)
 
 
 # -- writing and finding environments

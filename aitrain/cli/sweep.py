@@ -16,8 +16,9 @@ from aitrain.cli.flags import AsJson, Debug, DryRun, Quiet, print_json
 from aitrain.errors import ConfigError
 from aitrain.events import Announce, Evaluated, Event, Note
 from aitrain.packages import installed
+from aitrain.redaction import to_json_object
 from aitrain.runs.new_folder import locked
-from aitrain.runs.run_folder import SWEEP_LOG, RunFolder, make_unused, to_json_object
+from aitrain.runs.run_folder import SWEEP_LOG, RunFolder, make_unused
 
 if TYPE_CHECKING:
     from optuna.study import Study

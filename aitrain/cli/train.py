@@ -235,16 +235,17 @@ def _ended_run(name: str) -> RunFolder:
     Raises:
         ConfigError: it is none.
     """
-    from aitrain.ui.run_registry import is_run, places
+    from aitrain.ui.run_registry import run_named
 
-    (path,) = places([name])
-    folder = RunFolder(path)
-    if not is_run(path):
-        raise ConfigError(f"{path} is not a run folder\nList the runs in it with: aitrain show {path}")
+    folder = run_named(name)
     if read_object(folder.status).get("job") is not None:
-        raise ConfigError(f"{path} is an eval\nScore the model again with: aitrain eval --config {folder.config}")
+        raise ConfigError(
+            f"{folder.path} is an eval\nScore the model again with: aitrain eval --config {folder.config}"
+        )
     if not read_object(folder.result).get("steps"):
-        raise ConfigError(f"{path} has no result: a run that has not ended, or trained nothing, cannot be compared")
+        raise ConfigError(
+            f"{folder.path} has no result: a run that has not ended, or trained nothing, cannot be compared"
+        )
     return folder
 
 

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,16 @@ from aitrain.environment.http_server import JsonObject, RefusedRequestError, htt
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.served_environment import (
     PATIENCE,
-    EnvAnswer,
     EnvCall,
     EnvDescription,
     decode,
     encode,
     env_token,
-    to_wire,
 )
 from aitrain.environment.session import Group
 from aitrain.execution.failure import ABANDONED_LIMIT, Failure
 from aitrain.execution.task import Outcome
+from aitrain.redaction import to_jsonable
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -48,7 +47,7 @@ class ClientEpisode(EnvSession):
     """One episode of a client, and its last call."""
 
     number: int = -1
-    call: asyncio.Task[EnvAnswer] | None = None
+    call: asyncio.Task[Outcome[Any]] | None = None
     last_call: float = field(default_factory=time.monotonic)
 
 
@@ -127,7 +126,7 @@ class EnvService:
         if dataset not in ("train", "held_out") or not 0 <= start <= end - first:
             raise RefusedRequestError(404, f"there are no rows {dataset} from {start}")
         last = min(first + start + PAGE_ROWS, end)
-        rows = [to_wire(self.cases[number].row) for number in range(first + start, last)]
+        rows = [to_jsonable(self.cases[number].row, redacts=False) for number in range(first + start, last)]
         return {"environment": self.description.id, "rows": rows, "next": last - first if last < end else None}
 
     # -- calls
@@ -145,14 +144,14 @@ class EnvService:
             return b"{}"
         if path == "/v1/reference":
             case_idx, row = body.get("case_idx"), body.get("case")
-            named = (case for case in self.cases if to_wire(case.case_idx) == case_idx)
-            known = next((case for case in named if row in (None, to_wire(case.row))), None)
+            named = (case for case in self.cases if to_jsonable(case.case_idx, redacts=False) == case_idx)
+            known = next((case for case in named if row in (None, to_jsonable(case.row, redacts=False))), None)
             if known is None or not self.description.has_reference:
                 raise RefusedRequestError(404, f"there is no reference for case {case_idx}")
             outcome = await self.runner.pool.call(partial(call_reference, self.runner.environment, known))
             if outcome.failure is not None:
                 raise RefusedRequestError(400, f"reference {outcome.failure.message}")
-            return encode({"value": to_wire(outcome.value)})
+            return encode({"value": to_jsonable(outcome.value, redacts=False)})
         try:
             call = decode(EnvCall, body)
         except ValueError as error:
@@ -176,13 +175,13 @@ class EnvService:
         elif call.number < episode.number or episode.call is None:
             raise RefusedRequestError(409, f"call {call.number} of this episode was answered before")
         done, _ = await asyncio.wait([episode.call], timeout=ANSWER_SECONDS)
-        answer = episode.call.result() if done else EnvAnswer(is_running=True)
+        answer = episode.call.result() if done else Outcome(is_running=True)
         try:
             return encode(answer)
         except (TypeError, ValueError, RecursionError) as error:
-            return encode(EnvAnswer(failure=Failure("wrong_type", f"said what cannot be written as JSON: {error}")))
+            return encode(Outcome(failure=Failure("wrong_type", f"said what cannot be written as JSON: {error}")))
 
-    async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
+    async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> Outcome[Any]:
         runner, case, session = self.runner, episode.case, episode.session
         jobs: dict[str, Callable[[], Any]] = {
             "/v1/open": partial(runner.open_session, case, episode.seed),
@@ -194,12 +193,12 @@ class EnvService:
         if path not in jobs:
             raise RefusedRequestError(404, f"there is no {path}; /v1/respond needs an open session and a turn")
         job = jobs[path]
-        outcome: Outcome[Any] = await runner.call(job, call.timeout, episode)
+        outcome = await runner.call(job, call.timeout, episode)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
         value = outcome.value
         if path == "/v1/open" and value is not None:
             episode.session, value = value
-        return EnvAnswer(value, outcome.failure, outcome.seconds)
+        return replace(outcome, value=value, is_running=False)
 
     # -- ends
 

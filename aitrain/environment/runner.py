@@ -28,7 +28,7 @@ from aitrain.environment.contract import (
 )
 from aitrain.environment.rollout_session import is_served, session_for
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Message, ResetResult, SessionLike
+from aitrain.environment.session import AssistantTurn, EnvResponse, Group, ResetResult, SessionLike
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import GRACE, DeadlinePool
@@ -58,17 +58,29 @@ class RemoteSession:
         self.lease.release(self.is_spent)
 
 
-# -- model and tokenizer in processes without a model
+# -- model and tokenizer where there is none
 
 
-@dataclass(frozen=True)
-class NoModel:
-    """The `model` argument in processes without the model; every use raises AttributeError with the advice."""
+class AbsentModelError(EnvironmentFailed, AttributeError):
+    """The environment uses a model that is not there. `hasattr` and `getattr` with a default see that it has nothing."""
 
-    advice: str = "use --rl-env-isolation thread"
+
+class AbsentModel:
+    """In the place of a model, or of a tokenizer, that is not there, such as behind an API; every use raises."""
+
+    pad_token_id: int | None = 0
+
+    def __init__(self, what: str = "model", why: str = "--rl-env-isolation thread runs calls where it is") -> None:
+        self._what, self._why = what, why
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"the model is not in this process, so there is no model.{name}: {self.advice}")
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AbsentModelError(f"The environment uses the {self._what} ({self._what}.{name}): {self._why}.")
+
+    def __call__(self, *arguments: object, **keywords: object) -> Any:
+        """The tokenizer's own call."""
+        return self.call
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,7 @@ class EnvSession:
     failure: Failure | None = None
     hangs: bool = False
     """Whether its last call was abandoned and is still running."""
+    result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
 
 
 @dataclass
@@ -143,8 +156,6 @@ class EnvRunner:
     """Shows the user a note, such as how calls run that write to the environment."""
     on_call_end: Callable[[], None] = lambda: None
     """Called on the event loop after each call."""
-    on_messages: Callable[[EnvSession, Sequence[Message]], None] = lambda _, __: None
-    """Called with what the environment says in an episode, such as to show it."""
 
     _calls: int = 0
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -247,23 +258,18 @@ class EnvRunner:
         elif self.kind == "score_episode":
             is_named = "tokenizer" in (named_by(self.environment.score_episode) or ["tokenizer"])
             stored = StoredTokenizer.of(tokenizer) if is_named and tokenizer is not None else None
-            self.given = {"model": model if isinstance(model, NoModel) else NoModel(), "tokenizer": stored}
+            self.given = {"model": model if isinstance(model, AbsentModel) else AbsentModel(), "tokenizer": stored}
 
     # -- an episode, from its beginning to its end
 
-    async def open(
-        self, cases: Sequence[Case], seeds: Sequence[int], sampling: Sequence[EpisodeSeeds | None] | None = None
-    ) -> list[EnvSession]:
-        """Open a session for each case; one that cannot be opened has a failure."""
-        sessions = [EnvSession(*each) for each in zip(cases, seeds, sampling or [None] * len(cases), strict=True)]
+    async def open(self, sessions: Sequence[EnvSession]) -> None:
+        """Open the sessions; one that cannot be opened has a failure."""
         if self.policy.by_episode:
             self.policy.begin_batch()
         if self.has_sessions:
             jobs = [partial(self.open_session, one.case, one.seed) for one in sessions]
             for one, result in zip(sessions, await self._make(sessions, jobs, self.kind), strict=True):
                 one.session, one.reset = result or (None, ResetResult())
-                self.on_messages(one, one.reset.messages)
-        return sessions
 
     def open_session(self, case: Case, seed: int) -> tuple[SessionLike, ResetResult]:
         """A new session for each attempt: one that was abandoned may still be running."""
@@ -292,26 +298,25 @@ class EnvRunner:
         place = "step" if self.kind == "start" else self.kind  # where a call that hangs or crashes is
         if turn.calls and self.kind != "rollout" and not one.reset.takes_calls:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
-        response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
-        self.on_messages(one, response.messages)
-        return response
+        return await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
 
-    async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
-        """The score of each episode, in their order; None for those that failed, here or earlier."""
+    async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> None:
+        """Score each episode; the score of those that failed, here or earlier, is None."""
         pairs = zip(sessions, transcripts, strict=True)
         jobs = {one: partial(self.score_session, one.session, text) for one, text in pairs if one.failure is None}
         place = "score" if self.kind == "start" else self.kind
         if not self.policy.by_episode:
             self.policy.begin_batch()
         made = await self._make(list(jobs), list(jobs.values()), place)
-        bounds = self.config.score_bounds
-        results = {one: (result or ScoreResult(None)).in_range(bounds) for one, result in zip(jobs, made, strict=True)}
         late = self.policy.end_batch()
-        for one, result in results.items():
-            failure = result.failure or late
+        for one, result in zip(jobs, made, strict=True):
+            one.result = (result or ScoreResult(None)).in_range(self.config.score_bounds)
+            failure = one.result.failure or late
             if one.failure is None and failure is not None:
                 one.failure = replace(failure, place=place)
-        return [results[one] if one.failure is None else ScoreResult(None, failure=one.failure) for one in sessions]
+        for one in sessions:
+            if one.failure is not None:
+                one.result = ScoreResult(None, failure=one.failure)
 
     def score_session(self, session: SessionLike | None, transcript: Transcript) -> ScoreResult:
         """The score of an episode; without a session, of one that has no other call."""
@@ -472,19 +477,17 @@ class MixedRunner:
         """Whether there may be episodes that cannot run beside others."""
         return any(part.may_play_alone for part in self.parts.values())
 
-    async def open(
-        self, cases: Sequence[Case], seeds: Sequence[int], sampling: Sequence[EpisodeSeeds | None] | None = None
-    ) -> list[EnvSession]:
-        """Open a session for each case; one that cannot be opened has a failure."""
-        return await self._each(EnvRunner.open, cases, cases, seeds, sampling or [None] * len(cases))
+    async def open(self, sessions: Sequence[EnvSession]) -> None:
+        """Open the sessions; one that cannot be opened has a failure."""
+        await self._each(EnvRunner.open, sessions)
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
         return await self.part_of(one.case).respond(one, turn)
 
-    async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
-        """The score of each episode, in their order; None for those that failed, here or earlier."""
-        return await self._each(EnvRunner.score, [one.case for one in sessions], sessions, transcripts)
+    async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> None:
+        """Score each episode; the score of those that failed, here or earlier, is None."""
+        await self._each(EnvRunner.score, sessions, transcripts)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang."""
@@ -492,23 +495,19 @@ class MixedRunner:
             await part.end([one for one in sessions if one.case.env == name])
 
     async def _each(
-        self, call: Callable[..., Awaitable[list[T]]], cases: Sequence[Case], *columns: Sequence[Any]
-    ) -> list[T]:
-        """What a call returns for each case, with the values of the columns at its place. The environments that have
-        any of the cases make it at the same time, unless the calls of one run alone."""
-        places: dict[str, list[int]] = {}
-        for place, case in enumerate(cases):
-            places.setdefault(case.env, []).append(place)
-        waiting = [
-            call(self.parts[name], *([column[place] for place in own] for column in columns))
-            for name, own in places.items()
-        ]
-        is_serial = any(self.parts[name].policy.is_serial for name in places)
-        returned = [await one for one in waiting] if is_serial else await asyncio.gather(*waiting)
-        found = dict[int, T]()
-        for own, values in zip(places.values(), returned, strict=True):
-            found |= zip(own, values, strict=True)
-        return [found[place] for place in range(len(cases))]
+        self, call: Callable[..., Awaitable[None]], sessions: Sequence[EnvSession], *columns: Sequence[object]
+    ) -> None:
+        """Make a call of each environment with its sessions, and the values of the columns at their places: at the same
+        time, unless the calls of one run alone."""
+        rows: dict[str, list[tuple[Any, ...]]] = {}
+        for row in zip(sessions, *columns, strict=True):
+            rows.setdefault(row[0].case.env, []).append(row)
+        waiting = [call(self.parts[name], *zip(*own, strict=True)) for name, own in rows.items()]
+        if any(self.parts[name].policy.is_serial for name in rows):
+            for one in waiting:
+                await one
+        else:
+            await asyncio.gather(*waiting)
 
     def close(self) -> None:
         """Close every environment, and end its threads and processes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import os
 import threading
 import time
@@ -25,9 +24,9 @@ from aitrain.environment.http_server import check_url
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tools import Tools
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.errors import ConfigError, EnvironmentFailed, ServerRefusedError
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.task import current_task, is_abandoned, paused
+from aitrain.execution.task import Outcome, current_task, is_abandoned, paused
 
 PROTOCOL = 4
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
@@ -90,17 +89,6 @@ class EnvCall:
     """The episodes of `score_group`."""
 
 
-@dataclass(frozen=True)
-class EnvAnswer:
-    """What came of a call so far: a value or a failure, and the seconds that it ran."""
-
-    value: Any = None
-    failure: Failure | None = None
-    seconds: float = 0.0
-    is_running: bool = False
-    """Whether it still waits or runs: the client sends it again."""
-
-
 def env_token() -> str:
     """The token of AITRAIN_ENV_TOKEN.
 
@@ -116,7 +104,7 @@ def env_token() -> str:
     return token
 
 
-def encode(value: JsonObject | EnvCall | EnvAnswer) -> bytes:
+def encode(value: JsonObject | EnvCall | Outcome[Any]) -> bytes:
     """The value as JSON.
 
     Raises:
@@ -139,21 +127,6 @@ def decode(kind: type[T], value: object) -> T:
 _adapter: Any = cache(TypeAdapter)
 
 
-def to_wire(value: object) -> Any:
-    """A value of a row in JSON types, as rollout records have it: nan and inf become null, scalars numbers, other
-    objects their text."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): to_wire(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_wire(item) for item in value]
-    item = getattr(value, "item", None)  # numpy and torch scalars have it
-    return to_wire(item()) if callable(item) and getattr(value, "ndim", 1) == 0 else str(value)
-
-
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 15.0
 """Seconds without an answer after which a server is lost: it answers a call that runs for longer as running."""
@@ -165,14 +138,6 @@ BEHIND_PROXY = (502, 503, 504)
 """Statuses with which a proxy says that it does not reach the server."""
 UNAUTHORIZED, GONE = 401, 410
 """Statuses for a wrong token, and for a session that the server does not have."""
-
-
-class RefusedCallError(AitrainError):
-    """A server of an environment refused a request; `status` is the one of HTTP."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def checked_urls(given: str) -> list[str]:
@@ -212,7 +177,7 @@ class EnvConnection:
 
         Raises:
             ConnectionError: the server cannot be reached, or does not answer.
-            RefusedCallError: it refuses the request.
+            ServerRefusedError: it refuses the request.
         """
         timeout, headers = httpx.Timeout(seconds, connect=CONNECT_SECONDS), {"Authorization": f"Bearer {env_token()}"}
         try:
@@ -230,9 +195,9 @@ class EnvConnection:
         if not isinstance(found, dict):
             if response.status_code in BEHIND_PROXY:
                 raise ConnectionError(f"a proxy answers with status {response.status_code}")
-            raise RefusedCallError(f"{self.url}{path} does not answer in JSON: is it `aitrain env serve`?", 0)
+            raise ServerRefusedError(f"{self.url}{path} does not answer in JSON: is it `aitrain env serve`?", 0)
         if response.is_error:
-            raise RefusedCallError(f"{self.url}{path}: {str(found.get('error'))[:500]}", response.status_code)
+            raise ServerRefusedError(f"{self.url}{path}: {str(found.get('error'))[:500]}", response.status_code)
         return found
 
 
@@ -266,7 +231,7 @@ class ServedSession:
     def close(self) -> None:
         """End the session."""
         if (server := self.leave()) is not None:
-            with suppress(ConnectionError, RefusedCallError):  # the server ends sessions that have no more calls
+            with suppress(ConnectionError, ServerRefusedError):  # the server ends sessions that have no more calls
                 server.request("POST", "/v1/close", encode({"session": self.first.session}))
 
     def call(self, path: str, kind: type[T], **arguments: Any) -> T:
@@ -286,7 +251,7 @@ class ServedSession:
             if call.number == 0 and path != "/v1/open":  # the only call of its session
                 self.leave()
         try:
-            answer = decode(EnvAnswer, received)
+            answer = decode(Outcome[Any], received)
             value = None if answer.failure is not None else decode(kind, answer.value)
         except ValueError as error:
             raise CallFailed(Failure("server", f"was answered in another form: {error}"[:500])) from error
@@ -310,7 +275,7 @@ class ServedSession:
                 lost_at = 0.0
                 if is_abandoned():
                     raise CallFailed(Failure("raised", "cancelled: the result is no longer needed"))
-            except RefusedCallError as error:
+            except ServerRefusedError as error:
                 refusals += 1
                 if not is_free or refusals >= len(self.environment.connections):
                     why = f"{server.url} does not have it any more" if error.status == GONE else str(error)
@@ -384,7 +349,7 @@ class ServedEnvironment:
         """Names and texts of the environment's files; only names inside of a folder."""
         try:
             files = self.connections[0].request("GET", "/v1/source")["files"]
-        except (ConnectionError, RefusedCallError):
+        except (ConnectionError, ServerRefusedError):
             return []
         paths = [(PurePosixPath(str(file["name"])), str(file["text"])) for file in files]
         return [(str(path), text) for path, text in paths if not path.is_absolute() and ".." not in path.parts]
@@ -405,7 +370,7 @@ class ServedEnvironment:
     def _asked(self, method: str, path: str, what: str, body: bytes | None = None, **more: Any) -> JsonObject:
         try:
             return self.connections[0].request(method, path, body, **more)
-        except (ConnectionError, RefusedCallError) as error:
+        except (ConnectionError, ServerRefusedError) as error:
             raise EnvironmentFailed(f"The environment's server did not answer for {what}: {error}") from error
 
 
@@ -455,7 +420,7 @@ def _described(connection: EnvConnection) -> EnvDescription:
         raise EnvironmentFailed(
             f"{str(error)[0].upper()}{str(error)[1:]}\nStart it first: aitrain env serve ENV --port PORT"
         ) from error
-    except RefusedCallError as error:
+    except ServerRefusedError as error:
         advice = f"\nSet {TOKEN_VARIABLE} to the server's token." if error.status == UNAUTHORIZED else ""
         raise EnvironmentFailed(f"The environment's server refused {error}{advice}") from error
     except ValueError as error:

@@ -19,13 +19,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class Outcome(Generic[T_co]):
-    """The result of a call: its value or its failure, and the seconds that its clock ran."""
+    """What came of a call: its value or its failure, and the seconds that its clock ran."""
 
     value: T_co | None = None
     seconds: float = 0.0
     failure: Failure | None = None
     is_running: bool = False
-    """Whether its thread could not be ended, and still makes the call."""
+    """Whether it still runs: its thread could not be ended. A call of another machine may also wait, and is asked for
+    again."""
 
 
 @dataclass(frozen=True)

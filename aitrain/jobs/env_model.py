@@ -75,12 +75,12 @@ def check(request: Message, send: Send) -> None:
 def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
     """Prompts are rendered by the chat template, and leave room for an answer."""
     opened = subject.play((case, JUNK) for case in subject.sample)
-    tools, is_chat = opened[0].session.reset.tools, not isinstance(opened[0].prompt, str)
+    tools, is_chat = opened[0].reset.tools, not isinstance(opened[0].prompt, str)
     try:
         if is_chat:
             shown_episodes(subject.opened.environment, chat, is_chat)
         asked: list[Prompt] = [case.prompt for case in spread(subject.cases, PROMPTS) if case.prompt]
-        if any(episode.session.reset.prompt is not None for episode in opened):
+        if any(episode.reset.prompt is not None for episode in opened):
             asked = [episode.prompt for episode in opened if episode.prompt]
         if not asked:
             raise NotCheckedError("no episode could be opened")

@@ -27,7 +27,7 @@ from aitrain.environment.contract import env_kind, named_by, scores_groups
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
 from aitrain.environment.requirements import requirements_of
-from aitrain.environment.runner import NoModel, start_runner
+from aitrain.environment.runner import AbsentModel, start_runner
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
 from aitrain.environment.session import Message
 from aitrain.environment.tools import Tools
@@ -37,10 +37,10 @@ from aitrain.execution.user_code import failure_message
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
-from aitrain.redaction import without_secrets
+from aitrain.redaction import to_jsonable, without_secrets
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.environment_source import kept_files, source_facts
-from aitrain.runs.run_folder import RunFolder, to_jsonable
+from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import escape_controls, exit_now, run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment, open_environments
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
@@ -54,7 +54,7 @@ Document = dict[str, object]
 NO_DEADLINE = 1e9
 """Seconds of a call of the environment, which may wait in the debugger."""
 
-NO_MODEL = NoModel("the model is where it is trained; an environment that asks it cannot be served")
+NO_MODEL = AbsentModel(why="it is where it is trained; an environment that asks it cannot be served")
 TINY_FOLDER = PACKAGE / "tiny_model"
 
 Say = Callable[[str], object]

@@ -26,6 +26,7 @@ from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, WeightVersion
 from aitrain.environment.contract import Case, named_by
+from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, Interrupted
 from aitrain.events import Ended, Evaluating
@@ -35,7 +36,7 @@ from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
-from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
+from aitrain.rollout.message_format import BEHIND_API, FILLER, MessageFormat
 from aitrain.runs.checkpoint import clean_partial, weights_stamp
 from aitrain.runs.environment_source import files_of
 from aitrain.runs.held_out import Scoring
@@ -137,7 +138,7 @@ def _prepare(
     if reference.kind == "url":  # there is no tokenizer, and there are no weights
         if isinstance(config.thinking, int):
             raise ConfigError("thinking: a model behind an address takes on, off, low, medium or high, no budget")
-        accelerator, chat = Accelerator(cpu=True), MessageFormat(NotBehindAPI(), thinking=config.thinking)
+        accelerator, chat = Accelerator(cpu=True), MessageFormat(thinking=config.thinking)
         with closing(EventLoop()) as loop:
             name = loop.run(served_model(reference.base, config.model_name))
         reference = replace(reference, name=name)
@@ -182,7 +183,7 @@ def _prepare(
         size = REQUESTS_BATCH * (concurrency := config.concurrency or 16)
         engine = ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=concurrency)
         for part in runner.parts.values():
-            part.offer(NotBehindAPI("model"), chat.tokenizer)
+            part.offer(AbsentModel(why=BEHIND_API), chat.tokenizer)
     else:
         evaluating, completer = partial(evaluation_mode, policy.model), None
         if config.use_vllm:

@@ -291,7 +291,7 @@ def absolute(path: str) -> str:
 
 def _check_options(config: TrainConfig, has_environment: bool = False) -> Mapping[str, EnvSource]:
     """Check what needs no machine; returns where the environments are."""
-    check_trl_fields(config.trl)
+    check_trl_fields(config)
     check_server_arguments(config.vllm_args)
     refuse_secrets(config)
     return {} if has_environment else find_environments(config)

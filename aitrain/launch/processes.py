@@ -188,7 +188,8 @@ class Processes:
         address, port, secret = "127.0.0.1", 0, self.folder.path / SECRET
         if self.node == 0:
             if self.machines:
-                self.folder.write_status("running", nodes=heartbeat.nodes_json(self.machines))
+                nodes = [replace(node, processes=count) for node in self.machines]
+                self.folder.write_status("running", nodes=heartbeat.nodes_json(nodes))
             self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             if world > 1:
                 place = "" if self.machines else address, 0
@@ -262,9 +263,8 @@ class Processes:
     def _added(self) -> dict[str, str]:
         """What this run adds to the variables of the command."""
         activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
-        nodes = {heartbeat.NODES_VARIABLE: json.dumps(heartbeat.nodes_json(self.machines))} if self.machines else {}
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}  # the plan chose them
-        return {**gpus, **self.server, **activity, **nodes, **self.variables}
+        return {**gpus, **self.server, **activity, **self.variables}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):

@@ -335,7 +335,7 @@ def nodes_of(places: list[RankPlace]) -> list[NodeInfo]:
     addresses = list(dict.fromkeys(place.address for place in places))
     here = [[place for place in places if place.address == address] for address in addresses]
     return [
-        NodeInfo(number, each[0].host, each[0].address, sum(bool(place.gpus) for place in each))
+        NodeInfo(number, each[0].host, each[0].address, sum(bool(place.gpus) for place in each), len(each))
         for number, each in enumerate(here)
     ]
 

@@ -7,7 +7,7 @@ a run are refused.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -20,13 +20,7 @@ from aitrain.packages import installed
 if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
 
-_SAME_NAME = (
-    "ddp_timeout", "eval_strategy", "logging_steps", "max_grad_norm", "max_steps", "output_dir", "save_steps",
-    "save_strategy", "save_total_limit", "seed", "trust_remote_code", "use_vllm", "vllm_gpu_memory_utilization",
-    "vllm_mode", "vllm_tensor_parallel_size", "weight_decay",
-)  # fmt: skip
 OPTION_OF_FIELD = {
-    **dict(zip(_SAME_NAME, _SAME_NAME, strict=True)),
     "beta": "rl_kl_coef",
     "delta": "rl_dual_clip",
     "entropy_coef": "rl_entropy_coef",
@@ -59,7 +53,8 @@ OPTION_OF_FIELD = {
     "vllm_enable_sleep_mode": "vllm_sleep_mode",
     "warmup_steps": "warmup_ratio",
 }
-"""Fields that follow from an option. tests/test_preflight.py keeps it equal to what is handed to TRL."""
+"""Fields that follow from an option of another name. tests/test_preflight.py keeps it equal to what is handed to
+TRL."""
 
 SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 """Fields that aitrain sets by itself."""
@@ -67,10 +62,10 @@ SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 _FIELD_ADVICE = {
     "use save_best": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
     "model/ is uploaded by aitrain, at the end: use push_to_hub, repo_id and hub_private": (
-        "push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
+        "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
     ),
     "held-out cases are scored by aitrain: use eval_cases, eval_strategy and eval_steps": (
-        "do_eval", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches",
+        "do_eval", "eval_delay", "eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches",
         "eval_use_gather_object", "batch_eval_metrics", "include_for_metrics", "num_generations_eval",
         "per_device_eval_batch_size", "prediction_loss_only",
     ),
@@ -97,7 +92,6 @@ WITHOUT_EFFECT = {name: advice for advice, names in _FIELD_ADVICE.items() for na
     ),
     "generation_batch_size": "use rl_updates_per_rollout",
     "max_tool_calling_iterations": "use rl_max_turns",
-    "resume_from_checkpoint": "use --resume or resume_from_checkpoint",
     "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
 }
 """Fields that would change nothing in a run, and what to use in their place."""
@@ -105,16 +99,16 @@ WITHOUT_EFFECT = {name: advice for advice, names in _FIELD_ADVICE.items() for na
 _SOURCES = (("trl", "trainer/grpo_config.py"), ("trl", "trainer/base_config.py"), ("transformers", "training_args.py"))
 
 
-def check_trl_fields(given: Mapping[str, object]) -> None:
+def check_trl_fields(config: TrainConfig) -> None:
     """Refuse a field that TRL does not have, that an option exists for, or whose value has the wrong type.
 
     Raises:
         ConfigError: for the first of them.
     """
-    fields = trl_fields() if given else {}
-    for name, value in given.items():
-        if name in OPTION_OF_FIELD:
-            raise ConfigError(f"trl: {name}: aitrain has an option for it: {OPTION_OF_FIELD[name]}")
+    fields, options = trl_fields() if config.trl else {}, type(config).model_fields
+    for name, value in config.trl.items():
+        if option := OPTION_OF_FIELD.get(name, name if name in options else ""):
+            raise ConfigError(f"trl: {name}: aitrain has an option for it: {option}")
         if name in SET_BY_AITRAIN:
             raise ConfigError(f"trl: {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from aitrain import activity
 from aitrain.activity import PlayedEpisodes
 from aitrain.environment.completion_parser import thought_of, without_thought
-from aitrain.environment.contract import Case, Prompt, ScoreResult, Transcript, as_messages
+from aitrain.environment.contract import Case, Prompt, Transcript, as_messages
 from aitrain.environment.runner import EnvSession, Runner
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import (
@@ -52,15 +52,11 @@ LIMITS = {
 }
 """Messages of EpisodeTruncated, by the limit that ended the episode."""
 
-Row = tuple[Case, int, EpisodeSeeds | None]
-"""A case, the environment's seed, and the seeds of the completions."""
-
 
 @dataclass(eq=False)
-class Episode:
-    """One case, played and scored: the environment's session, the trajectory and the conversation."""
+class Episode(EnvSession):
+    """One case, played and scored: the environment's side of it, the trajectory and the conversation."""
 
-    session: EnvSession
     trajectory: Trajectory = field(default_factory=Trajectory)
     messages: list[Message] = field(default_factory=list)
     """Messages of the policy and the environment, from the first turn on."""
@@ -71,26 +67,20 @@ class Episode:
     thought_tokens: list[int] = field(default_factory=list)
     """Sampled tokens of each turn's thought: all of the turn's if it ends inside the thought. Empty if the model has no
     thoughts."""
-    result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
     too_long: int | None = None
     """Tokens of a prompt that leaves no room for an answer."""
     is_dropped: bool = False
     """Whether it takes no part, as the prompt of an episode of its group leaves no room."""
 
     @property
-    def case(self) -> Case:
-        """The row of the dataset that was played."""
-        return self.session.case
-
-    @property
     def prompt(self) -> Prompt:
         """The conversation before the first turn: the row's prompt, and what the environment says first."""
-        return self.case.prompt if self.session.reset.prompt is None else self.session.reset.prompt
+        return self.case.prompt if self.reset.prompt is None else self.reset.prompt
 
     @property
     def asked(self) -> tuple[Prompt, Schemas]:
         """The prompt and the tools that the policy is shown."""
-        return self.prompt, self.session.reset.tools
+        return self.prompt, self.reset.tools
 
     @property
     def is_chat(self) -> bool:
@@ -161,49 +151,45 @@ class Rollout:
         """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
         environment's, `sampling_seeds` the policy's (None: the engine's own random numbers)."""
         sampling = [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
-        rows, episodes = list(zip(cases, seeds, sampling, strict=True)), list[Episode]()
-        count = max(1, len(rows))  # without cases too, as ranks may generate together
+        episodes = [Episode(*row) for row in zip(cases, seeds, sampling, strict=True)]
+        count = max(1, len(episodes))  # without cases too, as ranks may generate together
         limit = self.runner.episodes_at_once or count
-        with self.clock.running("rollout"), activity.own.rollout(len(rows)) as played:
+        with self.clock.running("rollout"), activity.own.rollout(len(episodes)) as played:
             for start in range(0, count, limit):
-                episodes += await self._play_part(rows[start : start + limit], decoding, played)
+                await self._play_part(episodes[start : start + limit], decoding, played)
         return episodes
 
-    async def _play_part(self, rows: Sequence[Row], decoding: Decoding, played: PlayedEpisodes) -> list[Episode]:
+    async def _play_part(self, episodes: Sequence[Episode], decoding: Decoding, played: PlayedEpisodes) -> None:
         """First the episodes that may not run beside others, one after another, then the others at the same time."""
-        episodes: dict[int, Episode] = {}
+        together = dict(enumerate(episodes))
         if self.runner.may_play_alone:  # on every rank, as those that share an engine enter and leave it together
-            async with self.engine.batch(min(1, len(rows))) as leave:
-                for index, row in enumerate(rows):
-                    if self.runner.part_of(row[0]).plays_alone:
-                        [episodes[index]] = await self._play({index: row}, decoding, played, nullcontext(lambda: None))
-                if rows:
+            async with self.engine.batch(min(1, len(episodes))) as leave:
+                for index, episode in enumerate(episodes):
+                    if self.runner.part_of(episode.case).plays_alone:
+                        del together[index]
+                        await self._play({index: episode}, decoding, played, nullcontext(lambda: None))
+                if episodes:
                     leave()
-        together = {index: row for index, row in enumerate(rows) if index not in episodes}
-        others = await self._play(together, decoding, played)
-        episodes |= zip(together, others, strict=True)
-        return [episodes[index] for index in range(len(rows))]
+        await self._play(together, decoding, played)
 
     async def _play(
         self,
-        rows: Mapping[int, Row],
+        by_index: Mapping[int, Episode],
         decoding: Decoding,
         played: PlayedEpisodes,
         batch: AbstractAsyncContextManager[Leave] | None = None,
-    ) -> list[Episode]:
+    ) -> None:
         """Play and score episodes at the same time, by their indices; `batch`: that of the engine, if it has begun."""
-        columns = [[row[place] for row in rows.values()] for place in range(3)]
+        episodes = list(by_index.values())
         with self.clock.running("environment"):
-            sessions = await self.runner.open(*columns)  # type: ignore[arg-type]
+            await self.runner.open(episodes)
         try:
-            episodes = [Episode(session) for session in sessions]
             for before, episode in zip([None, *episodes], episodes, strict=False):
                 with _failures_of(episode):
-                    _check(episode.session)
-                    if episode.session.reset.untrained is None:
+                    _check(episode)
+                    if episode.reset.untrained is None:
                         self._render_prompt(episode, before)
-            pairs = zip(rows, episodes, strict=True)
-            live = [(index, episode) for index, episode in pairs if episode.trajectory.stop is None]
+            live = [(index, episode) for index, episode in by_index.items() if episode.trajectory.stop is None]
             played.end(len(episodes) - len(live))
             async with batch or self.engine.batch(len(live)) as leave_engine:
 
@@ -214,12 +200,11 @@ class Rollout:
                 await run_all(self._converse(episode, index, decoding, leave) for index, episode in live)
             await self._score(episodes)
         finally:
-            await self.runner.end(sessions)
-        return episodes
+            await self.runner.end(episodes)
 
     def _render_prompt(self, episode: Episode, before: Episode | None = None) -> None:
         """`before`: the previous episode, which has the same prompt in a group."""
-        reset, trajectory = episode.session.reset, episode.trajectory
+        reset, trajectory = episode.reset, episode.trajectory
         if not episode.is_chat:
             refuse_tools_for_strings(reset.tools)
         elif reset.runs_tools:
@@ -234,8 +219,7 @@ class Rollout:
 
     async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
-        trajectory, session, limits = episode.trajectory, episode.session, self.limits.of(episode.case.env)
-
+        trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
         request = GenerationRequest([], 0, decoding=decoding, index=index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
@@ -243,34 +227,34 @@ class Rollout:
             one."""
             while True:
                 with self.clock.running("environment"):
-                    response = await self.runner.respond(session, turn)
-                _check(session)
+                    response = await self.runner.respond(episode, turn)
+                _check(episode)
                 if response.untrained is None:
                     return response
-                turn = await self._answer(session, response.untrained, request)
+                turn = await self._answer(episode, response.untrained, request)
 
         try:
             with _failures_of(episode):
-                if session.reset.untrained is not None:
-                    response = await respond(await self._answer(session, session.reset.untrained, request))
-                    session.reset = response.reset or ResetResult()
+                if episode.reset.untrained is not None:
+                    response = await respond(await self._answer(episode, episode.reset.untrained, request))
+                    episode.reset = response.reset or ResetResult()
                     self._render_prompt(episode)
                 while trajectory.stop is None:
                     room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                    seed = None if session.sampling is None else session.sampling.seed
+                    seed = None if episode.sampling is None else episode.sampling.seed
                     turn = replace(request, max_tokens=room)
                     await sample_turn(self.engine, self._chat_of(episode), trajectory, turn, seed)
                     response = await respond(self._read(episode))
                     trajectory.stop = self._apply(episode, response)
                 is_cut_off = trajectory.stop in LIMITS and not response.is_over
-                if is_cut_off and self.runner.part_of(session.case).kind == "rollout":
+                if is_cut_off and self.runner.part_of(episode.case).kind == "rollout":
                     await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
         finally:
             leave()
 
     def _read(self, episode: Episode) -> AssistantTurn:
         """The last completion as a message of the conversation, and as the environment gets it."""
-        reset, trajectory = episode.session.reset, episode.trajectory
+        reset, trajectory = episode.reset, episode.trajectory
         start, chat = trajectory.turns[-1].start, self._chat_of(episode)
         before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
         if chat.thoughts is not None:
@@ -285,15 +269,15 @@ class Rollout:
         """The chat format; a prompt that is a string has no template, and so no thoughts."""
         return self.chat if episode.is_chat else replace(self.chat, thoughts=None)
 
-    async def _answer(self, session: EnvSession, chat: UntrainedChat, request: GenerationRequest) -> AssistantTurn:
+    async def _answer(self, episode: Episode, chat: UntrainedChat, request: GenerationRequest) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
         ids = self.chat.prompt_ids(list(chat.messages), chat.tools)
-        room = self.limits.of(session.case.env).room(len(ids), 0)
+        room = self.limits.of(episode.case.env).room(len(ids), 0)
         if room < 1:
             return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
-        said, seed = Trajectory(ids), None if session.sampling is None else session.sampling.next_call()
+        said, seed = Trajectory(ids), None if episode.sampling is None else episode.sampling.next_call()
         await sample_turn(self.engine, self.chat, said, replace(request, max_tokens=room), seed)
-        reader = replace(self.chat, keeps_thoughts=self.runner.part_of(session.case).sees_thoughts)
+        reader = replace(self.chat, keeps_thoughts=self.runner.part_of(episode.case).sees_thoughts)
         _, turn = reader.read(said.ids, ids, chat.tools, self.end.eos_ids)
         return replace(turn, usage=TokenUsage(len(ids), len(said.ids), not said.ended_by_policy))
 
@@ -319,11 +303,7 @@ class Rollout:
         begun = [episode for episode in episodes if not episode.is_dropped]
         with self.clock.running("environment"):
             async with self.scoring():
-                results = await self.runner.score(
-                    [episode.session for episode in begun], [episode.transcript for episode in begun]
-                )
-        for episode, result in zip(begun, results, strict=True):
-            episode.result = result
+                await self.runner.score(begun, [episode.transcript for episode in begun])
         for trajectory in (episode.trajectory for episode in episodes):  # TRL takes no empty prompt or completion
             trajectory.prompt_ids = trajectory.prompt_ids or [self.end.eos_ids[0]]
             if not trajectory.ids:
@@ -377,9 +357,9 @@ def _failures_of(episode: Episode) -> Iterator[None]:
     try:
         yield
     except CallFailed as error:
-        episode.session.failure, episode.trajectory.stop = error.failure, "env_error"
+        episode.failure, episode.trajectory.stop = error.failure, "env_error"
     except EnvironmentFailed as error:
-        episode.session.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+        episode.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
         episode.trajectory.stop = "env_error"
     except OutOfRepliesError:
         episode.trajectory.stop = "out_of_replies"

@@ -13,12 +13,14 @@ from typing import Any
 from aitrain.environment.completion_parser import THINK, thought_of
 from aitrain.environment.contract import Prompt, as_messages
 from aitrain.environment.dataset import canonical_text
+from aitrain.environment.runner import AbsentModel
 from aitrain.environment.session import AssistantTurn, Message
-from aitrain.errors import EnvironmentFailed
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas, Tokenizer
 
 FILLER = 0
 """Token id without a message; the first one of `EndOfTurn.eos_ids`."""
+BEHIND_API = "an address has none"
+NO_TOKENIZER = AbsentModel("tokenizer", BEHIND_API)
 
 
 @dataclass(frozen=True)
@@ -32,28 +34,11 @@ class ChatPart:
     """An answer as the environment gets it, if it is not to be parsed."""
 
 
-class NotBehindAPI:
-    """In the place of a tokenizer, or of a model, that is not there, such as behind an API; every use raises."""
-
-    pad_token_id: int | None = FILLER
-
-    def __init__(self, what: str = "tokenizer", why: str = "an address has none") -> None:
-        self._what, self._why = what, why
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise EnvironmentFailed(f"The environment uses the {self._what} ({self._what}.{name}): {self._why}.")
-
-    def __call__(self, *arguments: object, **keywords: object) -> Any:
-        """The tokenizer's own call."""
-        return self.call
-
-
 @dataclass(frozen=True)
 class MessageFormat(ChatFormat):
     """A chat format that keeps messages as they are; `part` returns what an id stands for."""
 
+    tokenizer: Tokenizer = NO_TOKENIZER
     parts: list[ChatPart] = field(default_factory=lambda: [ChatPart(())])
 
     def prompt_text(self, prompt: Prompt, tools: Schemas = ()) -> str:

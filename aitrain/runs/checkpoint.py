@@ -24,10 +24,10 @@ from aitrain.options.run import COMPLETIONS_PER_PASS
 from aitrain.options.section import options_of
 from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.packages import named_folder
-from aitrain.redaction import without_secrets
+from aitrain.redaction import to_json_object, without_secrets
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.records import MetricsLine, RolloutRecord
-from aitrain.runs.run_folder import RunFolder, keep_lines, read_object, sync, to_json_object, write_json
+from aitrain.runs.run_folder import RunFolder, keep_lines, read_object, sync, write_json
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"

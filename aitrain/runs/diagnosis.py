@@ -78,38 +78,6 @@ FINDING = TypeAdapter(RunFinding)
 
 
 @dataclass(frozen=True)
-class RunTraits:
-    """What diagnostics must know of the options of a run."""
-
-    bounds: Bounds | None = UNIT
-    """Lowest and highest score; None for an unbounded range."""
-    samples_uniformly: bool = True
-    """Whether rewards of different steps are of alike cases; --rl-sampling refill chooses them by their
-    scores."""
-    loss_type: str = "grpo"
-    reshaped_sampling: str = ""
-    """Options that change the sampling distribution, comma-separated; may be empty."""
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> RunTraits:
-        """Those of a run."""
-        bounds, is_uniform = bounds_of(config.rl_score_range), config.rl_sampling == "uniform"
-        return cls(bounds, is_uniform, config.rl_loss_type, ", ".join(config.reshaped_sampling))
-
-    def level(self, values: Values) -> float:
-        """Mean score of all that was played, discarded groups included, as a fraction of the score range, 0 to 1; the
-        middle for an unbounded range."""
-        if self.bounds is None:
-            return 0.5
-        low, high = self.bounds
-        return (values.get("cases/mean_score", values.get("reward", 0.0)) - low) / (high - low)
-
-    def is_solved(self, values: Values) -> bool:
-        """Whether the mean reward is near the highest score."""
-        return self.level(values) >= SOLVED_LEVEL
-
-
-@dataclass(frozen=True)
 class Change:
     """Means of the first and of the last quarter of a series."""
 
@@ -147,12 +115,29 @@ def change_over(values: Sequence[float]) -> Change | None:
 class Past:
     """A stretch of a run up to now: its metrics, line by line, and all scorings of the held-out cases."""
 
-    traits: RunTraits
+    config: TrainConfig
     steps: list[int] = field(default_factory=list)
     rows: list[Values] = field(default_factory=list)
     scorings: list[MetricsLine] = field(default_factory=list)
     first: Values = field(default_factory=dict)
     """The first value of each metric in the run."""
+
+    @cached_property
+    def bounds(self) -> Bounds | None:
+        """Lowest and highest score; None for an unbounded range."""
+        return bounds_of(self.config.rl_score_range)
+
+    def level(self, values: Values) -> float:
+        """Mean score of all that was played, discarded groups included, as a fraction of the score range, 0 to 1; the
+        middle for an unbounded range."""
+        if self.bounds is None:
+            return 0.5
+        low, high = self.bounds
+        return (values.get("cases/mean_score", values.get("reward", 0.0)) - low) / (high - low)
+
+    def is_solved(self, values: Values) -> bool:
+        """Whether the mean reward is near the highest score."""
+        return self.level(values) >= SOLVED_LEVEL
 
     def newest(self, size: int) -> Past:
         """The newest lines."""
@@ -172,8 +157,8 @@ class Past:
     @property
     def scale(self) -> float:
         """Size of the score range; of an unbounded one, four standard deviations within a group. 0 if unknown."""
-        if self.traits.bounds is not None:
-            return self.traits.bounds[1] - self.traits.bounds[0]
+        if self.bounds is not None:
+            return self.bounds[1] - self.bounds[0]
         deviations = self.values("reward_std")
         return 4 * fmean(deviations) if deviations else 0.0
 
@@ -183,14 +168,14 @@ class Past:
 
 def zero_variance(past: Past) -> str | None:
     """In most groups all completions score the same."""
-    traits, now, first = past.traits, past.rows[-1], past.first
-    if not past.lasts(lambda row: row.get("frac_reward_zero_std", 0.0) >= 0.8 and not traits.is_solved(row)):
+    now, first = past.rows[-1], past.first
+    if not past.lasts(lambda row: row.get("frac_reward_zero_std", 0.0) >= 0.8 and not past.is_solved(row)):
         return None
     same = f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, "
     where = f"mostly near {now.get('reward', 0.0):.2f}"
-    if traits.level(now) < TOO_HARD_LEVEL:
-        lowest, _ = traits.bounds or UNIT
-        if traits.level(first) > 2 * TOO_HARD_LEVEL:
+    if past.level(now) < TOO_HARD_LEVEL:
+        lowest, _ = past.bounds or UNIT
+        if past.level(first) > 2 * TOO_HARD_LEVEL:
             return (
                 f"{same}at {lowest:g}; the mean was {first['reward']:.2f} in the first step, so the policy has become"
                 " worse. Lower --lr, or raise --rl-kl-coef."
@@ -240,7 +225,7 @@ def unscored(past: Past) -> str | None:
 
 def unused_tools(past: Past) -> str | None:
     """Hardly an episode calls a tool, and the task is not solved."""
-    if not past.lasts(lambda row: row.get("tools/unused", 0.0) > 0.98 and not past.traits.is_solved(row)):
+    if not past.lasts(lambda row: row.get("tools/unused", 0.0) > 0.98 and not past.is_solved(row)):
         return None
     return (
         f"{past.rows[-1]['tools/unused']:.0%} of the episodes that have tools call none: read some in rollouts/. Say in"
@@ -251,7 +236,7 @@ def unused_tools(past: Past) -> str | None:
 def entropy(past: Past) -> str | None:
     """The policy says nearly the same every time, and the task is not solved."""
     lowest = min(0.1, 0.1 * past.first.get("entropy", 0.0))
-    if not past.lasts(lambda row: row.get("entropy", 1.0) < lowest and not past.traits.is_solved(row)):
+    if not past.lasts(lambda row: row.get("entropy", 1.0) < lowest and not past.is_solved(row)):
         return None
     now = past.rows[-1]
     return (
@@ -263,7 +248,7 @@ def entropy(past: Past) -> str | None:
 
 def importance_ratio(past: Past) -> str | None:
     """The importance ratio between vLLM and the trainer is far from 1."""
-    name, now, traits = "sampling/importance_sampling_ratio/mean", past.rows[-1], past.traits
+    name, now = "sampling/importance_sampling_ratio/mean", past.rows[-1]
     if not past.lasts(lambda row: row.get(name, 1.0) < 0.5):
         return None
     gap, shift = now.get("sampling/sampling_logp_difference/mean", 0.0), now.get("sampling/logprob_shift/mean", 0.0)
@@ -272,8 +257,8 @@ def importance_ratio(past: Past) -> str | None:
     # a shift is about the correction that is added for truncated sampling
     if abs(shift) > 0.001 and abs(gap - abs(shift)) < 0.3 * abs(shift):
         return (
-            f"{intro}vLLM gives log-probabilities before {traits.reshaped_sampling}, and the trainer compares"
-            " those after it: start the server with --logprobs-mode processed_logprobs."
+            f"{intro}vLLM gives log-probabilities before {', '.join(past.config.reshaped_sampling)}, and the trainer"
+            " compares those after it: start the server with --logprobs-mode processed_logprobs."
         )
     if gap <= ROUNDING:
         return (
@@ -288,9 +273,9 @@ def importance_ratio(past: Past) -> str | None:
 
 def top_score(past: Past) -> str | None:
     """All scores are the highest one: from the first step, or from one step to the next."""
-    if past.traits.bounds is None or len(past.rows) < LINES_IN_A_ROW:
+    if past.bounds is None or len(past.rows) < LINES_IN_A_ROW:
         return None
-    top = past.traits.bounds[1]
+    top = past.bounds[1]
     rewards = [row.get("reward", -math.inf) for row in past.rows[-BEFORE_A_JUMP - LINES_IN_A_ROW - 1 :]]
     if min(rewards[-LINES_IN_A_ROW:]) < top - TOP * past.scale:
         return None
@@ -325,7 +310,7 @@ def length(past: Past) -> str | None:
     scores = _scores_that_stay(past)
     if after - before < LONGER_TOKENS or scores is None:
         return None
-    averages_by_length = past.traits.loss_type in ("grpo", "gspo", "sapo")
+    averages_by_length = past.config.rl_loss_type in ("grpo", "gspo", "sapo")
     loss = "--rl-loss-type dr_grpo or dapo has no bias towards long wrong completions; " if averages_by_length else ""
     return (
         f"Completions have grown from {before:.0f} to {after:.0f} tokens since step {past.steps[0]}, and {scores}:"
@@ -337,7 +322,7 @@ def length(past: Past) -> str | None:
 def _scores_that_stay(past: Past) -> str | None:
     """How the score has changed, in words, if it surely has not risen. Where cases are chosen by their scores, the
     reward says nothing of the policy, and held-out scores are taken."""
-    if past.traits.samples_uniformly:
+    if past.config.rl_sampling == "uniform":
         change = change_over(past.values("reward"))
         if change is None or past.scale == 0.0 or change.high > STAYS * past.scale:
             return None
@@ -414,8 +399,8 @@ class Diagnosis:
     """Finds conditions in the metrics of one run. Equal lines give equal findings, so a resumed run reads its own
     metrics again."""
 
-    def __init__(self, traits: RunTraits) -> None:
-        self.past = Past(traits)
+    def __init__(self, config: TrainConfig) -> None:
+        self.past = Past(config)
         self.reported = set[str]()
         """Names of the conditions that were reported, which are not looked for any more."""
 
@@ -459,7 +444,7 @@ class RecordedDiagnosis:
     def diagnosis(self) -> Diagnosis:
         """What is known so far, without what was reported before."""
         keep_lines(self.folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
-        made = Diagnosis(RunTraits.of(self.config))
+        made = Diagnosis(self.config)
         made.reported |= {finding.name for finding in findings_of(self.folder)}
         return made
 

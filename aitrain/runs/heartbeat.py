@@ -3,14 +3,13 @@ alive."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -107,8 +106,7 @@ class Heartbeat:
         known["stalls_at"] = None if limit is None else round(self._progressed + max(limit, seen.allows), 3)
         known["rollout"] = asdict(self._playing) if self._playing.episodes else {}
         if pids:
-            nodes = given_nodes(pids)
-            known |= {"pids": nodes[0].pids if nodes else pids, "nodes": nodes_json(nodes)}
+            known["pids"] = pids[: int(os.environ.get("LOCAL_WORLD_SIZE", len(pids)))]  # those of this machine
         with suppress(OSError):
             self.folder.write_status(status, **sign_of_life(), **known)
 
@@ -194,9 +192,6 @@ def _machine() -> str | None:
 
 # -- the machines of a run
 
-NODES_VARIABLE = "AITRAIN_NODES"
-"""Environment variable by which the parent of rank 0 passes the machines to it."""
-
 
 @dataclass(frozen=True)
 class NodeInfo:
@@ -206,8 +201,8 @@ class NodeInfo:
     host: str
     address: str
     gpus: int
-    pids: tuple[int, ...] = ()
-    """Its training processes, in the order of their ranks."""
+    processes: int = 1
+    """Number of its training processes."""
 
 
 NODES = TypeAdapter(tuple[NodeInfo, ...], config=ConfigDict(defer_build=True))
@@ -216,13 +211,6 @@ NODES = TypeAdapter(tuple[NodeInfo, ...], config=ConfigDict(defer_build=True))
 def nodes_json(nodes: Iterable[NodeInfo]) -> list[dict[str, object]]:
     """The machines as status.json holds them."""
     return [asdict(node) for node in nodes]
-
-
-def given_nodes(pids: Sequence[int]) -> list[NodeInfo]:
-    """The machines that the parent passed, with the process ids of all ranks; none for a run on one machine."""
-    nodes = [NodeInfo(**given) for given in json.loads(os.environ.get(NODES_VARIABLE, "[]"))]
-    each = len(pids) // max(1, len(nodes))
-    return [replace(node, pids=tuple(pids[each * n : each * (n + 1)])) for n, node in enumerate(nodes)]
 
 
 def read_nodes(status: JsonObject) -> tuple[NodeInfo, ...]:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
+from aitrain.environment.completion_parser import short
 from aitrain.errors import ConfigError
 from aitrain.runs.held_out import DECODINGS, grouped
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.model_reference import read_options
 from aitrain.runs.records import RolloutRecord, prompt_key
-from aitrain.runs.rollout_index import RolloutIndex, excerpt, prompt_excerpt
+from aitrain.runs.rollout_index import EXCERPT, RolloutIndex, prompt_excerpt
 from aitrain.runs.run_folder import RunFolder, read_object
 
 LENIENT = "lenient"
@@ -165,7 +166,7 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
         evaluated = as_object(result.get("model"))
         model = evaluated.get("given") or evaluated.get("label") or options.get("model")
     step = (result.get("model_step") or result.get("steps")) if phase == "after" else None
-    name = excerpt(str(model or "")) + ("" if step is None else f", step {step}")
+    name = short(str(model or ""), EXCERPT) + ("" if step is None else f", step {step}")
     state = str(status.get("status") or "")
     scoring = RecordedScoring(folder, phase, rollouts, options, read_object(run.environment), state, name)
     found = dict[str, RecordedCase]()

@@ -14,8 +14,9 @@ from typing import ClassVar
 from pydantic import ConfigDict, TypeAdapter
 
 from aitrain.environment.completion_parser import thought_of
+from aitrain.redaction import to_jsonable
 from aitrain.runs.json_values import JsonObject, as_object, as_text
-from aitrain.runs.run_folder import parsed_lines, to_jsonable
+from aitrain.runs.run_folder import parsed_lines
 
 SCHEMA = 2
 """Version of the format that is written; since 2 there are records with `discarded`."""

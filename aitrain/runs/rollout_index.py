@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from aitrain.environment.completion_parser import short
 from aitrain.runs.json_values import (
     LONGEST_LINE,
     as_text,
@@ -173,10 +174,5 @@ def prompt_excerpt(record: RolloutRecord) -> str:
     """Excerpt of a prompt's last message, as the first one is often the system's; without a prompt, of the first one of
     the episode's messages."""
     prompt = record.prompt or record.messages[:1]
-    return excerpt(prompt if isinstance(prompt, str) else as_text(prompt[-1].get("content")) if prompt else "")
-
-
-def excerpt(text: str) -> str:
-    """The beginning of a text, on one line."""
-    line = " ".join(text[: 4 * EXCERPT].split())
-    return line[:EXCERPT] + ("…" if len(line) > EXCERPT or len(text) > 4 * EXCERPT else "")
+    text = prompt if isinstance(prompt, str) else as_text(prompt[-1].get("content")) if prompt else ""
+    return short(text, EXCERPT)

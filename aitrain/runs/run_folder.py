@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.execution.user_code import own_files
-from aitrain.redaction import MASK, is_random, redact
+from aitrain.redaction import to_jsonable
 from aitrain.runs.json_values import JsonObject, parse_object, read_whole, regular, whole_lines
 
 if TYPE_CHECKING:
@@ -170,7 +168,7 @@ class RunFolder:
         """This folder with the next epoch, at least `least`, in status.json: earlier commands cannot write any more."""
         before = read_object(self.status).get("epoch")
         epoch = max(least, 1 + (before if isinstance(before, int) else 0))
-        self.write_status("running", epoch=epoch, **known)
+        self.write_status("running", epoch=epoch, nodes=[], **known)
         return replace(self, epoch=epoch)
 
     def check_owner(self) -> None:
@@ -317,33 +315,3 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def to_jsonable(value: object) -> object:
-    """The value in JSON types, secrets redacted: nan and inf become null, scalars numbers, other objects their text,
-    which is the same in each process: it has no address in memory."""
-    match value:
-        case str():
-            return redact(value)
-        case None | int():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return to_json_object(value)
-        case set() | frozenset():  # in an order that is the same in each process
-            return sorted(map(to_jsonable, value), key=str)
-        case list() | tuple():
-            return [to_jsonable(item) for item in value]
-    item = getattr(value, "item", None)  # numpy and torch scalars have it
-    if callable(item) and getattr(value, "ndim", 1) == 0:
-        return to_jsonable(item())
-    return redact(re.sub(" at 0x[0-9a-f]+", "", str(value)))
-
-
-def to_json_object(values: Mapping[str, object]) -> dict[str, object]:
-    """`to_jsonable` for a mapping."""
-    return {
-        redact(str(key)): MASK if isinstance(item, str) and is_random(str(key), item) else to_jsonable(item)
-        for key, item in values.items()
-    }

@@ -16,10 +16,11 @@ from accelerate.utils import set_seed
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import Runner
 from aitrain.errors import EpisodesFailed, errors_of
+from aitrain.redaction import to_jsonable
 from aitrain.rollout.engine import Decoding
 from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, grouped
 from aitrain.runs.records import RolloutRecord, prompt_key, read_rollouts, row_columns
-from aitrain.runs.run_folder import RunFolder, to_jsonable
+from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import MemberKey, PlannedEpisode, PlayedEpisode, episode_record, finish

@@ -182,7 +182,7 @@ def episode_metrics(episode: Episode) -> dict[str, float]:
         "turns": float(len(trajectory.turns)),
         "tools/calls": float(episode.tool_calls),
         "tools/wrong_calls": float(episode.wrong_tool_calls),
-        **({"tools/unused": float(not episode.tool_calls)} if episode.session.reset.runs_tools else {}),
+        **({"tools/unused": float(not episode.tool_calls)} if episode.reset.runs_tools else {}),
         **{f"{own}{name}": value for name, value in episode.result.metrics.items()},
         **({f"{own}score": score} if env and score is not None else {}),
         **{f"failed/{one}": float(kind == one) for one in FAILURE_KINDS},
@@ -192,7 +192,7 @@ def episode_metrics(episode: Episode) -> dict[str, float]:
 
 def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutRecord:
     """The rollout record of an episode, without the fields of its batch (group, advantage, evaluation, sample)."""
-    trajectory, case, session, failure = episode.trajectory, episode.case, episode.session, episode.result.failure
+    trajectory, case, failure = episode.trajectory, episode.case, episode.result.failure
     return RolloutRecord(
         step=step,
         weight_version=weight_version,
@@ -200,10 +200,10 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
         row_number=case.number,
         case_idx=case.case_idx,
         row=row_columns(case.row),
-        seed=session.seed,
+        seed=episode.seed,
         prompt=case.prompt,
         rendered_prompt=episode.rendered[0] if episode.rendered and episode.is_chat else "",
-        tools=list(session.reset.tools),
+        tools=list(episode.reset.tools),
         messages=episode.conversation,
         completion=episode.transcript.text,
         turns=tuple(
@@ -215,5 +215,5 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
         metrics=episode.result.metrics,
         stop=episode.stop,
         error=None if failure is None else RecordedError(failure.kind, failure.place, failure.trace or failure.message),
-        seconds=round(session.seconds, 6),
+        seconds=round(episode.seconds, 6),
     )

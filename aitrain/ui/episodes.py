@@ -15,10 +15,11 @@ from typing import NamedTuple
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from aitrain.environment.completion_parser import short
 from aitrain.runs.held_out import NEARLY, grouped
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
 from aitrain.runs.records import RecordedTurn, RolloutRecord, TranscriptMessage
-from aitrain.runs.rollout_index import IndexEntry, RolloutIndex, excerpt, prompt_excerpt
+from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.ui.overview import evenly
 
 Group = list[int]
@@ -177,7 +178,7 @@ def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
         "n": number,
         **{name: getattr(entry, name) for name in FACTS},
         "prompt": prompt_excerpt(record),
-        "answer": excerpt(record.completion),
+        "answer": short(record.completion, EXCERPT),
         "same": hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest(),
     }
 

@@ -390,7 +390,7 @@ class Overview:
                 {
                     "host": node.host,
                     "address": node.address,
-                    "processes": len(node.pids),
+                    "processes": node.processes,
                     "system": self.machine(node.rank),
                 }
                 for node in read_nodes(self.recorded)
@@ -428,7 +428,7 @@ class Overview:
             "environment": self.environment_name,
             "options": self._plain_options(),
             "rewards": list(map(float, evenly(rewards, ROW_POINTS))),
-            "before": row["before"] or _bare(self.recorded.get("score_before")),
+            "before": row["before"],
             "after": after or _bare(as_float(newest.get("eval_score"))),
             "after_step": newest.get("step") if after is None else None,
             "change": change,

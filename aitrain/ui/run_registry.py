@@ -148,6 +148,18 @@ def is_run(path: Path) -> bool:
     return path.is_dir() and any((path / sign).exists() for sign in SIGNS)
 
 
+def run_named(name: str) -> RunFolder:
+    """The run folder that an argument names, by its path or by its name in runs/.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    (path,) = places([name])
+    if not is_run(path):
+        raise ConfigError(f"{path} is not a run folder\nList the runs in it with: aitrain show {path}")
+    return RunFolder(path)
+
+
 def places(names: Iterable[str]) -> list[Path]:
     """Paths of the arguments of a command: paths, or names of runs in runs/; without arguments, runs/ itself.
 

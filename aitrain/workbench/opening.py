@@ -15,10 +15,10 @@ from aitrain.environment.contract import Case, check_contract, check_methods
 from aitrain.environment.dataset import Datasets, build_cases, columns, number_apart
 from aitrain.environment.loader import find_env, load_env, locate_environments
 from aitrain.environment.requirements import with_requirements
+from aitrain.environment.runner import AbsentModel
 from aitrain.errors import ConfigError, errors_of
 from aitrain.options.train import TrainConfig
 from aitrain.packages import installed
-from aitrain.rollout.message_format import NotBehindAPI
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def spread(cases: Sequence[Case], count: int) -> list[Case]:
     return [cases[int(number * step)] for number in range(min(count, len(cases)))]
 
 
-NO_TOKENIZER = NotBehindAPI("tokenizer", "name one with --tokenizer")
+NO_TOKENIZER = AbsentModel("tokenizer", "name one with --tokenizer")
 """The `tokenizer` argument of an environment that is opened without one."""
 
 

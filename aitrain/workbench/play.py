@@ -18,8 +18,8 @@ from rich.text import Text
 
 from aitrain.environment.completion_parser import ToolJson, clean
 from aitrain.environment.contract import Case, Prompt
-from aitrain.environment.runner import NoModel, start_runner
-from aitrain.environment.session import Message, ResetResult
+from aitrain.environment.runner import AbsentModel, start_runner
+from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
@@ -27,6 +27,7 @@ from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.ui.output import escape_controls
+from aitrain.ui.transcript import score_text
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import EMPTY, JUNK, Conversation, Policy, Script, reference_of, rollout_of
 
@@ -170,15 +171,15 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
         EnvironmentFailed: `reference` failed.
     """
     case = chosen_case(opened.all_cases, options.case)
-    person = Person(Console(highlight=False))
-    policy = person if options.policy == "person" else _policy(opened.environment, case, options)
+    policy = _policy(opened.environment, case, options)
     runner = start_runner(opened.environment, config)
-    runner.offer(NoModel(), tokenizer)
-    runner.on_messages = lambda session, _: setattr(person, "reset", session.reset)
+    runner.offer(AbsentModel(), tokenizer)
     return rollout_of(runner, defaultdict(lambda: policy))
 
 
 def _policy(environment: object, case: Case, options: PlayOptions) -> Policy:
+    if options.policy == "person":
+        return Person(Console(highlight=False))
     if options.policy == "script":
         return read_script(Path(options.script or ""))
     if options.policy != "reference":
@@ -225,7 +226,6 @@ class Person:
     """A policy that reads answers line by line; the end of the input ends the episode."""
 
     console: Console
-    reset: ResetResult = field(default_factory=ResetResult)
 
     def __call__(self, said: Conversation) -> str | None:
         """The next answer."""
@@ -233,7 +233,7 @@ class Person:
         if said.answers == 0 and is_terminal:
             import readline  # noqa: F401  # input() then edits lines and has a history
 
-            hints = [TOOL_HINT, *map(signature, self.reset.tools)] if self.reset.runs_tools else []
+            hints = [TOOL_HINT, *map(signature, said.tools)] if said.tools else []
             self.console.print(Text(escape_controls("\n  ".join([HINT, *hints])), style="dim"), soft_wrap=True)
         try:
             while (line := clean(input("> " if is_terminal else ""))).strip():
@@ -244,7 +244,7 @@ class Person:
             if not lines:
                 return None
         text = "\n".join(lines)
-        is_call = self.reset.runs_tools and '"name"' in text and text.startswith("{")
+        is_call = said.tools and '"name"' in text and text.startswith("{")
         return f"<tool_call>{text}</tool_call>" if is_call else text
 
 
@@ -292,7 +292,6 @@ def show_score(console: Console, score: float | None, metrics: Mapping[str, floa
     if score is None:
         console.print(Text("score none: unscored, left out of training", style="yellow"))
     else:
-        colour = "green" if score > 0.8 else "red" if score < 0.2 else "yellow"
-        console.print(Text(f"score {score:.3f}", style=f"bold {colour}"))
+        console.print(score_text(score))
     for name, value in metrics.items():
         console.print(Text(f"      env/{escape_controls(name)} {value:g}", style="dim"), soft_wrap=True)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from aitrain.environment.completion_parser import ToolJson
 from aitrain.environment.contract import Case, ScoreResult, call_reference
 from aitrain.environment.runner import EnvRunner, score_groups, start_runner
 from aitrain.environment.session import Group, Message
@@ -20,7 +21,7 @@ from aitrain.rollout.engine import Completion, GenerationRequest, Leave, OutOfRe
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
+from aitrain.rollout.message_format import FILLER, MessageFormat
 
 JUNK_TEXT = "qwzx jjkp 0x1f ~~ lorem vv"
 """An answer without meaning: no words of a task, no number, no format."""
@@ -31,10 +32,11 @@ JUNK_TEXT = "qwzx jjkp 0x1f ~~ lorem vv"
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a policy sees before its next reply: all messages, and how many of them are its own."""
+    """What a policy sees before its next reply: all messages, how many of them are its own, and its tools."""
 
     messages: list[Message]
     answers: int
+    tools: list[ToolJson]
 
 
 Policy = Callable[[Conversation], str | ParsedTurn | None]
@@ -117,8 +119,8 @@ class WrittenReplies:
             OutOfRepliesError: it has none left.
         """
         policy = self.policies[-1 if request.seed is None else request.seed.seed]
-        messages, _ = self.chat.conversation(request.prompt_ids)
-        reply = policy(Conversation(messages, self.chat.answers(request.prompt_ids)))
+        messages, tools = self.chat.conversation(request.prompt_ids)
+        reply = policy(Conversation(messages, self.chat.answers(request.prompt_ids), tools))
         if reply is None:
             raise OutOfRepliesError
         if isinstance(reply, str):
@@ -134,7 +136,7 @@ class WrittenReplies:
 
 def rollout_of(runner: EnvRunner, policies: defaultdict[int, Policy]) -> Rollout:
     """Rollouts whose completions are the replies of policies, see WrittenReplies."""
-    chat = MessageFormat(NotBehindAPI())
+    chat = MessageFormat()
     limits = Limits(runner.config.rl_max_turns, turn_tokens=1)
     return Rollout(runner, WrittenReplies(chat, policies), chat, limits, EndOfTurn([FILLER]))
 
@@ -145,7 +147,7 @@ def rollout_of(runner: EnvRunner, policies: defaultdict[int, Policy]) -> Rollout
 def heard(episode: Episode) -> list[object]:
     """What the environment said in an episode, after the row's prompt."""
     told = [message["content"] for message in episode.messages if message["role"] != "assistant"]
-    return [*(message["content"] for message in episode.session.reset.messages), *told]
+    return [*(message["content"] for message in episode.reset.messages), *told]
 
 
 def replied(episode: Episode) -> list[str]:

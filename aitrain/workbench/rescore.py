@@ -17,17 +17,17 @@ from rich.text import Text
 
 from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import Case, ScoreResult, as_messages, env_kind
-from aitrain.environment.runner import NoModel
+from aitrain.environment.runner import AbsentModel
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.options.train import TrainConfig
+from aitrain.redaction import to_jsonable
 from aitrain.rollout.chat_format import ParsedTurn
 from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import grouped
 from aitrain.runs.json_values import as_object, as_objects, as_text
 from aitrain.runs.records import RolloutRecord, prompt_key, row_columns
-from aitrain.runs.run_folder import to_jsonable
 from aitrain.runs.statistics import ScoredEnv, mean_score
 from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
@@ -83,7 +83,7 @@ def rescore(
     """Each episode with today's score, batch by batch; the records of a group follow each other."""
     known = {case.number: case for case in opened.all_cases}
     with closing(Player(opened.environment, config)) as player:
-        player.runner.offer(NoModel(), tokenizer)
+        player.runner.offer(AbsentModel(), tokenizer)
         for groups in _batches(records):
             replays = [[Replay(record, opened.environment, known) for record in group] for group in groups]
             ready = [replay for group in replays for replay in group if not replay.problem]

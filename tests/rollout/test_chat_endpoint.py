@@ -18,7 +18,7 @@ from aitrain.errors import ConfigError, RunFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
+from aitrain.rollout.message_format import FILLER, MessageFormat
 from aitrain.training.training_batch import episode_record
 from tests.rollout import scripted
 from tests.rollout.scripted import Asks, assistant, cases, user
@@ -48,7 +48,7 @@ def play(
     environment: object, server: Any, of: Sequence[Case] = (), limits: Limits | None = None,
     decoding: Decoding = Decoding.SEEDED, **options: Any,
 ) -> list[Episode]:  # fmt: skip
-    chat, sampling = MessageFormat(NotBehindAPI()), Sampling.of(TrainConfig(**options))
+    chat, sampling = MessageFormat(), Sampling.of(TrainConfig(**options))
     engine = ChatEndpoint(URL, "some-model", chat, sampling, transport=httpx.MockTransport(server), pause=0.0)
     end = EndOfTurn([FILLER])
     return scripted.play(environment, engine, limits, of, chat, end=end, decoding=decoding, **options)

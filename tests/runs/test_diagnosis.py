@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.runs.diagnosis import LINES_IN_A_ROW, Diagnosis, RunFinding, RunTraits, findings_of
+from aitrain import TrainConfig
+from aitrain.runs.diagnosis import LINES_IN_A_ROW, Diagnosis, RunFinding, findings_of
 from aitrain.runs.records import MetricsLine
 from aitrain.runs.run_folder import RunFolder, append_lines, append_text
 from benchmarks.simulated_runs import HEALTHY, PLANTED, Kind, simulate
@@ -30,15 +31,15 @@ BAD = [
     ({RATIO: 0.2, "completions/mean_length": 900.0}, "0.20", "token_truncate"),
 ]
 
-USUAL = RunTraits()
+USUAL = TrainConfig()
 
 
 def as_line(step: int, values: dict[str, float]) -> MetricsLine:
     return MetricsLine.of_logs(step, 0.0, values)
 
 
-def told(*lines: dict[str, float], traits: RunTraits = USUAL) -> list[str]:
-    diagnosis = Diagnosis(traits)
+def told(*lines: dict[str, float], config: TrainConfig = USUAL) -> list[str]:
+    diagnosis = Diagnosis(config)
     found = [diagnosis.see(as_line(step, {**FINE, **line})) for step, line in enumerate(lines, 1)]
     return [finding.text for findings in found for finding in findings]
 
@@ -68,18 +69,17 @@ def test_what_is_well_is_not_reported(lines: list[dict[str, float]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "reward", "meaning"),
+    ("score_range", "reward", "meaning"),
     [
-        ((-1.0, 1.0), -1.0, "at -1: the cases are too hard"),
-        ((-1.0, 1.0), 0.0, "mostly near 0.00"),
-        ((0.0, 100.0), 95.0, None),
-        (None, 0.0, "mostly near 0.00"),
+        ("-1,1", -1.0, "at -1: the cases are too hard"),
+        ("-1,1", 0.0, "mostly near 0.00"),
+        ("0,100", 95.0, None),
+        ("any", 0.0, "mostly near 0.00"),
     ],
 )
-def test_solved_and_too_hard_are_parts_of_the_score_range(
-    bounds: tuple[float, float] | None, reward: float, meaning: str | None
-) -> None:
-    advice = told(*[{"frac_reward_zero_std": 1.0, "reward": reward}] * 20, traits=RunTraits(bounds))
+def test_solved_and_too_hard_are_parts_of_the_score_range(score_range: str, reward: float, meaning: str | None) -> None:
+    config = TrainConfig(rl_score_range=score_range)
+    advice = told(*[{"frac_reward_zero_std": 1.0, "reward": reward}] * 20, config=config)
 
     assert [meaning in line for line in advice if meaning] == [True] * (meaning is not None)
     assert bool(advice) == (meaning is not None)
@@ -91,8 +91,8 @@ TO_DO = ("--", "aitrain env check", "less weight")
 
 
 def found_in(kind: Kind) -> list[RunFinding]:
-    traits, lines = simulate(kind, 1)
-    diagnosis = Diagnosis(traits)
+    config, lines = simulate(kind, 1)
+    diagnosis = Diagnosis(config)
     return [finding for line in lines for finding in diagnosis.see(line)]
 
 

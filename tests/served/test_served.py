@@ -19,9 +19,9 @@ from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.served_environment import PROTOCOL, ServedEnvironment, connect
 from aitrain.environment.session import AssistantTurn
 from aitrain.environment.tools import Tools
+from aitrain.redaction import to_jsonable
 from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
-from aitrain.runs.run_folder import to_jsonable
 from aitrain.workbench.player import JUNK, Player, Script, reference_of
 from tests.rollout.scripted import Scripted, play_with_notes
 from tests.runner_calls import end, open_sessions, respond

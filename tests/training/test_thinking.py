@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.rollout.message_format import MessageFormat, NotBehindAPI
+from aitrain.rollout.message_format import MessageFormat
 from aitrain.rollout.thinking import offered_thinking
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import shown_episodes
@@ -165,7 +165,7 @@ def test_thoughts_that_are_asked_for_come_with_tools_too_whose_calls_are_not_tho
 
 
 def test_thoughts_of_an_address_are_put_between_tags_where_they_are_asked_for() -> None:
-    chat = MessageFormat(NotBehindAPI(), keeps_thoughts=True)
+    chat = MessageFormat(keeps_thoughts=True)
     message = {"role": "assistant", "content": "42", "reasoning_content": "so"}
     said, turn = chat.read(chat.completion_ids(message), [], ())
     assert (said["content"], turn.text) == ("<think>\nso\n</think>\n\n42",) * 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aitrain.errors import ConfigError
+from aitrain.packages import version_of
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,7 @@ class Adapter:
     @property
     def installed_version(self) -> str | None:
         """Version of the installed package; None if it is not installed, or the adapter needs none."""
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            return version(self.package) if self.package else None
-        except PackageNotFoundError:
-            return None
+        return version_of(self.package) if self.package else None
 
     def require_package(self) -> None:
         """Check the installed package without importing it.

@@ -90,7 +90,7 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
     start = time.monotonic()
     played = subject.play(islice(cycle(subject.pairs), count), again=True, at_once=count)
     seconds = (time.monotonic() - start) * wanted / count
-    slowest = max(episode.session.seconds for episode in played)
+    slowest = max(episode.seconds for episode in played)
     is_slow = seconds > SLOW
     yield EnvFinding(
         "warning" if is_slow else "info",

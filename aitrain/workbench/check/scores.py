@@ -119,7 +119,7 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
 
 def _tool_calls(subject: Subject) -> Iterator[str]:
     """A call of each tool without arguments, and one with arguments of the right types that mean nothing."""
-    reset = subject.play_one(subject.sample[0], JUNK).session.reset
+    reset = subject.play_one(subject.sample[0], JUNK).reset
     for function in map(function_part, reset.tools if reset.runs_tools else ()):
         parameters = function.get("parameters") or {}
         kinds = {name: schema.get("type") for name, schema in (parameters.get("properties") or {}).items()}

@@ -161,7 +161,7 @@ class Subject:
     def episode_seconds(self) -> float:
         """Seconds of the first episode, which is played alone."""
         case = self.chosen[0]
-        return self.play_one(case, self.reference(case) or EMPTY).session.seconds
+        return self.play_one(case, self.reference(case) or EMPTY).seconds
 
     def reference(self, case: Case) -> Script | None:
         """The reference's replies to a case; None if there is none, or it raised (see `reference_errors`)."""
