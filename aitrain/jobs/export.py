@@ -21,7 +21,7 @@ from aitrain.runs.new_folder import new_folder
 from aitrain.runs.requests import DTYPES, ExportRequest
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.model import load_configuration, load_policy, load_tokenizer
-from aitrain.training.saving import HubRepository, LogitCheck, check_token, write_whole_model
+from aitrain.training.saving import HubRepository, LogitCheck, write_whole_model
 from aitrain.ui.card import try_to_write_card, write_short_card
 from aitrain.ui.output import escape_controls, run_job
 
@@ -50,8 +50,7 @@ def export(request: ExportRequest) -> None:
     name = reference.label.replace("+", "-")
     repository = HubRepository(name, request.repo_id, request.username, request.hub_private)
     if request.push_to_hub:
-        check_token()
-        repository.refuse_public()
+        repository.check()
     revision = as_object(as_object(options.get("trl")).get("model_init_kwargs")).get("revision")
     config = TrainConfig(
         model=reference.base,

@@ -31,7 +31,7 @@ from aitrain.training.evaluation import EvalScores
 from aitrain.training.held_out_scoring import TrainingOver
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
-from aitrain.training.saving import merge_adapter, save_model, upload_model
+from aitrain.training.saving import merge_adapter, repository_of, save_model
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trainer_checkpoint import explain_write_errors, save_size
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
@@ -226,7 +226,6 @@ def _finish(
     config, trainer, held_out = context.config, prepared.trainer, prepared.held_out
     plan, step = held_out.plan, trainer.state.global_step
     is_main, server = trainer.accelerator.is_main_process, trainer.rollouts.server
-    context.progress.status, context.progress.step = status, step
     before = replace(before, mixture=plan.mixture)
     (score_before, greedy_before), (score_after, greedy_after) = before.means, after.means
     scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
@@ -269,7 +268,8 @@ def _finish(
         context.note(context.write_card(context.folder))
         if config.push_to_hub and (status == "finished" or held_out.reason is not None):
             context.enter("uploading")
-            context.note(f"Uploaded to {upload_model(config, context.folder.model)}", "info")
+            context.note(f"Uploaded to {repository_of(config).upload(context.folder.model)}", "info")
+    context.progress.status, context.progress.step = status, step  # after the upload: what has finished is not resumed
     if status != "failed":
         context.announce(Ended(status, step, context.stop.reason if status == "stopped" else None))
     return result

@@ -49,7 +49,7 @@ from aitrain.training.model import (
 )
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder, describe_run, keep_sources
-from aitrain.training.saving import check_token
+from aitrain.training.saving import repository_of
 from aitrain.training.sharding import check_can_shard, load_once_per_machine
 from aitrain.training.step_events import check_weights_finite
 from aitrain.training.tracking import Tracking
@@ -154,7 +154,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_zero_3(arguments)
     if config.push_to_hub:
-        check_token()
+        repository_of(config).check()
     algorithm, callbacks = AlgorithmParts.of(config), custom_callbacks(config, context.stop.end_run)
     context.enter("loading the tokenizer")
     try:
