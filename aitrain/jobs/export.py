@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.thinking import template_variables
 from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_base, read_model, run_options
 from aitrain.runs.new_folder import new_folder
@@ -85,6 +86,8 @@ def export(request: ExportRequest) -> None:
     quantization = options.get("quantization")
     if quantization and adapter is not None and dtype:
         say(f"! The adapter was trained on the base in {quantization}; the export has the base{in_dtype}.")
+    if variables := template_variables(options.get("thinking")):
+        say(f"! It was trained with --thinking {options['thinking']}: give its chat template {variables}")
     if request.push_to_hub:
         _show_progress("uploading")
         facts["repository"] = repository.upload(folder, list(files))

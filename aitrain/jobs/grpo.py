@@ -37,6 +37,7 @@ from aitrain.training.trainer_checkpoint import explain_write_errors, save_size
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
 
 NO_SCORES = EvalScores()
+STOPPED_FROM_OUTSIDE = "Ctrl-C, SIGTERM, or the end of the parent process"
 
 
 def run(context: RunContext) -> Result | None:
@@ -72,6 +73,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     try:
         _train(context, prepared)
         status = "stopped" if prepared.held_out.stopped else "finished"
+        context.stop.on_any_rank()  # a callback of the user's may have ended the run on one rank, after its last step
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
@@ -231,13 +233,13 @@ def _finish(
     scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
     scores = score_table(scorings, plan.mixture, config.eval_samples)
-    stopped_because = context.stop.reason or "Ctrl-C, SIGTERM, or the end of the parent process"
+    because = context.stop.reason if status == "stopped" else None
     files = context.folder.rollout_files if is_main else ()  # of all processes
     outcomes = [record.error.kind if record.error else "" for file in files for record in read_rollouts(file)]
     result = Result(
         context.folder.path,
         status=status,
-        stopped_because=stopped_because if status == "stopped" else None,
+        stopped_because=because or STOPPED_FROM_OUTSIDE if status == "stopped" else None,
         steps=step,
         model_step=step if best is None else best.step,
         seconds=round(trainer.watch.trained_seconds, 3),
@@ -266,10 +268,10 @@ def _finish(
     if is_main and step > 0:
         result.write()
         context.note(context.write_card(context.folder))
-        if config.push_to_hub and (status == "finished" or held_out.reason is not None):
+        if config.push_to_hub and (status == "finished" or because is not None):
             context.enter("uploading")
             context.note(f"Uploaded to {repository_of(config).upload(context.folder.model)}", "info")
     context.progress.status, context.progress.step = status, step  # after the upload: what has finished is not resumed
     if status != "failed":
-        context.announce(Ended(status, step, context.stop.reason if status == "stopped" else None))
+        context.announce(Ended(status, step, because))
     return result

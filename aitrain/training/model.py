@@ -36,14 +36,11 @@ from aitrain.engines.scopes import innermost
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
-from aitrain.packages import PACKAGE, SMOLLM2, named_folder
+from aitrain.packages import SMOLLM2, named_folder
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.runs.model_reference import ModelReference
 from aitrain.runs.run_folder import RUNS
 from aitrain.ui.output import escape_controls
-
-TINY_MODEL = PACKAGE / "tiny_model"
-"""The model shipped with the package, `--model tiny`; built by tests/tiny_model.py."""
 
 CHAT_TEMPLATES = {
     "chatml": (

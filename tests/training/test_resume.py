@@ -13,7 +13,7 @@ import pytest
 
 from aitrain import ConfigError
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest, seal, step_of
+from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, has_steps, read_manifest, seal, step_of
 from aitrain.runs.records import RolloutRecord, read_rollouts
 from aitrain.runs.reproduction import compare_repetition
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
@@ -142,6 +142,7 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
         made = folder.checkpoints / f"checkpoint-{step}"
         made.mkdir(parents=True)
         seal(made, Manifest(step, {}, {}, "", 1, {}, owes_evaluation=True))
+    assert has_steps(folder)  # so it is kept, whatever --logging-steps
     rollouts = [RolloutRecord(step=2), RolloutRecord(step=2, eval_phase="step2_greedy"), RolloutRecord(step=3)]
     lines = [{"step": 1}, {"step": 2}, {"step": 2, "eval_score": 0.5}, {"step": 3}]
     append_lines(folder.metrics, lines)
