@@ -226,5 +226,6 @@ def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(
     assert hub.files["model.safetensors"] == (result.model / "model.safetensors").read_bytes()
     for file in result.folder.rglob("*"):
         assert not file.is_file() or TOKEN.encode() not in file.read_bytes(), file
+    hub.before = dict
     repository_of(TrainConfig(repo_id="us/other", hub_private=False)).upload(result.model)
     assert hub.private == {"us/mine": True, "us/other": False}
