@@ -101,19 +101,15 @@ def test_a_schedule_goes_on_as_for_the_new_number_of_steps_and_that_is_said(
     )
 
 
-def test_a_run_that_has_finished_is_not_played_again(train: Train, finished: FinishedRuns, tmp_path: Path) -> None:
-    run = finished.copy("plain", tmp_path / "runs" / "run")
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    again = train(Stops(), **PLAIN, project_name="run", resume_from_checkpoint="auto")
-
-    assert (again.folder, again.steps, again.scores) == (run, 4, finished("plain").scores)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-
-
-def test_a_finished_run_that_is_refused_to_continue_stays_as_it_was(
+def test_a_finished_run_is_not_played_again_and_stays_as_it_was_where_it_is_refused_to_continue(
     train: Train, finished: FinishedRuns, tmp_path: Path
 ) -> None:
     run = RunFolder(finished.copy("plain", tmp_path / "runs" / "run"))
+    times = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    again = train(Stops(), **PLAIN, project_name="run", resume_from_checkpoint="auto")
+    assert (again.folder, again.steps, again.scores) == (run.path, 4, finished("plain").scores)
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == times
+
     before = run.config.read_bytes(), read_object(run.status)
     with pytest.raises(ConfigError, match="4 steps behind it, more than 3"):
         train(Stops(), **PLAIN | {"max_steps": 3}, project_name="run", resume_from_checkpoint="auto")
