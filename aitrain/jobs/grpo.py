@@ -37,7 +37,6 @@ from aitrain.training.trainer_checkpoint import explain_write_errors, save_size
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
 
 NO_SCORES = EvalScores()
-STOPPED_FROM_OUTSIDE = "Ctrl-C, SIGTERM, or the end of the parent process"
 
 
 def run(context: RunContext) -> Result | None:
@@ -239,7 +238,7 @@ def _finish(
     result = Result(
         context.folder.path,
         status=status,
-        stopped_because=because or STOPPED_FROM_OUTSIDE if status == "stopped" else None,
+        stopped_because=because or "Ctrl-C, SIGTERM, or the end of the parent process" if status == "stopped" else None,
         steps=step,
         model_step=step if best is None else best.step,
         seconds=round(trainer.watch.trained_seconds, 3),
