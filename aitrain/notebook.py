@@ -32,6 +32,7 @@ from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check, done_text
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream, disable_telemetry
+from aitrain.runs.checkpoint import has_steps
 from aitrain.runs.diagnosis import RecordedDiagnosis
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.model_reference import chat_options
@@ -86,7 +87,7 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
             return _run(plan, folder, environment)
         except (Exception, KeyboardInterrupt) as error:
             is_stalled = read_object(folder.status).get("status") == "stalled"
-            if not (had_log or is_stalled or folder.metrics.exists() or folder.result.exists()):
+            if not (had_log or is_stalled or has_steps(folder) or folder.result.exists()):
                 if folder.log.exists():  # what was printed may say why
                     print(folder.log.read_text(encoding="utf-8", errors="replace")[-MOST_PRINTED:], end="")
                 folder.discard()

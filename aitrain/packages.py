@@ -45,7 +45,8 @@ def version_of(library: str) -> str | None:
 
 
 TINY = "tiny"
-"""The model that comes with aitrain."""
+TINY_FOLDER = PACKAGE / "tiny_model"
+"""The model that comes with aitrain; built by tests/tiny_model.py."""
 SMOLLM2 = "smollm2"
 """SmolLM2-135M-Instruct, which `--model smollm2` makes from a package of pip's registry."""
 NAMED_MODELS = (TINY, SMOLLM2)
@@ -54,7 +55,7 @@ NAMED_MODELS = (TINY, SMOLLM2)
 def named_folder(name: str) -> Path | None:
     """Folder of a model with a name of aitrain's own, whether it exists or not; None for any other name."""
     if name == TINY:
-        return PACKAGE / "tiny_model"
+        return TINY_FOLDER
     cache = os.environ.get("AITRAIN_CACHE")  # of what is kept between runs
     cache = cache or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "aitrain")
     return Path(cache, SMOLLM2).expanduser() if name == SMOLLM2 else None

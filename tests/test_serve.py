@@ -52,10 +52,11 @@ def test_an_adapter_is_served_beside_its_base_each_by_its_name(run: Make) -> Non
     assert "VLLM_CPU_KVCACHE_SPACE=1" in words
 
 
-def test_a_whole_model_has_the_name_of_its_run_and_the_context_that_fits(run: Make) -> None:
-    words = command(run(None))
+def test_a_whole_model_has_the_name_of_its_run_the_context_that_fits_and_its_thinking(run: Make) -> None:
+    words = command(run(None, "model: org/base\nthinking: 'off'"))
     assert {"--served-model-name", "mine", "--max-model-len=auto"} <= set(words)
-    assert not [word for word in words if "lora" in word or "chat-template" in word]
+    assert not [word for word in words if "lora" in word or "--chat-template" in word]
+    assert '--default-chat-template-kwargs={"enable_thinking": false, "thinking": false}' in words
 
 
 def test_an_adapter_that_vllm_cannot_load_is_refused(run: Make) -> None:

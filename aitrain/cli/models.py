@@ -140,9 +140,11 @@ def serve(
     """Serve a trained model with vLLM on 127.0.0.1, an adapter beside its base, each by its own name.
 
     Prints vLLM's command first. Clients must send a key: VLLM_API_KEY of the environment, else a random one, which is
-    shown. Type and length are those of the training where they are not given.
+    shown. Thinking, type and length are those of the training where they are not given.
     """
     from aitrain.launch.hardware import visible_gpus  # these here, because help needs none of them
+    from aitrain.rollout.thinking import template_variables
+    from aitrain.runs.json_values import as_object
     from aitrain.runs.model_reference import read_model, run_options
     from aitrain.vllm.server_arguments import KEY_VARIABLE, common_arguments
     from aitrain.vllm.server_process import ServerConfig, adapter_arguments, adapter_rank, running, shell_command
@@ -150,7 +152,8 @@ def serve(
     reference, gpus = read_model(model), visible_gpus()
     if reference.kind == "url":
         raise ConfigError(f"{model} is the address of a server already")
-    recorded = {name: value for name, value in run_options(reference).items() if name in RECORDED}
+    options = run_options(reference)
+    recorded = {name: value for name, value in options.items() if name in RECORDED}
     config = resolve(ServeConfig, None, given_flags(flags), recorded)
     folder = named_folder(reference.base) or Path(reference.base).expanduser()
     name = reference.base if reference.kind == "hub" else reference.label
@@ -169,6 +172,9 @@ def serve(
     )
     arguments["max_model_len"] = config.model_max_length or "auto"
     arguments |= adapter_arguments(reference, name)
+    variables = as_object(as_object(options.get("trl")).get("chat_template_kwargs"))
+    if variables := {**variables, **template_variables(options.get("thinking"))}:
+        arguments["default_chat_template_kwargs"] = variables
     first = name if reference.adapter is None else base
     plan = ServerConfig(arguments, Path(os.devnull), gpus, first, takes_weights=False)
     command = shell_command(plan, port)

@@ -23,6 +23,7 @@ from aitrain.launch.processes import Processes, on_stop_signals
 from aitrain.launch.ray_processes import launcher_of
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
+from aitrain.runs.checkpoint import has_steps
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
@@ -124,8 +125,9 @@ def run_in(
 
 def _has_results(folder: RunFolder, plan: RunPlan) -> bool:
     """Whether the folder was there before, or has a step, or an episode of an eval."""
-    files = folder.rollout_files if isinstance(plan.config, EvalConfig) else [folder.metrics]
-    return not folder.made or folder.result.exists() or any(True for file in files for _ in read_lines(file))
+    has_episodes = any(True for file in folder.rollout_files for _ in read_lines(file))
+    is_begun = has_episodes if isinstance(plan.config, EvalConfig) else has_steps(folder)
+    return not folder.made or folder.result.exists() or is_begun
 
 
 def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:

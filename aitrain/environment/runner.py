@@ -62,7 +62,7 @@ class RemoteSession:
 
 
 class AbsentModelError(EnvironmentFailed, AttributeError):
-    """The environment uses a model that is not there. `hasattr` and `getattr` with a default see that it has nothing."""
+    """The environment uses a model that is not there. For `hasattr`, and `getattr` with a default, it has nothing."""
 
 
 class AbsentModel:

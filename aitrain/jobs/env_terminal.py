@@ -36,7 +36,7 @@ from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.packages import PACKAGE
+from aitrain.packages import TINY_FOLDER
 from aitrain.redaction import to_jsonable, without_secrets
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.environment_source import kept_files, source_facts
@@ -55,7 +55,6 @@ NO_DEADLINE = 1e9
 """Seconds of a call of the environment, which may wait in the debugger."""
 
 NO_MODEL = AbsentModel(why="it is where it is trained; an environment that asks it cannot be served")
-TINY_FOLDER = PACKAGE / "tiny_model"
 
 Say = Callable[[str], object]
 

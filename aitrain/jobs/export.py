@@ -21,6 +21,7 @@ from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.packages import public_base
+from aitrain.rollout.thinking import template_variables
 from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, read_model, run_options
 from aitrain.runs.new_folder import new_folder
@@ -28,7 +29,7 @@ from aitrain.runs.requests import DTYPES, ExportRequest
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.loaded_policy import load_policy
 from aitrain.training.model import load_configuration, load_model, load_tokenizer
-from aitrain.training.saving import HubRepository, check_token, merged
+from aitrain.training.saving import HubRepository, merged
 from aitrain.ui.card import try_to_write_card, write_short_card
 from aitrain.ui.output import escape_controls, run_job
 
@@ -62,8 +63,7 @@ def export(request: ExportRequest) -> None:
     name = reference.label.replace("+", "-")
     repository = HubRepository(name, request.repo_id, request.username, request.hub_private)
     if request.push_to_hub:
-        check_token()
-        repository.refuse_public()
+        repository.check()
     revision = as_object(as_object(options.get("trl")).get("model_init_kwargs")).get("revision")
     config = TrainConfig(
         model=reference.base,
@@ -98,6 +98,8 @@ def export(request: ExportRequest) -> None:
     quantization = options.get("quantization")
     if quantization and adapter is not None and dtype:
         say(f"! The adapter was trained on the base in {quantization}; the export has the base{in_dtype}.")
+    if variables := template_variables(options.get("thinking")):
+        say(f"! It was trained with --thinking {options['thinking']}: give its chat template {variables}")
     if request.push_to_hub:
         _show_progress("uploading")
         facts["repository"] = repository.upload(folder, list(files))

@@ -31,7 +31,7 @@ from aitrain.training.evaluation import EvalScores
 from aitrain.training.held_out_scoring import TrainingOver
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
-from aitrain.training.saving import merge_adapter, save_model, upload_model
+from aitrain.training.saving import merge_adapter, repository_of, save_model
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trainer_checkpoint import explain_write_errors, save_size
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
@@ -72,6 +72,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     try:
         _train(context, prepared)
         status = "stopped" if prepared.held_out.stopped else "finished"
+        context.stop.on_any_rank()  # a callback of the user's may have ended the run on one rank, after its last step
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
@@ -226,19 +227,18 @@ def _finish(
     config, trainer, held_out = context.config, prepared.trainer, prepared.held_out
     plan, step = held_out.plan, trainer.state.global_step
     is_main, server = trainer.accelerator.is_main_process, trainer.rollouts.server
-    context.progress.status, context.progress.step = status, step
     before = replace(before, mixture=plan.mixture)
     (score_before, greedy_before), (score_after, greedy_after) = before.means, after.means
     scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
     scores = score_table(scorings, plan.mixture, config.eval_samples)
-    stopped_because = context.stop.reason or "Ctrl-C, SIGTERM, or the end of the parent process"
+    because = context.stop.reason if status == "stopped" else None
     files = context.folder.rollout_files if is_main else ()  # of all processes
     outcomes = [record.error.kind if record.error else "" for file in files for record in read_rollouts(file)]
     result = Result(
         context.folder.path,
         status=status,
-        stopped_because=stopped_because if status == "stopped" else None,
+        stopped_because=because or "Ctrl-C, SIGTERM, or the end of the parent process" if status == "stopped" else None,
         steps=step,
         model_step=step if best is None else best.step,
         seconds=round(trainer.watch.trained_seconds, 3),
@@ -267,9 +267,10 @@ def _finish(
     if is_main and step > 0:
         result.write()
         context.note(context.write_card(context.folder))
-        if config.push_to_hub and (status == "finished" or held_out.reason is not None):
+        if config.push_to_hub and (status == "finished" or because is not None):
             context.enter("uploading")
-            context.note(f"Uploaded to {upload_model(config, context.folder.model)}", "info")
+            context.note(f"Uploaded to {repository_of(config).upload(context.folder.model)}", "info")
+    context.progress.status, context.progress.step = status, step  # after the upload: what has finished is not resumed
     if status != "failed":
-        context.announce(Ended(status, step, context.stop.reason if status == "stopped" else None))
+        context.announce(Ended(status, step, because))
     return result

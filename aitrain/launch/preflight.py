@@ -32,6 +32,7 @@ from aitrain.redaction import found_secret
 from aitrain.runs.checkpoint import (
     PREFIX,
     changed_options,
+    checkpoints_of,
     damage_of,
     is_named_checkpoint,
     newest_checkpoint,
@@ -40,10 +41,11 @@ from aitrain.runs.checkpoint import (
     refuse_other_backend,
 )
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, check_weights
+from aitrain.runs.model_reference import ModelReference, check_weights
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
 from aitrain.vllm.server_arguments import check_listen_address, check_server_arguments, needed_rank
+from aitrain.vllm.server_process import adapter_rank
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class RunPlan:
             files = (folder.config, folder.report)
             before = {file: file.read_bytes() if file.exists() else None for file in files}
             status = read_object(folder.status)
-            steps = folder.metrics.exists() and folder.metrics.stat().st_mtime_ns
+            steps = _done_of(folder)
             folder.write_config(self.config)
             last = read_manifest(self.checkpoint).epoch if self.folder and self.checkpoint else 0
             claimed = folder.claimed(last + 1, **sign_of_life())
@@ -94,11 +96,16 @@ class RunPlan:
                 yield claimed
             except BaseException as error:
                 is_refused = getattr(error, "exit_code", None) == ConfigError.exit_code
-                has_no_step = steps == (folder.metrics.exists() and folder.metrics.stat().st_mtime_ns)
+                has_no_step = steps == _done_of(folder)
                 if (is_refused or status.get("status") == "finished") and has_no_step and self.folder is not None:
                     with suppress(OSError, AitrainError):  # the user is told of the first error
                         put_back(claimed, before, status)
                 raise
+
+
+def _done_of(folder: RunFolder) -> object:
+    """What changes with a step that is logged or saved."""
+    return folder.metrics.exists() and folder.metrics.stat().st_mtime_ns, checkpoints_of(folder)
 
 
 def put_back(folder: RunFolder, files: Mapping[Path, bytes | None], status: Mapping[str, object]) -> None:
@@ -258,7 +265,7 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
         return RunPlan(config, sources, BatchPlan(1, 1, 1), (), None)
     check_packages(config)
     adapter, base = reference.adapter, reference.base
-    rank = read_object(adapter / ADAPTER_CONFIG).get("r") if adapter else None
+    rank = adapter_rank(reference) if config.use_vllm else None
     update = {"model": base if reference.kind == "hub" else absolute(base), "peft": adapter is not None}
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
     gpus, served = _divided_gpus(config, visible_gpus(), trains=not config.use_vllm)

@@ -29,6 +29,11 @@ QUESTION = {"role": "user", "content": "question"}
 THOUGHTFUL = {"role": "assistant", "content": "answer", **dict.fromkeys(THOUGHT_KEYS, "thought")}
 
 
+def template_variables(thinking: object) -> dict[str, Any]:
+    """The variables for a value of `--thinking`, those of `on` for a budget; none without one."""
+    return {} if thinking is None else VARIABLES.get(str(thinking), ON)
+
+
 def rendered(chat: ChatFormat, *messages: Message, **variables: Any) -> str:
     """A question with a generation prompt, or with an answer; empty if the template raises for the variables."""
     options = {**chat.options, **variables, "add_generation_prompt": not messages, "tokenize": False}
@@ -67,7 +72,7 @@ def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
             f"thinking: {thinking} is not known to this model's chat template, which has"
             f" {', '.join(offered) or 'no thinking'}"
         )
-    variables = VARIABLES["on" if is_budget else str(thinking)]
+    variables = template_variables(thinking)
     tokenizer: Any = copy.copy(chat.tokenizer)
     defaults = (
         f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"

@@ -82,6 +82,11 @@ def checkpoints_of(folder: RunFolder) -> list[Path]:
     return sorted(filter(is_named_checkpoint, found), key=step_of, reverse=True)
 
 
+def has_steps(folder: RunFolder) -> bool:
+    """Whether a step of the run was logged or saved."""
+    return folder.metrics.exists() or bool(checkpoints_of(folder))
+
+
 def newest_checkpoint(folder: RunFolder, notify: Callable[[str], None]) -> Path | None:
     """The newest whole checkpoint; `notify` gets a note for each newer one that is damaged."""
     for checkpoint in checkpoints_of(folder):

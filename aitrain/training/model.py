@@ -31,12 +31,9 @@ from aitrain import activity
 from aitrain.engines.scopes import innermost
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
-from aitrain.packages import PACKAGE, SMOLLM2, named_folder
+from aitrain.packages import SMOLLM2, named_folder
 from aitrain.runs.run_folder import RUNS
 from aitrain.ui.output import escape_controls
-
-TINY_MODEL = PACKAGE / "tiny_model"
-"""The model shipped with the package, `--model tiny`; built by tests/tiny_model.py."""
 
 CHAT_TEMPLATES = {
     "chatml": (
@@ -69,8 +66,11 @@ def choose_precision(config: TrainConfig) -> Precision:
     Raises:
         ConfigError: the hardware does not support an option.
     """
-    check_quantization(config)
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if config.quantization is not None and not cuda:
+        raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
+    if config.quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError('quantization: needs bitsandbytes\nInstall it with: pip install "aitrain[quantization]"')
     has_bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     autocast, note = config.mixed_precision or ("bf16" if has_bf16 else "no"), None
     if autocast == "fp16" and not cuda:
@@ -300,20 +300,6 @@ def keep_adapter_float32(model: torch.nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
-
-
-def check_quantization(config: TrainConfig) -> None:
-    """Check that this machine can quantize, if the options ask for it.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if config.quantization is None:
-        return
-    if not torch.cuda.is_available():
-        raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError('quantization: needs bitsandbytes\nInstall it with: pip install "aitrain[quantization]"')
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:

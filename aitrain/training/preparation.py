@@ -47,7 +47,7 @@ from aitrain.training.model import (
     model_without_weights,
 )
 from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
-from aitrain.training.saving import check_token
+from aitrain.training.saving import repository_of
 from aitrain.training.sharding import load_once_per_machine, refuse_unsharded
 from aitrain.training.step_events import check_weights_finite
 from aitrain.training.tracking import Tracking
@@ -152,7 +152,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_zero_3(arguments)
     if config.push_to_hub:
-        check_token()
+        repository_of(config).check()
     algorithm, callbacks = AlgorithmParts.of(config), custom_callbacks(config, context.stop.end_run)
     context.enter("loading the tokenizer")
     try:

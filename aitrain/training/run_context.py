@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-from accelerate import PartialState
-from accelerate.utils import reduce
+from accelerate.utils import gather_object
 
 from aitrain import activity
 from aitrain.environment.dataset import Datasets
@@ -72,11 +70,11 @@ class StopRequest:
             raise Interrupted("Stopped before the first step.")
 
     def on_any_rank(self) -> bool:
-        """Whether any rank was asked to stop, so that all of them stop together. Every rank must call this."""
-        state, is_requested = PartialState(), self.requested or self.reason is not None
-        if state.num_processes == 1:
-            return is_requested
-        return bool(reduce(torch.tensor(int(is_requested), device=state.device), reduction="sum").item())
+        """Whether any rank was asked to stop, so that all of them stop together, for the same reason. Every rank must
+        call this."""
+        asked = gather_object([(self.requested, self.reason)])
+        self.reason = next((reason for _, reason in asked if reason is not None), None)
+        return self.reason is not None or any(is_requested for is_requested, _ in asked)
 
 
 CheckEnvironments: TypeAlias = "Callable[[RunContext, Mapping[str, Datasets]], None]"

@@ -94,12 +94,17 @@ class HubRepository:
         """`owner/name`; asks the Hub for the owner of the token if it has to."""
         return self.repo_id or f"{self.username or HfApi().whoami()['name']}/{self.name}"
 
-    def refuse_public(self) -> None:
-        """Check that what is meant to be private does not go to a public repository, which would stay public.
+    def check(self) -> None:
+        """Check that there is a token to upload with, and that what is meant to be private does not go to a public
+        repository, which would stay public.
 
         Raises:
-            ConfigError: it would.
+            ConfigError: there is none, or it would.
         """
+        if get_token() is None:
+            raise ConfigError(
+                "push_to_hub: there is no token to upload with\nSet HF_TOKEN, or log in with: hf auth login"
+            )
         try:
             name = self.full_name()
             is_public = not HfApi().model_info(name).private
@@ -153,20 +158,6 @@ def _public_adapter_config(folder: Path) -> bytes | None:
     return json.dumps({**saved, "base_model_name_or_path": public_base(base)}, indent=2).encode()
 
 
-def check_token() -> None:
-    """Check that there is a token to upload with.
-
-    Raises:
-        ConfigError: there is no token.
-    """
-    if get_token() is None:
-        raise ConfigError("push_to_hub: there is no token to upload with\nSet HF_TOKEN, or log in with: hf auth login")
-
-
-def upload_model(config: TrainConfig, model: Path) -> str:
-    """Upload the model folder of a run; returns the URL of the repository.
-
-    Raises:
-        RunFailed: the upload failed; the model is still saved in the run folder.
-    """
-    return HubRepository(config.project_name, config.repo_id, config.username, config.hub_private).upload(model)
+def repository_of(config: TrainConfig) -> HubRepository:
+    """The repository that a run uploads its model to."""
+    return HubRepository(config.project_name, config.repo_id, config.username, config.hub_private)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from aitrain.jobs.chat import ChatSession, answer_lines, open_session
+from aitrain.packages import TINY_FOLDER
 from aitrain.runs.model_reference import chat_options
 from aitrain.runs.requests import ChatSetup
-from aitrain.training.model import TINY_MODEL
 from tests.conftest import write
 from tests.training.conftest import save_adapter
 
@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run whose adapter spoils the answers of the tiny model."""
     folder = tmp_path_factory.mktemp("chat")
     write(folder, {"runs/spoilt/config.yaml": "model: tiny\n"})
-    save_adapter(TINY_MODEL, folder / "runs" / "spoilt" / "model", lora_alpha=64)
+    save_adapter(TINY_FOLDER, folder / "runs" / "spoilt" / "model", lora_alpha=64)
     return folder
 
 

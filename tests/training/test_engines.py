@@ -95,12 +95,7 @@ def test_weights_are_synced_once_for_each_version(generation: Any, make_engine: 
 
 @pytest.mark.parametrize(
     ("changes", "is_shared"),
-    [
-        ({}, False),
-        ({"tensor_parallel_size": 2}, True),
-        ({"_dist": SimpleNamespace(is_fsdp=True)}, True),
-    ],
-    ids=["own vLLM", "tensor parallel", "sharded"],
+    [({}, False), ({"tensor_parallel_size": 2}, True), ({"_dist": SimpleNamespace(is_fsdp=True)}, True)],
 )
 def test_two_ranks_generate_together_where_they_share_vllm_or_the_weights(
     generation: Any, make_engine: Make, changes: dict[str, Any], is_shared: bool

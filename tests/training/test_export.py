@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,14 @@ from peft import PeftModel
 from peft.tuners.lora import LoraModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain import TrainConfig
+from aitrain import ConfigError, TrainConfig
 from aitrain.jobs.export import main
 from aitrain.runs.requests import ExportRequest
 from aitrain.runs.run_folder import read_object
-from aitrain.training.saving import upload_model
+from aitrain.training.saving import repository_of
 from tests.conftest import listing, write
 from tests.environments.vowels import Vowels
+from tests.execution.waiting import eventually
 from tests.training.conftest import Train, save_adapter
 
 TEMPLATE = "{% for message in messages %}[{{ message['content'] }}]{% endfor %}"
@@ -124,6 +126,7 @@ class Hub:
         self.private: dict[str, bool] = {}
         self.files: dict[str, bytes] = {}
         self.refuses = False
+        self.before: Callable[[], object] = lambda: None
 
     def whoami(self) -> dict[str, str]:
         return {"name": "somebody"}
@@ -136,6 +139,7 @@ class Hub:
         return SimpleNamespace(private=self.private[name])
 
     def create_repo(self, name: str, private: bool, exist_ok: bool) -> Any:
+        self.before()
         if self.refuses:
             raise OSError("the disk of the Hub is full")
         self.private.setdefault(name, private)
@@ -188,9 +192,11 @@ def test_nothing_that_is_uploaded_tells_where_the_base_is_on_this_machine(here: 
 
 
 def test_a_private_model_is_not_uploaded_to_a_public_repository(
-    here: Path, run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+    here: Path, run: Path, hub: Hub, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.private["us/public"] = False
+    with pytest.raises(ConfigError, match="us/public exists and is public"):
+        train(Vowels(), push_to_hub=True, repo_id="us/public")
     assert export(run, push_to_hub=True, repo_id="us/public") == 2
     assert "us/public exists and is public" in capsys.readouterr().err
     assert not (here / "exports").exists()
@@ -199,19 +205,27 @@ def test_a_private_model_is_not_uploaded_to_a_public_repository(
 def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(
     train: Train, hub: Hub, small_model: Path, tmp_path: Path
 ) -> None:
-    """Its base has a temperature and no sampling: transformers loads such a config, and refuses to save it."""
+    """Its base has a temperature and no sampling: transformers loads such a config, and refuses to save it. The run has
+    stopped itself, and is no finished one before the upload ends."""
     base = tmp_path / "warm"
     shutil.copytree(small_model, base)
     (base / "generation_config.json").write_text(json.dumps(SAMPLING))
     push = {"push_to_hub": True, "username": "us", "project_name": "mine"}
-    result = train(Vowels(), model=str(base), **push, max_steps=1, eval_cases=0, save_strategy="steps", save_steps=1)
+    status = tmp_path / "runs" / "mine" / "status.json"
+
+    def look() -> None:
+        assert eventually(lambda: read_object(status)["phase"] == "uploading")
+        assert read_object(status)["status"] == "running"
+
+    hub.before = look
+    result = train(Vowels(), model=str(base), **push, max_steps=2, eval_cases=0, rl_top_k=1, stop_when_flat=1)
     generation = read_object(result.model / "generation_config.json")
     assert (generation["temperature"], generation["do_sample"]) == (0.6, True)
     assert result.folder.joinpath("checkpoints", "checkpoint-1").is_dir()
-
     assert hub.private == {"us/mine": True}
     assert hub.files["model.safetensors"] == (result.model / "model.safetensors").read_bytes()
     for file in result.folder.rglob("*"):
         assert not file.is_file() or TOKEN.encode() not in file.read_bytes(), file
-    upload_model(TrainConfig(repo_id="us/other", hub_private=False), result.model)
+    hub.before = dict
+    repository_of(TrainConfig(repo_id="us/other", hub_private=False)).upload(result.model)
     assert hub.private == {"us/mine": True, "us/other": False}

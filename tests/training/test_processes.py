@@ -64,8 +64,8 @@ def workers_in(folder: Path) -> list[int]:
 
 def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Command) -> None:
     notes = json.dumps({"notes": str(command.folder)})
-    samples = ["--eval-cases=3", "--eval-samples=3"]
-    done = command.run("Shared", "--num-processes=2", "--max-steps=2", f"--rl-env-config={notes}", *samples)
+    more = ["--eval-cases=3", "--eval-samples=3", f"--custom-callbacks={ENVIRONMENTS}:stops_on_one"]
+    done = command.run("Shared", "--num-processes=2", "--max-steps=3", f"--rl-env-config={notes}", *more)
 
     assert done.returncode == 0, done.stderr
     run = command.folder / "run"

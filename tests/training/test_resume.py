@@ -13,7 +13,7 @@ import pytest
 
 from aitrain import ConfigError
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest, seal, step_of
+from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, has_steps, read_manifest, seal, step_of
 from aitrain.runs.records import RolloutRecord, read_rollouts
 from aitrain.runs.reproduction import compare_repetition
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
@@ -101,19 +101,15 @@ def test_a_schedule_goes_on_as_for_the_new_number_of_steps_and_that_is_said(
     )
 
 
-def test_a_run_that_has_finished_is_not_played_again(train: Train, finished: FinishedRuns, tmp_path: Path) -> None:
-    run = finished.copy("plain", tmp_path / "runs" / "run")
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    again = train(Stops(), **PLAIN, project_name="run", resume_from_checkpoint="auto")
-
-    assert (again.folder, again.steps, again.scores) == (run, 4, finished("plain").scores)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-
-
-def test_a_finished_run_that_is_refused_to_continue_stays_as_it_was(
+def test_a_finished_run_is_not_played_again_and_stays_as_it_was_where_it_is_refused_to_continue(
     train: Train, finished: FinishedRuns, tmp_path: Path
 ) -> None:
     run = RunFolder(finished.copy("plain", tmp_path / "runs" / "run"))
+    times = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    again = train(Stops(), **PLAIN, project_name="run", resume_from_checkpoint="auto")
+    assert (again.folder, again.steps, again.scores) == (run.path, 4, finished("plain").scores)
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == times
+
     before = run.config.read_bytes(), read_object(run.status)
     with pytest.raises(ConfigError, match="4 steps behind it, more than 3"):
         train(Stops(), **PLAIN | {"max_steps": 3}, project_name="run", resume_from_checkpoint="auto")
@@ -142,6 +138,7 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
         made = folder.checkpoints / f"checkpoint-{step}"
         made.mkdir(parents=True)
         seal(made, Manifest(step, {}, {}, "", 1, owes_evaluation=True))
+    assert has_steps(folder)  # so it is kept, whatever --logging-steps
     rollouts = [RolloutRecord(step=2), RolloutRecord(step=2, eval_phase="step2_greedy"), RolloutRecord(step=3)]
     lines = [{"step": 1}, {"step": 2}, {"step": 2, "eval_score": 0.5}, {"step": 3}]
     append_lines(folder.metrics, lines)

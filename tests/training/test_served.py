@@ -354,7 +354,6 @@ RANK_8 = {"lora_config": {"max_lora_rank": 8}}
 @pytest.mark.parametrize(
     ("details", "needs", "found"),
     [
-        (None, ADAPTER, {}),
         (RANK_8, ServerNeeds("base", 50, 8), {}),
         (ON_CPU, ADAPTER, {"is_on_cpu": True}),
         (HALF, ADAPTER, {"dtype": torch.bfloat16}),
@@ -362,7 +361,7 @@ RANK_8 = {"lora_config": {"max_lora_rank": 8}}
     ],
 )
 def test_a_fitting_server_is_found_so(
-    details: dict[str, Any] | None, needs: ServerNeeds, found: dict[str, Any], fake: Fake
+    details: dict[str, Any], needs: ServerNeeds, found: dict[str, Any], fake: Fake
 ) -> None:
     fake.details = details
     assert check_server(fake.url, needs) == ServerModel("base", 100, **found)

@@ -26,9 +26,9 @@ from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync
 from aitrain.errors import RunFailed
 from aitrain.options.train import TrainConfig
+from aitrain.packages import TINY_FOLDER
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.training.engine_setup import notify_difference
-from aitrain.training.model import TINY_MODEL
 from tests.conftest import episodes_of
 from tests.environments.vowels import Vowels
 from tests.training.conftest import Train, rollouts
@@ -110,7 +110,7 @@ def test_a_server_that_has_other_weights_is_noticed_before_a_step_is_made(
 ) -> None:
     """Of the same shape, under the same name: a base that is another one, and files that nobody read."""
     server.ignores = True
-    server.policy = AutoModelForCausalLM.from_pretrained(TINY_MODEL).eval()
+    server.policy = AutoModelForCausalLM.from_pretrained(TINY_FOLDER).eval()
     advice = "the same base model as the run" if peft else "reads the same files"
     with pytest.raises(RunFailed, match=f"does not have this run's weights(.|\n)*{advice}"):
         train(Vowels(), vllm_server_url=server.url, peft=peft, **REACHED)

@@ -82,7 +82,6 @@ def test_a_run_that_hangs_says_where_and_ends(
     log = folder.log.read_text()
     assert f"Stalled: {phase.partition(' after')[0].removesuffix('.')}" in log
     assert "test_stalls.py" in log  # the line that hangs
-    assert "in hangs" in log
 
 
 def test_a_call_to_the_environment_may_take_as_long_as_its_own_deadline(
@@ -115,7 +114,7 @@ def test_a_token_of_a_colocated_engine_is_progress() -> None:
     assert activity.total() == before + 1
 
 
-@pytest.mark.parametrize("has_adapter", [False, True], ids=["weights", "adapter"])
+@pytest.mark.parametrize("has_adapter", [False, True])
 def test_each_token_of_generate_and_each_forward_pass_are_progress(has_adapter: bool, small_model: Path) -> None:
     model: Any = (random_adapter if has_adapter else AutoModelForCausalLM.from_pretrained)(small_model)
     count_forward_passes(model)
