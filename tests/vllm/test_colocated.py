@@ -52,7 +52,6 @@ DEMO = ["--rl-env=envs.arithmetic", "--rl-prompts-per-step=16", "--batch-size=12
     [
         pytest.param([], id="colocate"),
         pytest.param(["--peft"], id="colocate-lora", marks=pytest.mark.slow),
-        pytest.param(["--vllm-mode=server", "--peft"], id="adapter"),
         pytest.param(["--vllm-mode=server", "--vllm-sync=disk"], id="disk", marks=pytest.mark.slow),
     ],
 )

@@ -78,7 +78,7 @@ def said_by_transformers(model: Any) -> list[str]:
     return found
 
 
-def test_the_adapter_beside_its_base_and_the_export_say_what_transformers_says(folder: Path) -> None:
+def test_the_adapter_and_its_base_are_served_and_say_what_transformers_says(folder: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
     wanted = {"tiny": said_by_transformers(base)}
     wanted["mine"] = said_by_transformers(PeftModel.from_pretrained(base, str(folder / "runs/mine/model")))
@@ -94,9 +94,13 @@ def test_the_adapter_beside_its_base_and_the_export_say_what_transformers_says(f
         stream = client.chat.completions.create(model="mine", messages=[message], max_tokens=4, stream=True)
         assert len(list(stream)) > 1
 
+
+@pytest.mark.slow
+def test_an_export_is_served_by_the_name_of_its_run(folder: Path) -> None:
+    wanted = said_by_transformers(AutoModelForCausalLM.from_pretrained(folder / "exports/mine"))
     with serving(folder, "exports/mine") as client:
         assert [model.id for model in client.models.list().data] == ["mine"]
-        assert said_by_vllm(client, "mine") == wanted["mine"]
+        assert said_by_vllm(client, "mine") == wanted
 
 
 def evaluated(folder: Path, *arguments: str) -> tuple[EvalResult, dict[int, str]]:

@@ -49,13 +49,15 @@ def test_a_run_learns_with_a_base_in_fp8_and_copies(tmp_path: Path) -> None:
     assert result["score_after"] >= 0.6
 
 
-def test_two_training_processes_ask_one_server(tmp_path: Path) -> None:
+def test_two_training_processes_ask_one_server_for_turns_and_for_what_environments_ask(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text(ASKS)
-    lines = run(tmp_path, SERVER, "--num-processes=2", "--rl-env=asks.py", "--max-steps=2", "--rl-max-new-tokens=4",
-                "--eval-cases=2", "--rl-prompts-per-step=4", "--batch-size=16", "--peft")  # fmt: skip
+    lines = run(tmp_path, SERVER, "--num-processes=2", "--rl-env=asks=asks.py", "--rl-env=envs.guess_number",
+                "--max-steps=6", "--rl-max-new-tokens=4", "--eval-cases=2", "--rl-prompts-per-step=4",
+                "--batch-size=16", "--peft")  # fmt: skip
 
     check_agreement(lines)
-    assert [line["env/asked"] for line in lines] == [1.0, 1.0]
+    assert [line["env/asks/asked"] for line in lines] == [1.0] * 6
+    assert max(line["turns"] for line in lines) > 1
 
 
 @pytest.mark.slow
