@@ -11,7 +11,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files for `--dist loadfile --no-loadscope-reorder`; the order within a file stays."""
     rank = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the test modules as pytest rewrites them, also in a container that keeps Python from writing byte code."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    result = yield
+    sys.dont_write_bytecode = before
+    return result
 
 
 def pytest_sessionstart() -> None:
