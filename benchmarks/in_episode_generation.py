@@ -97,9 +97,7 @@ def batcher_alone(
 
 
 @contextmanager
-def as_in_a_run(
-    environment: Any, model: Any, tokenizer: Any, episodes: Episodes
-) -> Iterator[Callable[[], list[Any]]]:
+def as_in_a_run(environment: Any, model: Any, tokenizer: Any, episodes: Episodes) -> Iterator[Callable[[], list[Any]]]:
     """With what decides which calls may run at the same time."""
     from aitrain.engines.proxy_batcher import offer_model
     from aitrain.environment.contract import Case, Transcript
