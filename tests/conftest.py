@@ -11,7 +11,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,18 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Keep the test modules as pytest rewrites them, also in a container that keeps Python from writing byte code."""
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
-    result = yield
-    sys.dont_write_bytecode = before
-    return result
-
-
 def pytest_sessionstart() -> None:
-    """Search nothing for garbage while the tests are imported, which makes a million objects that stay."""
+    """Search nothing for garbage while the tests are imported, which makes a million objects that stay; and keep the
+    test modules as pytest rewrites them, also in a container that keeps Python from writing byte code."""
     gc.disable()
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_finish() -> None:
@@ -65,6 +58,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
 
 
 @pytest.fixture
