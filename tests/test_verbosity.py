@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -32,9 +31,6 @@ def test_a_run_says_as_much_as_it_is_asked_to(aitrain_grpo: Run, here: Path) -> 
     (line,) = quiet.stdout.splitlines()
     assert line.startswith("held-out score ")
     assert line.endswith("runs/project-name")
-    names = ("frac_reward_zero_std", "stopped/truncated", "stopped/env_error", "tokens_per_second", "time/generate")
-    for line in (here / "runs" / "project-name" / "metrics.jsonl").read_text().splitlines():
-        assert all(name in json.loads(line) for name in names)
     assert "I was here" in loud.stderr
     assert "I was here" not in plain.stderr
     assert "reward 0.500" in plain.stderr
