@@ -26,10 +26,10 @@ class Asks:
     """Plays its second turn itself, as AITraining's environments do."""
 
     def build_dataset(self, tokenizer):
-        return [{"prompt": f"say {number}:"} for number in range(16)]
+        return [{"prompt": [{"role": "user", "content": f"say {number}:"}]} for number in range(16)]
 
-    def score_episode(self, model, tokenizer, completion, case_idx):
-        ids = tokenizer(f"{completion}{case_idx}", return_tensors="pt").to(model.device)
+    def score_episode(self, model, tokenizer, text, case_idx):
+        ids = tokenizer(f"{text}{case_idx}", return_tensors="pt").to(model.device)
         output = model.generate(**ids, max_new_tokens=4, do_sample=False)
         assert output.shape[1] > ids["input_ids"].shape[1]
         return {"score": 0.5, "asked": 1.0}
