@@ -13,7 +13,9 @@ demo: $(VENV)/.installed
 # tested by one worker from its beginning to its end, as it may have made something for all of its tests.
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? cores + 1 : 4)))
 
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Compiled before, because containers often keep Python from doing so, and each process would compile it again.
+PYTEST := $(BIN)/python -m compileall -q aitrain benchmarks tests && \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The fast suite. `make test-all` runs the tests marked slow as well.
 test: install
@@ -69,8 +71,7 @@ release: install
 
 install: $(VENV)/.installed-tests
 
-# torch alone and first: what comes after finds it there, and pip fetches no second build of several gigabytes. A checkout is
-# compiled here, because containers often keep Python from doing so, and each process would compile it again.
+# torch alone and first: what comes after finds it there, and pip fetches no second build of several gigabytes.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch

@@ -34,22 +34,24 @@ class Talk:
 
 def measure(asked: Asked) -> Iterator[Figure]:
     """Each in turn, the first time uncounted."""
-    sides = prepared()
+    count = 64 if asked.is_short else EPISODES
+    sides = prepared(count)
     gc.collect()
     gc.freeze()  # as a run does before it trains
     for name, side in sides.items():
-        yield Figure(f"{name}: microseconds a turn", [microseconds(side) for _ in range(asked.pairs + 1)][1:])
+        taken = [seconds(side) / count / TURNS * 1e6 for _ in range(asked.pairs + 1)]
+        yield Figure(f"{name}: microseconds a turn", taken[1:])
 
 
-def microseconds(side: Callable[[], object]) -> float:
-    """For one turn of one episode."""
+def seconds(side: Callable[[], object]) -> float:
+    """How long it takes."""
     start = time.perf_counter()
     side()
-    return (time.perf_counter() - start) / EPISODES / TURNS * 1e6
+    return time.perf_counter() - start
 
 
-def prepared() -> dict[str, Callable[[], object]]:
-    """What is measured, by its name."""
+def prepared(count: int) -> dict[str, Callable[[], object]]:
+    """What is measured, by its name, with so many episodes."""
     from transformers import AutoTokenizer
 
     from aitrain.engines.batching import BatchingEngine, BatchRow
@@ -57,18 +59,18 @@ def prepared() -> dict[str, Callable[[], object]]:
     from aitrain.environment.contract import Case
     from aitrain.environment.runner import start_runner
     from aitrain.options.train import TrainConfig
+    from aitrain.packages import TINY_FOLDER
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
     from aitrain.rollout.engine import Completion, GenerationRequest, Leave
     from aitrain.rollout.episode import Rollout
     from aitrain.rollout.event_loop import EventLoop
     from aitrain.rollout.limits import EndOfTurn, Limits
-    from aitrain.training.model import TINY_MODEL
 
-    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_FOLDER)
     end, limits, loop = EndOfTurn([tokenizer.eos_token_id]), Limits(TURNS, 32), EventLoop()
     ids = [*tokenizer("an answer", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     chat = format_for_episodes(ChatFormat(tokenizer), ["user"])
-    cases = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}, n) for n in range(EPISODES)]
+    cases = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}, n) for n in range(count)]
 
     class Rounds(BatchingEngine):
         """Answers all episodes at once."""
@@ -90,12 +92,12 @@ def prepared() -> dict[str, Callable[[], object]]:
 
     def play(engine: Any) -> None:
         with closing(start_runner(Talk(), TrainConfig())) as runner:
-            episodes = loop.run(Rollout(runner, engine, chat, limits, end).play(cases, range(EPISODES)))
+            episodes = loop.run(Rollout(runner, engine, chat, limits, end).play(cases, range(count)))
         if any(len(one.trajectory.turns) != TURNS or one.result.score != 1.0 for one in episodes):
             raise RuntimeError("an episode was not played to its end: the times mean nothing")
 
     def format_alone() -> None:
-        for _ in range(EPISODES * TURNS):
+        for _ in range(count * TURNS):
             chat.read(ids, [], (), end.eos_ids)
             chat.following_ids([{"role": "user", "content": SAID}], ids[-1], is_chat=True)
 

@@ -26,8 +26,9 @@ EPISODES = [(f"answer {number % 7}", number) for number in range(64)]
 TURNS, NEW_TOKENS = 4, 16
 MOST, MOST_IN_RUN = 1 / 8, 1 / 5
 
-Side = Callable[[Any, Any, Any], AbstractContextManager[Callable[[], list[Any]]]]
-"""Gives a function that scores all episodes, for an environment, a model and a tokenizer."""
+Episodes = list[tuple[str, int]]
+Side = Callable[[Any, Any, Any, Episodes], AbstractContextManager[Callable[[], list[Any]]]]
+"""Gives a function that scores episodes, for an environment, a model and a tokenizer."""
 
 
 class Talk(Nothing):
@@ -49,31 +50,31 @@ class Talk(Nothing):
 
 def measure(asked: Asked) -> Iterator[Figure]:
     """The batcher alone; then each environment as a run calls it."""
-    yield compare("seconds", batcher_alone, Talk(), asked.pairs, MOST)
+    yield compare("seconds", batcher_alone, Talk(), asked, MOST)
     for name, held in list(HELD.items())[: 2 if asked.is_short else None]:
-        yield compare(f"as in a run, {name}: seconds", as_in_a_run, holding(Talk, held), asked.pairs, MOST_IN_RUN)
+        yield compare(f"as in a run, {name}: seconds", as_in_a_run, holding(Talk, held), asked, MOST_IN_RUN)
 
 
-def compare(name: str, ours: Side, environment: Any, pairs: int, most: float) -> Figure:
+def compare(name: str, ours: Side, environment: Any, asked: Asked, most: float) -> Figure:
     """Measure both sides in turn; ours runs once before, uncounted, as the first run allocates and is watched."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from aitrain.training.model import TINY_MODEL
+    from aitrain.packages import TINY_FOLDER
 
     disable_progress_bar()
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    seconds = []
-    with ours(environment, model, tokenizer) as score_all:
+    model = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_FOLDER)
+    seconds, episodes = [], EPISODES[: 8 if asked.is_short else None]
+    with ours(environment, model, tokenizer, episodes) as score_all:
         score_all()
-        for _ in range(pairs):
+        for _ in range(asked.pairs):
             start = time.perf_counter()
             scores = score_all()
             between = time.perf_counter()
-            expected = [environment.score_episode(model, tokenizer, *each) for each in EPISODES]
+            expected = [environment.score_episode(model, tokenizer, *each) for each in episodes]
             if scores != expected:
                 raise RuntimeError("the two sides did not come to the same scores: their times cannot be compared")
             seconds.append((between - start, time.perf_counter() - between))
@@ -81,20 +82,22 @@ def compare(name: str, ours: Side, environment: Any, pairs: int, most: float) ->
 
 
 @contextmanager
-def batcher_alone(environment: Any, model: Any, tokenizer: Any) -> Iterator[Callable[[], list[Any]]]:
+def batcher_alone(
+    environment: Any, model: Any, tokenizer: Any, episodes: Episodes
+) -> Iterator[Callable[[], list[Any]]]:
     """A thread for each episode, and nothing else."""
     from aitrain.engines.proxy_batcher import ProxyBatcher
     from aitrain.execution.deadline_pool import DeadlinePool
     from tests.training.proxy_calls import run_with
 
     batcher = ProxyBatcher(model, tokenizer)
-    jobs = [partial(environment.score_episode, batcher.policy, tokenizer, *each) for each in EPISODES]
-    pool = DeadlinePool(len(EPISODES), timeout=600)
+    jobs = [partial(environment.score_episode, batcher.policy, tokenizer, *each) for each in episodes]
+    pool = DeadlinePool(len(episodes), timeout=600)
     yield lambda: [outcome.value for outcome in run_with(pool, batcher, jobs)]
 
 
 @contextmanager
-def as_in_a_run(environment: Any, model: Any, tokenizer: Any) -> Iterator[Callable[[], list[Any]]]:
+def as_in_a_run(environment: Any, model: Any, tokenizer: Any, episodes: Episodes) -> Iterator[Callable[[], list[Any]]]:
     """With what decides which calls may run at the same time."""
     from aitrain.engines.proxy_batcher import offer_model
     from aitrain.environment.contract import Case, Transcript
@@ -102,7 +105,7 @@ def as_in_a_run(environment: Any, model: Any, tokenizer: Any) -> Iterator[Callab
     from aitrain.options.train import TrainConfig
 
     row = {"prompt": "question"}
-    transcripts = [Transcript(Case(number, "question", row), answer) for answer, number in EPISODES]
+    transcripts = [Transcript(Case(number, "question", row), answer) for answer, number in episodes]
 
     async def score_all() -> list[Any]:
         sessions = [EnvSession(one.case, 0) for one in transcripts]

@@ -45,7 +45,8 @@ def measure(asked: Asked) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="aitrain-padding-") as folder:
         make_model("very small", Path(folder) / "model")
         rounds = [
-            {name: of_side(Path(folder), pair, more) for name, more in SIDES.items()} for pair in range(asked.pairs)
+            {name: of_side(Path(folder), pair, 4 if asked.is_short else 6, more) for name, more in SIDES.items()}
+            for pair in range(asked.pairs)
         ]
     if any(len({str([line["reward"] for line in side]) for side in sides.values()}) != 1 for sides in rounds):
         raise RuntimeError("the sides were rewarded differently: they cannot be compared")
@@ -71,9 +72,9 @@ def trained(folder: Path, environment: object, **options: Any) -> list[dict[str,
     return [line for line in aitrain.train(config, environment=environment).history if "reward" in line]
 
 
-def of_side(folder: Path, seed: int, more: dict[str, Any]) -> list[dict[str, Any]]:
+def of_side(folder: Path, seed: int, mean: float, more: dict[str, Any]) -> list[dict[str, Any]]:
     """The metrics of a side, with the lengths of this seed."""
-    with prescribed(seed):
+    with prescribed(seed, mean):
         return trained(
             folder, Lengths(), rl_prompts_per_step=PROMPTS, rl_num_generations=GENERATIONS, rl_max_new_tokens=LONGEST,
             seed=seed, share_prefixes=False, **more,
@@ -81,8 +82,8 @@ def of_side(folder: Path, seed: int, more: dict[str, Any]) -> list[dict[str, Any
 
 
 @contextmanager
-def prescribed(seed: int) -> Iterator[None]:
-    """Completions of prescribed lengths in the place of generation."""
+def prescribed(seed: int, mean: float) -> Iterator[None]:
+    """Completions of prescribed lengths, of whose logarithms this is the mean, in the place of generation."""
     from aitrain.engines.batching import BatchRow
     from aitrain.engines.hf import HFEngine
     from aitrain.rollout.engine import Completion
@@ -91,7 +92,7 @@ def prescribed(seed: int) -> Iterator[None]:
 
     def sample(self: HFEngine, rows: list[BatchRow], *_: object) -> list[Completion]:
         end = self.tokenizer.eos_token_id
-        lengths = [min(LONGEST, max(8, round(draw.lognormvariate(6, 1)))) for _ in rows]
+        lengths = [min(LONGEST, max(8, round(draw.lognormvariate(mean, 1)))) for _ in rows]
         return [Completion([*draw.choices(range(60, 90), k=length - 1), end]) for length in lengths]
 
     with patch.object(HFEngine, "sample", sample):

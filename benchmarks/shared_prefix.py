@@ -61,7 +61,7 @@ def measure(asked: Asked) -> Iterator[Figure]:
     }
     cases["smollm2-calculator"] = None, {"time/step": STEP}, recipe
     with tempfile.TemporaryDirectory(prefix="aitrain-shared-") as folder:
-        make_model("8 layers of SmolLM2-135M", Path(folder) / "model")
+        make_model("very small" if asked.is_short else "8 layers of SmolLM2-135M", Path(folder) / "model")
         for name, (environment, bounds, options) in list(cases.items())[: 1 if asked.is_short else None]:
             done = [
                 [in_new_process(of_side, Path(folder), environment, options | side | {"seed": pair}) for side in SIDES]

@@ -46,11 +46,12 @@ COMMANDS = (
 
 def measure(asked: Asked) -> Iterator[Figure]:
     """Measure each command and TRL's in turn."""
+    commands = [command for command in COMMANDS if not asked.is_short or command.most == LIGHT]
     if not asked.is_short:
-        measure_round()  # the first one reads from disk, and writes byte code
-    rounds = [measure_round() for _ in range(asked.pairs)]
+        measure_round(commands)  # the first one reads from disk, and writes byte code
+    rounds = [measure_round(commands) for _ in range(asked.pairs)]
     theirs = [costs[-1] for costs in rounds]
-    for number, command in enumerate(COMMANDS):
+    for number, command in enumerate(commands):
         ours = [costs[number] for costs in rounds]
         most, most_seconds = command.most
         yield ratio(f"{command.name}: CPU, by trl grpo --help", ours, theirs, most)
@@ -58,10 +59,10 @@ def measure(asked: Asked) -> Iterator[Figure]:
             yield Figure(f"{command.name}: CPU seconds", ours, most_seconds)
 
 
-def measure_round() -> list[float]:
+def measure_round(commands: list[Command]) -> list[float]:
     """CPU seconds of each of our commands, one after the other, and last of TRL's."""
     ours = [
         run(["env", *command.variables, script("aitrain"), *command.words], command.exit_code).cpu_seconds
-        for command in COMMANDS
+        for command in commands
     ]
     return [*ours, run([script("trl"), "grpo", "--help"]).cpu_seconds]

@@ -32,10 +32,8 @@ os.environ.pop("CI", None)  # a terminal in CI is not drawn over; tests of what 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 LONGEST_FILES = (
-    "test_faults.py", "test_benchmarks.py", "test_docs.py", "test_processes.py", "test_resume.py", "test_browser.py",
-    "test_several_environments.py", "test_demo.py", "test_sweep.py", "test_redaction.py", "test_recipes.py",
-    "test_evaluation.py", "test_parity.py", "test_served.py", "test_sharding.py", "test_served_run.py",
-    "test_dry_run.py",
+    "test_docs.py", "test_processes.py", "test_benchmarks.py", "test_faults.py", "test_demo.py", "test_sharding.py",
+    "test_recipes.py", "test_resume.py",
 )  # fmt: skip
 """Files that take longest, the longest first. They start first: one that starts last leaves the other cores idle."""
 
@@ -47,8 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Search nothing for garbage while the tests are imported, which makes a million objects that stay."""
+    """Search nothing for garbage while the tests are imported, which makes a million objects that stay; and keep the
+    test modules as pytest rewrites them, also in a container that keeps Python from writing byte code."""
     gc.disable()
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_finish() -> None:
@@ -56,6 +56,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
 
 
 @pytest.fixture

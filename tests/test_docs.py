@@ -28,6 +28,8 @@ PAGES = [
 ]
 FAST_PAGES = ("extending.md", "algorithms.md", "choosing.md", "memory.md", "options.md", "python-api.md", "step.md")
 """Pages whose examples the fast suite runs: those that take seconds."""
+LEARN = {"README.md": ("sums", "python"), "tutorial.md": ("my_task",)}
+"""Runs of pages whose held-out score must rise."""
 
 
 def run_block(language: str, info: str, text: str, folder: Path, commands: Path) -> None:
@@ -71,9 +73,8 @@ def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path, prel
         else:
             run_block(language, info, text, tmp_path, preloaded_aitrain)
 
-    if page.name == "README.md":
-        for name in ("sums", "python"):
-            result = read_object(tmp_path / "runs" / name / "result.json")
-            assert result["score_after"] > result["score_before"] + 0.15
+    for name in LEARN.get(page.name, ()):
+        result = read_object(tmp_path / "runs" / name / "result.json")
+        assert result["score_after"] > result["score_before"] + 0.15
     if missing:
         pytest.skip(f"{', '.join(sorted(missing))} is not installed: some examples were not run")

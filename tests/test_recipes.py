@@ -12,6 +12,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import find_env, load_env
 from aitrain.options.reading import Recipe, read_recipe, recipes, resolve
+from tests.adapters.conftest import made
 from tests.conftest import Run
 from tests.rehearsal import rehearse
 
@@ -62,6 +63,12 @@ def test_the_reference_of_an_environment_earns_the_highest_score(recipe: Recipe)
 
 
 def test_games_follow_their_rules() -> None:
+    episode = made("envs.guess_number").episode(6, seed=0)
+    said = [next(episode), *map(episode.send, ("4", "7", "8"))]
+    assert said == [None, "higher", "lower", "Say a number from 1 to 7."]
+    with pytest.raises(StopIteration) as stop:
+        episode.send(" 6\n")
+    assert stop.value.value == 0.25
     folders = {recipe.name: recipe.folder for recipe in ALL}
     slid = run_path(str(folders["2048"] / "environment.py"))["slid"]
     assert slid([[2, 2, 4], [0, 4, 4], [2, 0, 2]], "left") == [[4, 4, 0], [8, 0, 0], [4, 0, 0]]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from aitrain import activity

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.environments.vowels import Vowels
+from tests.conftest import write
 from tests.training.conftest import weights
 
 pytestmark = pytest.mark.skipif(
@@ -23,11 +22,20 @@ AUTO = {
     "gradient_clipping": "auto",
     "zero_optimization": {"stage": 2},
 }
+ENVIRONMENT = """\
+import deepspeed
+from tests.environments.vowels import Vowels
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled for two minutes; without it, gloo is used
+
+class Same(Vowels):
+    pass
+"""
 
 
 def test_a_run_with_a_file_of_deepspeed_ends_like_one_without(here: Path, small_model: Path, aitrain_grpo: Any) -> None:
-    (here / "ds.json").write_text(json.dumps(AUTO))
-    options = ["--model", str(small_model), "--rl-env", f"{inspect.getfile(Vowels)}:Vowels", "--max-steps", "2"]
+    write(here, {"ds.json": json.dumps(AUTO), "same.py": ENVIRONMENT})
+    options = ["--model", str(small_model), "--rl-env", "same.py:Same", "--max-steps", "2"]
     options += ["--num-processes", "2", "--eval-cases", "2", "--lr", "1e-3", "--batch-size", "2"]
     plain = aitrain_grpo(*options, "--project-name", "plain")
     ours = aitrain_grpo(*options, "--project-name", "zero", "--trl", "deepspeed=ds.json")

@@ -26,7 +26,7 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from aitrain.launch.ray_processes import cause_of
 
 pytestmark = test_environments.pytestmark
-STEPS = 60
+STEPS = 24
 TRAIN = [
     "grpo", "--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-prompts-per-step", "2",
     "--rl-num-generations", "4", "--batch-size", "4", "--rl-max-new-tokens", "24", "--max-steps", str(STEPS),

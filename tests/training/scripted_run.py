@@ -140,7 +140,7 @@ LOSS = {
     "rl_kl_coef": 0.1, "rl_kl_estimator": "k2", "custom_loss": "tests/environments/extensions.py:likelihood",
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
-    "grpo": {}, "dr_grpo": {}, "dapo": {}, "grpo-talk": {"environment": ScriptedTalk},
+    "grpo": {}, "grpo-talk": {"environment": ScriptedTalk},
     "grpo-unscored": {"environment": Unscored}, "dapo-unscored": {"environment": Unscored},
     "dr_grpo-rewards": {"environment": ScriptedTalk, **REWARDS}, "dr_grpo-custom": {"environment": Unscored, **LOSS},
 }  # fmt: skip

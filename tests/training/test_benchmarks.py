@@ -22,8 +22,7 @@ def test_a_benchmark_starts_and_prints_its_figures(name: str, preloaded_aitrain:
     """In its shortest form, in which bounds need not be met."""
     done = run(str(preloaded_aitrain / "preloaded-python"), "-P", "-m", "benchmarks", name, "--short")
 
-    head, _, *rows = done.stdout.splitlines()
-    assert head.startswith("| benchmark")
+    _, _, *rows = done.stdout.splitlines()
     assert rows, done.stderr
     assert all(row.startswith(f"| {name} ") and "| failed " not in row for row in rows), done.stderr
     assert done.returncode == any(row.endswith("| NO  |") for row in rows)
@@ -42,4 +41,3 @@ def test_all_that_needs_a_gpu_is_rehearsed_on_the_cpu(preloaded_aitrain: Path) -
                  "| tiny lora transformers: the same completions"):  # fmt: skip
         assert " passed " in rows[name]
     assert " skipped " in rows[f"{trained}-QLoRA 4 bits"]
-    assert "tiny lora transformers: peak memory, MiB" in written

@@ -24,10 +24,10 @@ from aitrain.engines.sharded_tensors import merged_weights
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion, roomy_folder
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.packages import TINY_FOLDER
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.client import VLLMClient
 from tests.training.conftest import are_equal, random_adapter
 from tests.training.small_server import END, Fake, Reply
@@ -78,7 +78,7 @@ def is_current(engine: VLLMServerEngine) -> bool:
 
 @pytest.fixture(scope="module")
 def model() -> PeftModel:
-    return random_adapter(TINY_MODEL)
+    return random_adapter(TINY_FOLDER)
 
 
 @pytest.fixture(params=[AdapterSync, DiskSync])
@@ -248,7 +248,7 @@ def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -
 
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"modules_to_save": ["norm"]}], ids=str)
 def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(options: dict[str, Any]) -> None:
-    model = random_adapter(TINY_MODEL, **options)
+    model = random_adapter(TINY_FOLDER, **options)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     ours = dict(merged_weights(model))
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())

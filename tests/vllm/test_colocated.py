@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from aitrain.packages import TINY_FOLDER
 from aitrain.rollout.limits import StopStrings
 from aitrain.runs.run_folder import read_lines
-from aitrain.training.model import TINY_MODEL
 from tests.conftest import episodes_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -52,7 +52,6 @@ DEMO = ["--rl-env=envs.arithmetic", "--rl-prompts-per-step=16", "--batch-size=12
     [
         pytest.param([], id="colocate"),
         pytest.param(["--peft"], id="colocate-lora", marks=pytest.mark.slow),
-        pytest.param(["--vllm-mode=server", "--peft"], id="adapter"),
         pytest.param(["--vllm-mode=server", "--vllm-sync=disk"], id="disk", marks=pytest.mark.slow),
     ],
 )
@@ -81,7 +80,7 @@ def test_every_sampling_option_means_the_same_as_with_transformers(tmp_path: Pat
     check_agreement(lines)
     assert all(abs(line["sampling/importance_sampling_ratio/mean"] - 1) < 0.02 for line in lines)
     assert all(line["sampling/logprob_shift/mean"] < -0.01 for line in lines)
-    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_FOLDER)
     stops, ends = StopStrings(tokenizer, ["1", "3", "7", "e"], min_tokens=6), 0
     for record in episodes_of(tmp_path / "runs" / "run"):
         for message in record["messages"]:

@@ -17,8 +17,8 @@ import pytest
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from aitrain.packages import TINY_FOLDER
 from aitrain.runs.result import EvalResult
-from aitrain.training.model import TINY_MODEL
 from tests.conftest import episodes_of, free_port, write
 from tests.training.conftest import save_adapter
 from tests.vllm import test_colocated
@@ -33,7 +33,7 @@ TOKENS = 24
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with a run whose adapter has random weights, and its export."""
     place = tmp_path_factory.mktemp("hand_over")
-    save_adapter(TINY_MODEL, place / "runs/mine/model")
+    save_adapter(TINY_FOLDER, place / "runs/mine/model")
     config = "model: tiny\npeft: true\nmodel_max_length: 256\nrl_env: envs.arithmetic\nrl_max_new_tokens: 8\n"
     write(place / "runs/mine", {"config.yaml": config, "status.json": "{}"})
     aitrain(place, "export", "mine").check_returncode()
@@ -68,7 +68,7 @@ def said_by_vllm(client: Any, model: str) -> list[str]:
 
 
 def said_by_transformers(model: Any) -> list[str]:
-    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_FOLDER)
     end = tokenizer.eos_token or ""
     found = []
     for prompt in PROMPTS:
@@ -78,8 +78,8 @@ def said_by_transformers(model: Any) -> list[str]:
     return found
 
 
-def test_the_adapter_beside_its_base_and_the_export_say_what_transformers_says(folder: Path) -> None:
-    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+def test_the_adapter_and_its_base_are_served_and_say_what_transformers_says(folder: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(TINY_FOLDER)
     wanted = {"tiny": said_by_transformers(base)}
     wanted["mine"] = said_by_transformers(PeftModel.from_pretrained(base, str(folder / "runs/mine/model")))
     assert wanted["tiny"] != wanted["mine"]
@@ -94,9 +94,13 @@ def test_the_adapter_beside_its_base_and_the_export_say_what_transformers_says(f
         stream = client.chat.completions.create(model="mine", messages=[message], max_tokens=4, stream=True)
         assert len(list(stream)) > 1
 
+
+@pytest.mark.slow
+def test_an_export_is_served_by_the_name_of_its_run(folder: Path) -> None:
+    wanted = said_by_transformers(AutoModelForCausalLM.from_pretrained(folder / "exports/mine"))
     with serving(folder, "exports/mine") as client:
         assert [model.id for model in client.models.list().data] == ["mine"]
-        assert said_by_vllm(client, "mine") == wanted["mine"]
+        assert said_by_vllm(client, "mine") == wanted
 
 
 def evaluated(folder: Path, *arguments: str) -> tuple[EvalResult, dict[int, str]]:

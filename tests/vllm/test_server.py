@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aitrain.packages import TINY_FOLDER
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import read_object
-from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.server_arguments import common_arguments, key_header
 from aitrain.vllm.server_process import ServerConfig, running
 from tests.conftest import episodes_of, processes_in
@@ -26,10 +26,10 @@ class Asks:
     """Plays its second turn itself, as AITraining's environments do."""
 
     def build_dataset(self, tokenizer):
-        return [{"prompt": f"say {number}:"} for number in range(16)]
+        return [{"prompt": [{"role": "user", "content": f"say {number}:"}]} for number in range(16)]
 
-    def score_episode(self, model, tokenizer, completion, case_idx):
-        ids = tokenizer(f"{completion}{case_idx}", return_tensors="pt").to(model.device)
+    def score_episode(self, model, tokenizer, text, case_idx):
+        ids = tokenizer(f"{text}{case_idx}", return_tensors="pt").to(model.device)
         output = model.generate(**ids, max_new_tokens=4, do_sample=False)
         assert output.shape[1] > ids["input_ids"].shape[1]
         return {"score": 0.5, "asked": 1.0}
@@ -49,19 +49,21 @@ def test_a_run_learns_with_a_base_in_fp8_and_copies(tmp_path: Path) -> None:
     assert result["score_after"] >= 0.6
 
 
-def test_two_training_processes_ask_one_server(tmp_path: Path) -> None:
+def test_two_training_processes_ask_one_server_for_turns_and_for_what_environments_ask(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text(ASKS)
-    lines = run(tmp_path, SERVER, "--num-processes=2", "--rl-env=asks.py", "--max-steps=2", "--rl-max-new-tokens=4",
-                "--eval-cases=2", "--rl-prompts-per-step=4", "--batch-size=16", "--peft")  # fmt: skip
+    lines = run(tmp_path, SERVER, "--num-processes=2", "--rl-env=asks=asks.py", "--rl-env=envs.guess_number",
+                "--max-steps=6", "--rl-max-new-tokens=4", "--eval-cases=2", "--rl-prompts-per-step=4",
+                "--batch-size=16", "--peft")  # fmt: skip
 
     check_agreement(lines)
-    assert [line["env/asked"] for line in lines] == [1.0, 1.0]
+    assert [line["env/asks/asked"] for line in lines] == [1.0] * 6
+    assert max(line["turns"] for line in lines) > 1
 
 
 @pytest.mark.slow
 def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(tmp_path: Path) -> None:
     """Other users of the machine reach 127.0.0.1 as well: every path but its health asks for the key."""
-    arguments = common_arguments(str(TINY_MODEL), (), lora_rank=8, dtype="float32")
+    arguments = common_arguments(str(TINY_FOLDER), (), lora_rank=8, dtype="float32")
     plan = ServerConfig({**arguments, "max_model_len": 64}, tmp_path / "log", timeout=180.0)
     with (
         running([plan], lambda text: None) as (server,),

@@ -27,7 +27,7 @@ from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.processes import fork, kill_group
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check.episodes import watch_connections
+from aitrain.workbench.check.episodes import connection_watchers
 from aitrain.workbench.check.registry import CHECKS, EnvCheck, run_checks
 from aitrain.workbench.check.subject import NO_TIME, Subject
 from aitrain.workbench.opening import OpenedEnvironment
@@ -155,7 +155,7 @@ def _check(subject: Subject, checks: Sequence[EnvCheck], seconds: float, connect
         connection.send(None)
         os._exit(0)
 
-    watch_connections(lambda address: leave(f"it connects to {address} (aitrain env check checks it)"))
+    connection_watchers().append(lambda address: leave(f"it connects to {address} (aitrain env check checks it)"))
 
     def look() -> None:
         """Leave if the environment has done what only the run may do."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle, islice
 from typing import Any, cast
 
@@ -197,7 +198,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     shared_loop()  # of aitrain, for async methods: it starts a thread and opens three files, once
     subject.player.play([])  # opens the files of its own event loop
     before = [effect.look() for effect in EFFECTS]
-    watch_connections(addresses.append)
+    connection_watchers().append(addresses.append)
     signal.signal = noted  # type: ignore[assignment]
     subject.player.play(pairs)
     signal.signal = set_handler
@@ -228,14 +229,18 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
         )
 
 
-def watch_connections(on_use: Callable[[str], object]) -> None:
-    """Call `on_use` with the address before each connection, name look-up or datagram of this process, from now on
-    until it ends: an audit hook cannot be removed. Connections to the run's own endpoint do not count."""
+@cache
+def connection_watchers() -> list[Callable[[str], object]]:
+    """Functions, of which the last one is called with the address before each connection, name look-up or datagram of
+    this process, until it ends: an audit hook cannot be removed, and each one slows every call of `id`. Connections to
+    the run's own endpoint do not count."""
+    watchers: list[Callable[[str], object]] = []
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event in EVENTS:
+        if watchers and event in EVENTS:
             address = tuple(arguments[:2]) if event == "socket.getaddrinfo" else arguments[1]
             if address != running_address():
-                on_use(":".join(map(str, address[:2])) if isinstance(address, tuple) else str(address))
+                watchers[-1](":".join(map(str, address[:2])) if isinstance(address, tuple) else str(address))
 
     sys.addaudithook(hook)
+    return watchers
