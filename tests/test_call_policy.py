@@ -279,7 +279,19 @@ class WritesInARareBranch(Rows):
         return float(FILE.read_text() == str(case_idx))
 
 
-@pytest.mark.parametrize("kind", [ChangesInARareBranch, ChangesOnAKnownLine, SeedsInARareBranch, WritesInARareBranch])
+class ReadsWhatOthersAppend(Rows):
+    def score_episode(self, case_idx: int) -> float:
+        if self.log:
+            with FILE.open("a+") as file:
+                file.write(str(case_idx))
+                wait()
+        return 1.0
+
+
+RARE = [ChangesInARareBranch, ChangesOnAKnownLine, SeedsInARareBranch, WritesInARareBranch, ReadsWhatOthersAppend]
+
+
+@pytest.mark.parametrize("kind", RARE)
 def test_scores_of_a_batch_that_changed_something_unwatched_are_missing(kind: Any) -> None:
     environment = kind()
 

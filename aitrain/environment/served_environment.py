@@ -148,7 +148,9 @@ def to_wire(value: object) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): to_wire(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (set, frozenset)):  # in an order that is the same in each process
+        return sorted(map(to_wire, value), key=str)
+    if isinstance(value, (list, tuple)):
         return [to_wire(item) for item in value]
     item = getattr(value, "item", None)  # numpy and torch scalars have it
     return to_wire(item()) if callable(item) and getattr(value, "ndim", 1) == 0 else str(value)
