@@ -568,7 +568,8 @@ def _note_file(event: str, given: tuple[Any, ...]) -> None:
     if event == "open":
         flags = given[2]
         is_written = flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND
-        names = [name for name in names if not name.startswith("/dev/")]
+        # `tempfile` opens a file in a folder as if it were the folder
+        names = [name for name in names if not (name.startswith("/dev/") or os.path.isdir(name))]
         for name in names:
             if flags & os.O_APPEND:
                 watch.appended.setdefault(name, episode)

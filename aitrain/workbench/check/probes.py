@@ -206,9 +206,9 @@ def _persuading(subject: Subject) -> Replies:
 
 def _is_graded(subject: Subject, worst: Earned) -> bool:
     """Whether a part of the reference earns a part of the score, as with sub-goals or similarity."""
-    halves = _ending_in(lambda _, reply: [reply[: (len(reply) + 1) // 2]] if len(reply) > 5 else [])
-    half = earned(subject, halves(subject), len(subject.decided))
-    return not subject.sees_the_case or (bool(half) and 0.2 < half[0].mean < 0.95)
+    halves = _ending_in(lambda _, reply: [reply[: -(-len(reply) // 2)], reply[len(reply) // 2 :]] * (len(reply) > 5))
+    parts = earned(subject, halves(subject), len(subject.decided))
+    return not subject.sees_the_case or any(0.2 < part.mean < 0.95 for part in parts)
 
 
 def _varies(subject: Subject, worst: Earned) -> bool:

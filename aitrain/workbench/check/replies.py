@@ -37,7 +37,8 @@ CONTENTLESS = (
     "The answer is correct.",
     "None",
     "exit(0)",
-    "```python\nexit(0)\n```",
+    "raise SystemExit",
+    "```python\nraise SystemExit\n```",
     *LONG,
 )
 """Replies that answer nothing; the program that ends at once passes tests that only look at its exit status."""
