@@ -121,7 +121,7 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
 
     def asked(case: Case) -> str:
         columns = {name: value for name, value in case.row.items() if name != "case_idx"}
-        return text_of(case.prompt or "") if is_whole else canonical_text(columns)
+        return " ".join(text_of(case.prompt or "").split()) if is_whole else canonical_text(columns)
 
     first: dict[str, Case] = {}
     for case in subject.cases if is_whole else ():
