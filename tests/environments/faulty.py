@@ -351,18 +351,9 @@ class SlowScore(Sums):
 # -- scores
 
 
-class Noise(Sums):
-    def score_episode(self, text, answer):
-        return max(0.0, super().score_episode(text, answer) - random.random() / 2)
-
-
 class Percent(Sums):
     def score_episode(self, text, answer):
         return 100 * super().score_episode(text, answer)
-
-
-class PercentOfColumn(Percent):
-    reference = None
 
 
 class NothingIsRight(Sums):
@@ -384,7 +375,7 @@ class SmallLettersOfColumn(Sums):
 
     def questions(self):
         return [
-            (question, "Nn"[number % 3 > 0] + answer) for number, (question, answer) in enumerate(super().questions())
+            (question, "Nn"[number % 4 > 0] + answer) for number, (question, answer) in enumerate(super().questions())
         ]
 
     def score_episode(self, text, answer):
@@ -434,11 +425,6 @@ class ShortIsGood(Sums):
         return 1.0 if text.strip() == answer else max(0.0, 1 - len(text) / 100)
 
 
-class AnyNumber(Sums):
-    def score_episode(self, text, answer):
-        return float(text.strip().isdigit())
-
-
 class Truthy(Sums):
     def score_episode(self, text, answer):
         return float(bool(text.strip()) == bool(answer))
@@ -447,10 +433,6 @@ class Truthy(Sums):
 class Contains(Sums):
     def score_episode(self, text, answer):
         return float(answer in text)
-
-
-class ContainsColumn(Contains):
-    reference = None
 
 
 class InTags(Sums):

@@ -7,7 +7,7 @@ import pickle
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise, zip_longest
+from itertools import pairwise, zip_longest
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case, Prompt
@@ -39,15 +39,6 @@ def dataset(subject: Subject) -> Iterator[EnvFinding]:
             f"Row {case.number}: {problem}",
             "Chat templates refuse such a prompt, or render it in a way the model has never seen.",
             "Begin with one system message at most, take turns, and end with the user's message.",
-            case.case_idx,
-        )
-    unfilled = ((case, name) for case in subject.chosen for name in case.row if f"{{{name}}}" in text_of(case.prompt))
-    for case, name in islice(unfilled, 1):
-        yield EnvFinding(
-            "warning",
-            f"The prompt has {{{name}}} in it, and {name} is a column of its row.",
-            "The policy is not told what decides the answer.",
-            "Fill in the value, as an f-string does.",
             case.case_idx,
         )
     prompts = defaultdict(set)

@@ -58,6 +58,8 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
             )
         return
     played = [episode for episode in subject.play(subject.referenced) if episode.result.failure is None]
+    if not (subject.referenced or subject.reference_errors):
+        raise NotCheckedError("there is no reference")
     for number, error in list(subject.reference_errors.items())[:1]:
         fix = "Return the right answer for each case_idx; check which case a row's case_idx means."
         yield EnvFinding("fail", f"reference raised for row {number}: {error}", fix=fix)
