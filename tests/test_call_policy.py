@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -214,7 +213,7 @@ class DeclaresThatItMay(Rows):
 
 
 class WritesNoState(NoState):
-    """A lock, the verdict of a judge, and a file of the run; nor is a file missed that was never there."""
+    """A lock, a judge's verdict, files of the run and of its own; nor is a file missed that was never there."""
 
     def score_episode(self, completion: str, case_idx: int) -> float:
         if case_idx < 5:
@@ -222,6 +221,8 @@ class WritesNoState(NoState):
                 write_text(FILE.with_suffix(".json"), completion)
             VerdictStore(FILE.with_suffix(".sqlite")).keep(completion, [1.0])
             FILE.with_suffix(".no").unlink(missing_ok=True)
+            with tempfile.NamedTemporaryFile("w") as file:
+                file.write(completion)
         return super().score_episode(completion, case_idx)
 
 
@@ -456,9 +457,6 @@ def test_a_seed_that_another_thread_sets_is_no_change_of_a_call() -> None:
 # -- state in helper objects, arrays, classes, modules and closures
 
 
-here = sys.modules[__name__]
-
-
 class Game:
     def __init__(self) -> None:
         self.board = 0
@@ -501,7 +499,6 @@ STATEFUL = {
     "closure": ("env.fill(n)", "env.get()"),
     "a judge": ("env.judge.function(n)", "env.judge.function.__self__.board"),
     "another class": ("Registry.put(n)", "Registry.current"),
-    "a module": ("here.current = n", "here.current"),
     "the working directory": (
         "before = os.getcwd(); os.chdir(tempfile.mkdtemp()); Path('answer').write_text(text)",
         "(int(Path('answer').read_text()), os.chdir(before))[0]",
@@ -511,6 +508,7 @@ STATEFUL = {
         "thread = threading.Thread(target=FILE.write_text, args=[str(n)]); thread.start(); thread.join()",
         "int(FILE.read_text())",
     ),
+    "a file that is appended": ("FILE.open('a').write(f' {n}')", "int(FILE.read_text().split()[-1])"),
     "a file that takes the name of another": (
         "own = FILE.with_suffix(f'.{n}'); own.write_text(str(n)); own.replace(FILE)", "int(FILE.read_text())"
     ),

@@ -117,6 +117,7 @@ class CallPolicy:
             return
         before = self._watch.before
         self._watch.files.clear()
+        self._watch.appended.clear()
         self._watch.databases.clear()
         if (before is None or before.walk.has_caches or before.is_changed()) and not self._watch.look_before():
             self._decide()

@@ -35,7 +35,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.packages import BUNDLED, PACKAGE
 from aitrain.redaction import redact
 
-FOLDER = re.compile(r"[^,]*/(?=[^/,]+\.(?:py|jsonl?|parquet)(?:[@:,]|$))")
+FOLDER = re.compile(r"[^,]*/(?=[^/,]+\.(?:py|jsonl?|csv|parquet)(?:[@:,]|$))")
 """The folder of a file in an adapter's id."""
 
 

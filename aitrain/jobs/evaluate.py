@@ -172,6 +172,12 @@ def _prepare(
             f"{overlap} of {len(split.held_out)} cases were trained on, or chose the step (--save-best), or look the"
             " same as such a case: their score does not show what was learned for new prompts."
         )
+    card = Path(reference.adapter or reference.base, "README.md")
+    if reference.run is None and card.is_file() and "\n- aitrain\n" in card.read_text(errors="replace"):
+        context.note(
+            f"{reference.given} was trained by aitrain in a run whose folder it is not in: whether these cases were"
+            " trained on is not known."
+        )
     before = read_object(RunFolder(reference.run).environment).get("weights") if reference.run else None
     now = weights_stamp(reference.base) if reference.adapter else None
     if before and now and before != now:  # what is on the Hub has none

@@ -24,6 +24,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import LOADER, read_yaml, refuse_bombs
 from aitrain.packages import NAMED_MODELS, TINY, public_base
 from aitrain.runs.checkpoint import SHARDS, checkpoints_of, is_named_checkpoint, step_of
+from aitrain.runs.heartbeat import state_of
 from aitrain.runs.json_values import JsonObject, as_object, read_whole
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 
@@ -178,8 +179,8 @@ def _run(given: str, path: Path) -> ModelReference:
     if status.get("job") == "eval":
         raise ConfigError(f"model: {given} is an eval, and holds no model\nSee its scores with: aitrain show {given}")
     if not any((folder.model / name).is_file() for name in (ADAPTER_CONFIG, "config.json")):
-        state = status.get("status")
-        state = f": it has the status {state}" if state in ("running", "failed", "stopped", "stalled") else ""
+        state = state_of(status)
+        state = "" if state in ("finished", "unknown") else f": it has the status {state}"
         found = checkpoints_of(folder)
         advice = f"Its newest checkpoint is {found[0]}" if found else "Give a run that has trained."
         raise ConfigError(f"model: the run {given} has no model yet{state}\n{advice}")

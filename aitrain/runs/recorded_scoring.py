@@ -12,6 +12,7 @@ from statistics import fmean
 
 from aitrain.environment.completion_parser import short
 from aitrain.errors import ConfigError
+from aitrain.runs.heartbeat import state_of
 from aitrain.runs.held_out import DECODINGS, grouped
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.model_reference import read_options
@@ -157,17 +158,17 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
     run, rollouts = RunFolder(folder), RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     status, result, options = read_object(run.status), read_object(run.result), read_options(run.config)
+    state = state_of(status) if status else ""
     phases = {entry.eval_phase.rpartition("_")[0] for entry in rollouts.entries}
     phase = next((phase for phase in wanted if phase in phases), None)
     if phase is None:
-        raise ConfigError(_nothing_to_compare(folder, phases, status.get("status")))
+        raise ConfigError(_nothing_to_compare(folder, phases, state))
     model = options.get("model") or result.get("base_model")
     if phase == "eval":
         evaluated = as_object(result.get("model"))
         model = evaluated.get("given") or evaluated.get("label") or options.get("model")
     step = (result.get("model_step") or result.get("steps")) if phase == "after" else None
     name = short(str(model or ""), EXCERPT) + ("" if step is None else f", step {step}")
-    state = str(status.get("status") or "")
     scoring = RecordedScoring(folder, phase, rollouts, options, read_object(run.environment), state, name)
     found = dict[str, RecordedCase]()
     for number, entry in enumerate(rollouts.entries):
@@ -186,7 +187,7 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
     return scoring
 
 
-def _nothing_to_compare(folder: Path, phases: set[str], status: object) -> str:
+def _nothing_to_compare(folder: Path, phases: set[str], status: str) -> str:
     if "eval" in phases:
         return f"{folder} is an eval of one model\nName what it is compared with: aitrain compare A B"
     state = f" (it has the status {status})" if status and status != "finished" else ""

@@ -60,7 +60,8 @@ def test_a_parquet_file_of_verl_that_pandas_wrote_has_lists_and_numbers_of_pytho
 
 def test_a_json_file_may_hold_a_list_and_files_of_windows_are_read() -> None:
     listed = json.dumps([{"prompt": "é"}, {"prompt": "b"}], indent=2)
-    for name, text in (("rows.json", listed), ("rows.jsonl", json_lines([{"prompt": "é"}, {"prompt": "b"}]))):
+    lines = json_lines([{"prompt": "é"}, {"prompt": "b"}])
+    for name, text in (("rows.json", listed), ("rows.jsonl", lines), ("rows.csv", "prompt,n\né,1\nb,2\n")):
         Path(name).write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
         assert [case["prompt"] for case in RowSource(data=name).cases()] == ["é", "b"]
 

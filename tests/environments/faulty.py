@@ -146,6 +146,29 @@ class Endless(TwoTurns):
         return [str(100 + case_idx)]
 
 
+class TalkHeldOut(TwoTurns):
+    def build_eval_dataset(self):
+        return self.build_dataset()[:3]
+
+
+class OpensWithAnswer(TwoTurns):
+    def episode(self, case_idx, seed):
+        reply = yield f"The answer is {100 + case_idx}."
+        return float(reply.strip() == str(100 + case_idx))
+
+    def reference(self, case_idx):
+        return str(100 + case_idx)
+
+
+class SeedDecides(TwoTurns):
+    reference = None
+
+    def episode(self, case_idx, seed):
+        side = random.Random(seed).choice("AB")
+        reply = yield f"You see the {'king' if side == 'A' else 'ship'}."
+        return float(reply.strip() == side)
+
+
 OPEN = []
 SHELVES = {"top": "empty", "bottom": "full"}
 LOOKS = []
@@ -194,6 +217,18 @@ class ToolAnswers(Sums):
             shelf: top or bottom
         """
         return SHELVES.get(shelf, "There is no such shelf.")
+
+
+class ToolIsNeeded(ToolAnswers):
+    def reference(self, case_idx):
+        call = '<tool_call>{"name": "look", "arguments": {"shelf": "top"}}</tool_call>'
+        return [call, super().reference(case_idx)]
+
+
+class PaysForCalls(ToolAnswers):
+    def score_episode(self, text, answer, messages):
+        called = any(message["role"] == "tool" for message in messages)
+        return max(super().score_episode(text, answer), 0.5 * called)
 
 
 class ToolRemembers(ToolAnswers):
@@ -316,18 +351,9 @@ class SlowScore(Sums):
 # -- scores
 
 
-class Noise(Sums):
-    def score_episode(self, text, answer):
-        return max(0.0, super().score_episode(text, answer) - random.random() / 2)
-
-
 class Percent(Sums):
     def score_episode(self, text, answer):
         return 100 * super().score_episode(text, answer)
-
-
-class PercentOfColumn(Percent):
-    reference = None
 
 
 class NothingIsRight(Sums):
@@ -335,6 +361,58 @@ class NothingIsRight(Sums):
 
     def questions(self):
         return [("Say nothing.", ""), *super().questions()]
+
+
+class NoneOfColumn(Sums):
+    reference = None
+
+    def score_episode(self, text, case):
+        return float(text.strip() == str(case.get("gold")))
+
+
+class SmallLettersOfColumn(Sums):
+    reference = None
+
+    def questions(self):
+        return [
+            (question, "Nn"[number % 4 > 0] + answer) for number, (question, answer) in enumerate(super().questions())
+        ]
+
+    def score_episode(self, text, answer):
+        return super().score_episode(text.lower(), answer)
+
+
+class TriesOfColumn(Sums):
+    reference = None
+
+    def __init__(self):
+        self.tries = 0
+
+    def score_episode(self, text, answer):
+        self.tries += 1
+        return super().score_episode(text, answer) / self.tries
+
+
+class HalfAWord(Sums):
+    def questions(self):
+        return [(question, f"word{answer}") for question, answer in super().questions()]
+
+    def score_episode(self, text, answer):
+        return float(len(text.strip()) > 1 and answer.startswith(text.strip()))
+
+
+class NearEnough(Sums):
+    def score_episode(self, text, answer):
+        try:
+            return float(abs(float(text) / int(answer) - 1) < 0.02)
+        except ValueError:
+            return 0.0
+
+
+class RunsReplies(Sums):
+    def does(self, text, answer):
+        with contextlib.suppress(Exception):
+            exec(text, {})
 
 
 class RaisesOnWords(Sums):
@@ -347,11 +425,6 @@ class ShortIsGood(Sums):
         return 1.0 if text.strip() == answer else max(0.0, 1 - len(text) / 100)
 
 
-class AnyNumber(Sums):
-    def score_episode(self, text, answer):
-        return float(text.strip().isdigit())
-
-
 class Truthy(Sums):
     def score_episode(self, text, answer):
         return float(bool(text.strip()) == bool(answer))
@@ -360,10 +433,6 @@ class Truthy(Sums):
 class Contains(Sums):
     def score_episode(self, text, answer):
         return float(answer in text)
-
-
-class ContainsColumn(Contains):
-    reference = None
 
 
 class InTags(Sums):

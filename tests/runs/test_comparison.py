@@ -100,7 +100,7 @@ def test_other_conditions_are_said_and_other_ranges_refused(tmp_path: Path) -> N
     (b / "status.json").write_text(json.dumps({"status": "running"}))
     (b / "environment.json").write_text(json.dumps(ENVIRONMENT | {"config": {"judge": "exact"}}))
     (comparison,) = compare_all(read_scorings([a, b]))
-    words = ["2 of 2 cases", "b is running", "rl_temperature (1.0 and 0.5)"]
+    words = ["2 of 2 cases", "b is dead", "rl_temperature (1.0 and 0.5)"]
     words.append('config ({} and {"judge": "exact"})')
     assert [word in note for word, note in zip(words, comparison.notes, strict=True)] == [True] * 4
     c = write_scoring(tmp_path / "c", episodes(cases), rl_score_range="-1,1")

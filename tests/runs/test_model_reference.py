@@ -62,7 +62,7 @@ def test_a_run_is_its_model_folder_and_its_checkpoints_and_the_folders_below_mod
 def test_a_run_without_a_model_an_eval_and_weights_in_pickles_are_refused() -> None:
     run = run_folder(Path("runs/sums"))
     (run / "status.json").write_text('{"status": "running"}')
-    with pytest.raises(ConfigError, match="status running"):
+    with pytest.raises(ConfigError, match="status dead"):
         read_model("runs/sums")
     for step in (9, 20):
         weights(run / f"checkpoints/checkpoint-{step}")

@@ -10,7 +10,7 @@ class Single:
     """One answer; its rows hold what JSON does not have, and some rows repeat."""
 
     def build_dataset(self):
-        odd = {"tags": {"a"}, "pair": (1, 2.5), "bad": float("nan")}
+        odd = {"tags": set("asdfgh"), "pair": (1, 2.5), "bad": float("nan")}
         return [{"prompt": f"{number // 2}?", "case_idx": ("row", number // 2), **odd} for number in range(6)]
 
     def build_eval_dataset(self):

@@ -1,5 +1,5 @@
-"""Rows of JSON lines, parquet files or a data set of the Hub with judges: `--rl-env rows:train.jsonl`, the environment
-for data that needs no class.
+"""Rows of JSON lines, CSV or parquet files or a data set of the Hub with judges: `--rl-env rows:train.jsonl`, the
+environment for data that needs no class.
 
 Settings: `judges`; `split`, `columns` and `eval_data`; `size`, `seed`, `system`, `few_shot` of `settings.py`.
 
@@ -10,6 +10,8 @@ Understood are rows with `prompt` (TRL; verl and XTuner, whose `reward_model.gro
 from __future__ import annotations
 
 import codecs
+import csv
+import io
 import json
 import math
 import os
@@ -111,12 +113,13 @@ class RowSource:
 
 def is_file(name: str) -> bool:
     """Whether a name is that of a file; otherwise it is a data set of the Hub."""
-    return name.endswith((".jsonl", ".json", ".parquet")) or name.startswith((".", "/", "~")) or Path(name).is_file()
+    is_known = name.endswith((".jsonl", ".json", ".csv", ".parquet"))
+    return is_known or name.startswith((".", "/", "~")) or Path(name).is_file()
 
 
 def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
-    """The rows of a JSON lines or parquet file, of a list in a .json file, or of a split of a data set of the Hub, each
-    with its place for messages.
+    """The rows of a JSON lines, CSV or parquet file, of a list in a .json file, or of a split of a data set of the Hub,
+    each with its place for messages.
 
     Raises:
         EnvironmentFailed: the file cannot be read.
@@ -130,6 +133,8 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
     try:
         if file.suffix == ".parquet":
             rows = import_module("pyarrow.parquet").read_table(file).to_pylist()
+        elif file.suffix == ".csv":
+            rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8-sig"))))
         else:
             text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
             is_list = file.suffix == ".json" and text.lstrip().startswith(b"[")

@@ -19,6 +19,7 @@ from aitrain.workbench.check.replies import (
     core_of,
     denials,
     lazy_answers,
+    number_of,
     quoted,
     rewrapped,
     same_answer,
@@ -128,7 +129,7 @@ def everywhere(subject: Subject, texts: Iterable[str], before: str = "") -> Repl
         (short(repr(text), 80), case, Constant(before + text))
         for text in texts
         for case in subject.sample
-        if not same_answer(before + text, str(subject.core(case)))
+        if (core := subject.core(case)) is None or not same_answer(before + text, core)
     ]
 
 
@@ -142,8 +143,9 @@ def _contentless(subject: Subject) -> Replies:
         if subject.kind != "score_episode":
             yield "of what the environment says", case, Parrot()
             yield "of an answer that the environment gives away", case, Parrot(only_answer=True)
+    yield from ((quoted(call), case, Constant(call)) for case in subject.sample[:4] for call in subject.tool_calls)
     for case, script in subject.referenced:
-        if len(script.replies) > 1:
+        if len(script.replies) > 1 and "<tool_call>" not in "".join(script.replies[:-1]):  # which say what is right
             yield "of the reference's last turn alone", case, Script(script.replies[-1:])
 
 
@@ -204,14 +206,28 @@ def _persuading(subject: Subject) -> Replies:
 
 def _is_graded(subject: Subject, worst: Earned) -> bool:
     """Whether a part of the reference earns a part of the score, as with sub-goals or similarity."""
-    halves = _ending_in(lambda _, reply: [reply[: (len(reply) + 1) // 2]] if len(reply) > 5 else [])
-    half = earned(subject, halves(subject), len(subject.decided))
-    return not subject.sees_the_case or (bool(half) and 0.2 < half[0].mean < 0.95)
+    halves = _ending_in(lambda _, reply: [reply[: -(-len(reply) // 2)], reply[len(reply) // 2 :]] * (len(reply) > 5))
+    parts = earned(subject, halves(subject), len(subject.decided))
+    return not subject.sees_the_case or any(0.2 < part.mean < 0.95 for part in parts)
 
 
 def _varies(subject: Subject, worst: Earned) -> bool:
     """Whether a scorer gives other parts of the score from case to case, such as by similarity."""
     return not worst.passes and 2 * len({round(share, 3) for share in worst.shares}) > len(worst.shares)
+
+
+def _is_near(subject: Subject, worst: Earned) -> bool:
+    """Whether the reply is a whole number that a tolerance of 5 % allows; one with a fraction shows other mistakes."""
+    answer, right = number_of(core_of(replied(worst.best)[-1])), number_of(subject.core(worst.best.case) or "")
+    is_near = answer is not None and right is not None and 1 <= abs(answer - right) <= 0.05 * abs(right)
+    return is_near or not subject.sees_the_case
+
+
+def _is_drawn(subject: Subject, worst: Earned) -> bool:
+    """Whether the reply earns less with other seeds, as the seed decides what is right: all episodes here have one."""
+    seeds, policy = range(1, 9), Constant("".join(replied(worst.best)[-1:]))
+    played = subject.player.play([(worst.best.case, policy)] * len(seeds), seeds)
+    return not subject.sees_the_case or any((subject.share(one) or 0.0) < PASS for one in played)
 
 
 # -- the probes
@@ -239,6 +255,7 @@ wrong_answer = ReplyProbe(
     "Compare the answer itself, not only that there is one.",
     passing={"warning": 0.5, "info": 0.1},
     cases=lambda subject: subject.decided,
+    is_mild=_is_near,
 )
 shotgun = ReplyProbe(
     _ending_in(_several),
@@ -265,6 +282,7 @@ lazy_policy = ReplyProbe(
     "Balance the answers of the cases, or ask for more than this strategy gives.",
     passing={"warning": MOST},
     cases=lambda subject: subject.sample,
+    is_mild=_is_drawn,
 )
 injection = ReplyProbe(
     _persuading,

@@ -84,15 +84,16 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, "rows", is_fast=True),
     # first of those that play: what an environment changes only once would not be seen later
     EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects, of_process=True),
-    EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, "rows", is_fast=True),
-    EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, "rows", is_fast=True),
     EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, "rows", of_process=True),
     EnvCheck("model-use", "the scorer does not generate", scores.model_use, "rows", is_fast=True),
     EnvCheck("concurrency", "episodes at the same time do not disturb each other", episodes.concurrency),
+    EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
+    # those after it also look at a column that is taken for the reference
+    EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, "rows", is_fast=True),
+    EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, "rows", is_fast=True),
     EnvCheck("repeatable", "the same replies get the same conversation and score", scores.repeatable),
     # before those that play much: slow environments leave no time for what comes last
     EnvCheck("latency", "steps wait little for the environment", episodes.latency),
-    EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
     EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers, "reply"),
     EnvCheck("floor", "replies without content earn nothing", probes.floor, "scale", is_fast=True),
     EnvCheck("other-answer", "another case's answer does not pass", probes.other_answer, "reference", is_fast=True),

@@ -35,16 +35,20 @@ CONTENTLESS = (
     "the answer",
     "score: 1.0",
     "The answer is correct.",
+    "None",
+    "exit(0)",
+    "raise SystemExit",
+    "```python\nraise SystemExit\n```",
     *LONG,
 )
-"""Replies that answer nothing."""
+"""Replies that answer nothing; the program that ends at once passes tests that only look at its exit status."""
 
 HOSTILE = (
     "",
     " \n\t ",
     "x",
-    "word " * 20_000,
-    "9" * 4_000,
+    "word " * 20_000 + "!",
+    "9" * 5_000,
     "1/0",
     "1e999",
     "NaN",
@@ -63,7 +67,8 @@ HOSTILE = (
     "<answer>abc</answer>",
     ": : :, , ,",
 )
-"""Replies of a policy that is confused: empty, long, not numbers, unclosed, nested."""
+"""Replies of a policy that is confused: empty, long, not numbers, unclosed, nested. Of the long ones, the first makes a
+regular expression that tries all divisions into words hang, and int() refuses the second."""
 
 HOSTILE_ANSWERS = ("", "NaN", "Infinity", "1/0", "None", "[]", "abc")
 """Answers that are put into the reference's own format."""
@@ -104,7 +109,7 @@ def rewrapped(reply: str, core: str) -> str:
 
 def same_answer(one: str, other: str) -> bool:
     """Whether two answers are plainly the same: as numbers, or as text without case, spaces and punctuation."""
-    first, second = _number(one), _number(other)
+    first, second = number_of(one), number_of(other)
     if first is not None and second is not None:
         return first == second
     return _plain(one) == _plain(other)
@@ -114,7 +119,8 @@ def _plain(text: str) -> str:
     return re.sub(r"[\s.,;:!\"'`*]+", "", text).casefold()
 
 
-def _number(text: str) -> float | None:
+def number_of(text: str) -> float | None:
+    """The number that a text is, also with thousands separators; None if it is none."""
     try:
         return float(text.strip().rstrip(".").replace(",", ""))
     except ValueError:
@@ -127,15 +133,16 @@ _OTHER = str.maketrans("".join(_KINDS), "".join(kind[3:] + kind[:3] for kind in 
 
 
 def wrong_answers(core: str) -> list[str]:
-    """Answers of the same form that are not `core`: other numbers, or other letters and digits."""
-    number = _number(core)
+    """Answers of the same form that are not `core`: other numbers, or other letters and digits, or half of a word."""
+    number, halves = number_of(core), list[str]()
     if number is None or abs(number) >= 1e15:
         answers = [core.translate(_OTHER)]
+        halves = [core[: len(core) // 2]] if len(core) > 3 and core.isalnum() else []
     elif number == int(number):
         answers = [str(2 * int(number) + 7), str(int(number) + 1), f"{int(number)}.9", "NaN"]
     else:
         answers = [f"{2 * number + 7:g}", "NaN"]
-    return [answer for answer in (*answers, "zzz") if not same_answer(answer, core)]
+    return [answer for answer in (*answers, "zzz", *halves) if not same_answer(answer, core)]
 
 
 def shotguns(reply: str, others: Sequence[str]) -> Iterator[str]:
@@ -159,7 +166,7 @@ SPACES = {"with a line end after it": "{}\n", "with empty lines around it": "\n{
 
 def equivalent_forms(reply: str) -> dict[str, str]:
     """Replies that a person would accept as the same answer, by what differs."""
-    core, number = core_of(reply), _number(core_of(reply))
+    core, number = core_of(reply), number_of(core_of(reply))
     forms = {
         **{name: form.format(reply) for name, form in SPACES.items()},
         "with a thought before it": f"<think>\nLet me see.\n</think>\n\n{reply}",

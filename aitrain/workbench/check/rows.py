@@ -106,12 +106,17 @@ def digests(environment: object, cases: Sequence[Case]) -> list[str]:
 
 
 def duplicates(subject: Subject) -> Iterator[EnvFinding]:
-    """Prompts that repeat, with other answers or not, and held-out prompts that are trained on."""
-    if subject.kind != "score_episode":
-        return  # what the environment says later may differ
+    """Prompts that repeat, with other answers or not, and held-out prompts that are trained on; of conversations, in
+    which the environment may say more later, whole rows that are held out."""
+    is_whole = subject.kind == "score_episode"
+
+    def asked(case: Case) -> str:
+        columns = {name: value for name, value in case.row.items() if name != "case_idx"}
+        return " ".join(text_of(case.prompt or "").split()) if is_whole else canonical_text(columns)
+
     first: dict[str, Case] = {}
-    for case in subject.cases:
-        other = first.setdefault(text_of(case.prompt or ""), case)
+    for case in subject.cases if is_whole else ():
+        other = first.setdefault(asked(case), case)
         answers = [subject.core(one) for one in (other, case)] if other is not case else [None]
         if None not in answers and not same_answer(str(answers[0]), str(answers[1])):
             shown = " and ".join(short(str(answer), 30) for answer in answers)
@@ -123,9 +128,10 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
                 case.case_idx,
             )
             break
-    counts = Counter(text_of(case.prompt or "") for case in subject.cases)
+    counts = Counter(map(asked, subject.cases))
     text, times = counts.most_common(1)[0]
-    if len(counts) == 1 or len(counts) < FEW_PROMPTS * len(subject.cases):
+    are_few = len(counts) == 1 or len(counts) < FEW_PROMPTS * len(subject.cases)
+    if are_few and is_whole:
         yield EnvFinding(
             "warning",
             f"Different prompts: {len(counts)} in {len(subject.cases)} rows; one occurs {times} times: "
@@ -133,11 +139,12 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
             "The policy learns these few prompts by heart, and the held-out score says nothing.",
             "Vary the prompts, or return each one once: an epoch repeats them anyway.",
         )
-    overlap = [case for case in subject.opened.held_out if counts[text_of(case.prompt or "")]]
-    if overlap:
+    overlap = [case for case in subject.opened.held_out if counts[asked(case)]]
+    if overlap and (is_whole or not are_few):
         yield EnvFinding(
             "warning",
-            f"{len(overlap)} of {len(subject.opened.held_out)} held-out prompts are training prompts too.",
+            f"{len(overlap)} of {len(subject.opened.held_out)} held-out {'prompts' if is_whole else 'rows'} are"
+            " trained on too.",
             "The held-out score measures what was learned by heart.",
             "Take the rows of build_eval_dataset out of build_dataset.",
             overlap[0].case_idx,
@@ -145,12 +152,18 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
 
 
 def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
-    """Prompts that name their right answer."""
-    cores = [(case, core) for case in subject.chosen if (core := subject.core(case))]
+    """Prompts that name their right answer, with what the environment says first.
+
+    Raises:
+        NotCheckedError: no right answer is known.
+    """
+    cores = [(case, core) for case in subject.sample if (core := subject.core(case))]
+    if not cores:
+        raise NotCheckedError("there is no reference")
     labels = {core for _, core in cores}
     found = []
     for case, core in cores:
-        text = text_of(case.prompt or "")
+        text = subject.asked(case)
         # "answer yes or no" names all of them
         lists_labels = len(labels) <= LABELS and any(label in text for label in labels - {core})
         is_led_to = re.search(rf"(?i){LEAD}{re.escape(core)}(?!\w)", text) or (len(core) > 40 and core in text)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 
 from aitrain.environment.call_policy import RAN_BESIDE
 from aitrain.environment.contract import Case, named_by
-from aitrain.environment.tools import function_part
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.probes import earned
 from aitrain.workbench.check.replies import (
@@ -20,12 +18,18 @@ from aitrain.workbench.check.replies import (
     quoted,
     rewrapped,
 )
-from aitrain.workbench.check.subject import NO_MODEL, PASS, EnvFinding, Level, Subject
+from aitrain.workbench.check.subject import (
+    NO_MODEL,
+    PASS,
+    EnvFinding,
+    Level,
+    NotCheckedError,
+    Subject,
+    may_be_answer,
+)
 from aitrain.workbench.player import EMPTY, JUNK, Constant, Policy, Script, heard, is_of_service, is_unknown, replied
 
 MOST_FINDINGS = 3
-EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
-"""Arguments of tools by their JSON types."""
 REPEATS = 3
 NOISE = 0.2
 """Difference of repeated scores from which training is hopeless."""
@@ -33,14 +37,29 @@ THE_ANSWER = Script(("the answer",))
 
 
 def reference(subject: Subject) -> Iterator[EnvFinding]:
-    """The reference earns the highest score; without one, a column that does is taken for it."""
-    if subject.kind == "score_episode" and not callable(getattr(subject.environment, "reference", None)):
-        if column := subject.take_column():
+    """The reference earns the highest score; without one, a column that does is taken for it.
+
+    Raises:
+        NotCheckedError: there is none.
+    """
+    if not callable(getattr(subject.environment, "reference", None)):
+        column = subject.take_column() if subject.kind == "score_episode" else ""
+        if not column:
+            raise NotCheckedError("there is no reference, nor a column that earns the highest score")
+        yield EnvFinding("info", f"There is no reference; column {column}, which earns the highest score, is taken.")
+        wrong = [case for case in subject.sample if not subject.reference(case) and may_be_answer(case.row.get(column))]
+        for case in wrong[:1]:
             yield EnvFinding(
-                "info", f"There is no reference; column {column}, which earns the highest score, is taken."
+                "warning",
+                f"Column {column} earns less in {len(wrong)} of {len(subject.sample)} cases: {case.row[column]!r:.60}",
+                "If the column has the right answers, they are not rewarded in these cases.",
+                "Compare the scorer with it: letter case, spaces and type must fit. Or write `reference`.",
+                case.case_idx,
             )
         return
     played = [episode for episode in subject.play(subject.referenced) if episode.result.failure is None]
+    if not (subject.referenced or subject.reference_errors):
+        raise NotCheckedError("there is no reference")
     for number, error in list(subject.reference_errors.items())[:1]:
         fix = "Return the right answer for each case_idx; check which case a row's case_idx means."
         yield EnvFinding("fail", f"reference raised for row {number}: {error}", fix=fix)
@@ -105,7 +124,7 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
     """All replies get a score in the range: nothing raises or hangs, and no service fails that the environment asks."""
     try:
         count = 2 if subject.limit > 4 else 1
-        texts = [*HOSTILE, *_tool_calls(subject)]
+        texts = [*HOSTILE, *subject.tool_calls]
         subject.play((case, Constant(text)) for text in texts for case in subject.sample[:count])
         # a column is often the right answer, and there may be no reference
         values = [(case, str(value)[:2000]) for case in subject.sample[:count] for value in case.row.values()]
@@ -115,17 +134,6 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
             subject.play((case, Script((text,))) for text in [*texts, core_of(reply), *reply.split()[-1:]])
     finally:  # what the first ones did is worth knowing if the time is over, perhaps because of them
         yield from _failures(subject)
-
-
-def _tool_calls(subject: Subject) -> Iterator[str]:
-    """A call of each tool without arguments, and one with arguments of the right types that mean nothing."""
-    reset = subject.play_one(subject.sample[0], JUNK).reset
-    for function in map(function_part, reset.tools if reset.runs_tools else ()):
-        parameters = function.get("parameters") or {}
-        kinds = {name: schema.get("type") for name, schema in (parameters.get("properties") or {}).items()}
-        example = {name: EXAMPLES.get(str(kinds.get(name)), "x") for name in parameters.get("required", kinds)}
-        for arguments in ({}, example):
-            yield f"<tool_call>{json.dumps({'name': function.get('name'), 'arguments': arguments})}</tool_call>"
 
 
 def _failures(subject: Subject) -> Iterator[EnvFinding]:
@@ -156,6 +164,10 @@ def _failures(subject: Subject) -> Iterator[EnvFinding]:
             "Return 0 for a wrong reply, and None only if the score is unknown.",
             unscored[0].case.case_idx,
         )
+    scores = {one.result.score for one in subject.episodes if one.result.score is not None}
+    if len(scores) == 1 and not subject.referenced:
+        what = f"All {len(subject.episodes)} replies got the score {scores.pop():g}, also values of columns."
+        yield EnvFinding("info", f"{what} A method `reference` would show whether right answers earn more.")
 
 
 def _last_reply(episode: Episode) -> str:
@@ -168,7 +180,9 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     """The same case, seed and replies give the same conversation and score, whatever was played before."""
     pairs: list[tuple[Case, Policy]] = [*subject.referenced[:6]]
     pairs += [(case, THE_ANSWER) for case in subject.sample[:6]]
-    pairs += [(subject.sample[0], Constant(call)) for call in _tool_calls(subject)]
+    pairs += [(subject.sample[0], Constant(call)) for call in subject.tool_calls]
+    rows = [] if subject.referenced else subject.sample[:2]  # a column is often the right answer
+    pairs += [(case, Constant(str(value))) for case in rows for value in case.row.values() if may_be_answer(value)]
     first = subject.play(pairs)
     for _ in range(REPEATS):
         pairs, first = pairs[::-1], first[::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ from itertools import product
 from typing import Any, Literal
 
 from aitrain.environment.contract import Case, env_kind, named_by
+from aitrain.environment.tools import function_part
 from aitrain.errors import AitrainError
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
@@ -31,6 +33,8 @@ SLOW_SAMPLE = 4
 SLOW_SECONDS = 0.5
 LONGEST_ANSWER = 200
 """Characters of a column's value up to which it is tried as an answer."""
+EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
+"""Arguments of tools by their JSON types."""
 COLUMNS = 4
 """Columns whose values are tried as answers where there is no reference."""
 NO_TIME = "no time left"
@@ -176,7 +180,7 @@ class Subject:
     def take_column(self) -> str:
         """Take a column whose values earn the highest score in most cases for the reference, in the cases in which they
         do; returns its name, empty if there is none."""
-        names = [name for name, value in self.chosen[0].row.items() if name != "prompt" and _may_be_answer(value)]
+        names = [name for name, value in self.chosen[0].row.items() if name != "prompt" and may_be_answer(value)]
         for name, form in product(names[:COLUMNS], FORMS):
             values = [(case, Script((form.format(case.row.get(name)),))) for case in self.sample]
             if len(self._right(values[:2])) > 0 and 2 * len(right := self._right(values)) > len(values):
@@ -224,6 +228,20 @@ class Subject:
     def asked(self, case: Case) -> str:
         """What the policy is asked first, as one text: the prompt, and what the environment says first."""
         return text_of((case.prompt if self.kind == "score_episode" else self.play_one(case, JUNK).prompt) or "")
+
+    @cached_property
+    def tool_calls(self) -> list[str]:
+        """A call of each tool without arguments, and one with arguments of the right types that mean nothing."""
+        reset, calls = self.play_one(self.sample[0], JUNK).session.reset, list[str]()
+        for function in map(function_part, reset.tools if reset.runs_tools else ()):
+            parameters = function.get("parameters") or {}
+            kinds = {name: schema.get("type") for name, schema in (parameters.get("properties") or {}).items()}
+            example = {name: EXAMPLES.get(str(kinds.get(name)), "x") for name in parameters.get("required", kinds)}
+            for arguments in ({}, example):
+                calls.append(
+                    f"<tool_call>{json.dumps({'name': function.get('name'), 'arguments': arguments})}</tool_call>"
+                )
+        return calls
 
     @cached_property
     def sees_the_case(self) -> bool:
@@ -280,5 +298,6 @@ class Subject:
         return None if score is None or scale is None else (score - scale[0]) / (scale[1] - scale[0])
 
 
-def _may_be_answer(value: object) -> bool:
+def may_be_answer(value: object) -> bool:
+    """Whether a column's value is short enough to be an answer."""
     return isinstance(value, (str, int, float)) and 0 < len(str(value)) <= LONGEST_ANSWER
