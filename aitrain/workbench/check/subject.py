@@ -232,7 +232,7 @@ class Subject:
     @cached_property
     def tool_calls(self) -> list[str]:
         """A call of each tool without arguments, and one with arguments of the right types that mean nothing."""
-        reset, calls = self.play_one(self.sample[0], JUNK).session.reset, list[str]()
+        reset, calls = self.play_one(self.sample[0], JUNK).reset, list[str]()
         for function in map(function_part, reset.tools if reset.runs_tools else ()):
             parameters = function.get("parameters") or {}
             kinds = {name: schema.get("type") for name, schema in (parameters.get("properties") or {}).items()}
