@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aitrain.cli import env
 from aitrain.jobs import env_terminal
+from aitrain.launch import command_processes
 from tests.conftest import json_lines, run_in_process, write
 from tests.ui.conftest import record
 
@@ -58,7 +58,7 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert module == "aitrain.jobs.env_terminal"
         return env_terminal.main(json.loads(json.dumps(request)))
 
-    monkeypatch.setattr(env, "run_on_terminal", run_here)
+    monkeypatch.setattr(command_processes, "run_on_terminal", run_here)
     monkeypatch.setenv("COLUMNS", "80")
     return here / "runs" / "mine"
 
