@@ -197,7 +197,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
                 folder,
                 runner,
                 announce,
-                describe_run(runner),
+                partial(describe_run, runner),
                 stop,
                 plan.checkpoint,
                 progress,

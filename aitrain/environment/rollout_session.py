@@ -237,8 +237,8 @@ def _untrained(request: ChatRequest) -> UntrainedChat:
 
 
 def is_served(environment: object) -> bool:
-    """Whether an environment is a ServedEnvironment, whose module a run without one need not import."""
-    return hasattr(environment, "served_source")
+    """Whether an environment is a ServedEnvironment, whose module takes long to import."""
+    return hasattr(type(environment), "served_source")
 
 
 def session_for(environment: Any, case: Case | None = None) -> SessionLike:

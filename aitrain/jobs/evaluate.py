@@ -218,7 +218,7 @@ def _prepare(
     model = reference.facts
     if accelerator.is_main_process:
         facts = {
-            **context.facts,
+            **context.describe(),
             "model": {**model, "weights": weights_stamp(reference.base, reference.adapter)},
             "files": [str(file) for part in runner.parts.values() for file in files_of(part.environment)],
         }

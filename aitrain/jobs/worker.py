@@ -165,7 +165,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
                 folder,
                 runner,
                 channel,
-                describe_run(runner),
+                partial(describe_run, runner),
                 stop,
                 checkpoint,
                 heartbeat.progress,

@@ -260,7 +260,7 @@ def importance_ratio(past: Past) -> str | None:
             f"{intro}vLLM gives log-probabilities before {', '.join(past.config.reshaped_sampling)}, and the trainer"
             " compares those after it: start the server with --logprobs-mode processed_logprobs."
         )
-    if gap <= ROUNDING:
+    if gap <= ROUNDING:  # tokens differ less than that: with token_truncate their ratio would be near 1
         return (
             f"{intro}it is a product over {now.get('completions/mean_length', 0.0):.0f} tokens of an episode, each of"
             f" which differs by {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
@@ -442,7 +442,8 @@ class RecordedDiagnosis:
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """What is known so far, without what was reported before."""
+        """The rules, which do not tell again what was recorded."""
+        self.folder.diagnostics.touch()
         keep_lines(self.folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
         made = Diagnosis(self.config)
         made.reported |= {finding.name for finding in findings_of(self.folder)}

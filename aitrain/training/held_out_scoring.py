@@ -40,17 +40,20 @@ class EvalState:
     """Score of the initial policy."""
     scorings: list[MetricsLine] = field(default_factory=list)
     """The evaluations during the training so far that have the present numbers of cases and samples."""
+    candidates: list[MetricsLine] = field(default_factory=list)
+    """Those of them that --save-best chooses from: they played the same cases, and have a checkpoint, or will have."""
 
     @property
     def best(self) -> MetricsLine | None:
-        """The first evaluation with the highest score."""
-        return max(self.scorings, key=lambda line: line.eval_score or 0.0, default=None)
+        """The first candidate with the highest score."""
+        return max(self.candidates, key=lambda line: line.eval_score or 0.0, default=None)
 
     def add(self, line: MetricsLine) -> bool:
         """Add an evaluation; returns whether its score is the best so far."""
         self.owes_evaluation = False
         if line.is_scoring:
             self.scorings.append(line)
+            self.candidates.append(line)
         return line is self.best
 
     def has_scored(self, step: int) -> bool:

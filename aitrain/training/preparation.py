@@ -98,7 +98,7 @@ def prepare(context: RunContext) -> Prepared | None:
     if found is None:
         return None
     inputs, split = found
-    facts = {**context.facts, "weights": weights_stamp(config.model), "processes": processes}
+    facts = {**context.describe(), "weights": weights_stamp(config.model), "processes": processes}
     manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes)
     eval_state = resumed_eval_state(context, manifest)
     context.note(precision.note, "info")

@@ -91,7 +91,7 @@ class RunContext:
     """Runs the environment; a run closes it at its end."""
     announce: Announce
     """Gets the events of the run."""
-    facts: Mapping[str, Any]
+    describe: Callable[[], Mapping[str, Any]]
     """What environment.json says of the environments, the packages and the hardware."""
     stop: StopRequest = field(default_factory=StopRequest)
     checkpoint: Path | None = None

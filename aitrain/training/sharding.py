@@ -45,7 +45,7 @@ from transformers import modeling_utils
 from trl import GRPOConfig
 
 from aitrain.engines.scopes import replaced
-from aitrain.engines.sharded_tensors import gathered, is_sharded, reshard
+from aitrain.engines.sharded_tensors import gathered, reshard
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig, fsdp_settings
 from aitrain.runs.checkpoint import SHARDS
@@ -73,17 +73,16 @@ def fsdp_arguments(config: TrainConfig, weights: int) -> dict[str, object]:
     return {"fsdp": True, "fsdp_config": chosen | config.trl_table("fsdp_config")}
 
 
-def refuse_unsharded(config: TrainConfig, device: str, model: torch.nn.Module | None = None) -> None:
-    """Refuse fsdp2 where accelerate ignores it: on a type of device, or for the model that it was to shard.
+def refuse_unsharded(config: TrainConfig, device: str, is_whole: bool = False) -> None:
+    """Refuse fsdp2 where accelerate ignores it: on this type of device, or as the model is whole in spite of it.
 
     Raises:
         ConfigError: each process would hold the whole model.
     """
-    is_ignored = device in UNSHARDED_DEVICES if model is None else not is_sharded(model)
-    if config.distributed_backend == "fsdp2" and is_ignored:
+    if config.distributed_backend == "fsdp2" and (is_whole or device in UNSHARDED_DEVICES):
         raise ConfigError(
             "distributed_backend: accelerate ignores fsdp2, which needs several GPUs: each process would hold the whole"
-            " model\nUse --distributed-backend ddp, or a machine with GPUs."
+            " model\nUse --distributed-backend ddp, or several GPUs."
         )
 
 

@@ -79,7 +79,7 @@ from aitrain.engines.logprob_check import POSITIONS, LogprobShift, kl_by_positio
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, gradient_checkpointing, replaced, savable_generation_config
 from aitrain.engines.server_check import ServerModel
-from aitrain.engines.sharded_tensors import gathered, whole
+from aitrain.engines.sharded_tensors import gathered, is_sharded, whole
 from aitrain.engines.shared_cache import distinct_prompts, padded
 from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
@@ -200,7 +200,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             keep_adapter_float32(self.model)
         if self.is_sharded:
             shard_now(self)
-        refuse_unsharded(config, self.accelerator.device.type, self.model)
+        refuse_unsharded(config, self.accelerator.device.type, not is_sharded(self.model))
         if self.is_deepspeed_enabled:
             self.model.to(self.accelerator.device)  # DeepSpeed does so in `train`, after held-out cases were scored
         self.remove_callback(PrinterCallback)

@@ -31,12 +31,14 @@ from aitrain.runs.checkpoint import (
     STAGING,
     Manifest,
     changed,
+    checkpoints_of,
     line_stays,
     publish,
     read_manifest,
     refuse_changes,
     rotate,
     seal,
+    step_of,
 )
 from aitrain.runs.records import read_metrics
 from aitrain.runs.run_folder import RunFolder
@@ -175,6 +177,8 @@ def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
 
 SCORES_FOLLOW_FROM = {"environment", "dataset", "model", "trl", *OF_THE_RUN}
 """What changes the scores of a model if a run is resumed with it all the same."""
+CHOSEN_BY = ("eval_cases", "eval_samples", "save_best")
+"""What changes the cases by which --save-best chooses."""
 
 
 def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
@@ -203,15 +207,18 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
 def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Path, plan: EvalPlan) -> None:
     """Continue the time of the training, and take over its evaluations that the plan's are comparable
     with, from metrics.jsonl."""
-    before = read_manifest(checkpoint)
+    before, config, folder = read_manifest(checkpoint), trainer.run.config, RunFolder(checkpoint.parent.parent)
     trainer.watch.seconds_before = before.seconds
     cases, samples = (None, len(plan.cases)), (None, plan.samples)
-    lines = read_metrics(RunFolder(checkpoint.parent.parent).metrics)
-    made = [line for line in lines if line.is_scoring and line_stays(before, line)]
+    made = [line for line in read_metrics(folder.metrics) if line.is_scoring and line_stays(before, line)]
     same = [line for line in made if line.eval_cases in cases and line.eval_samples in samples]
-    same = same if state.is_comparable else []
-    state.scorings, are_fewer = of_first((same, len(same) < len(made)))  # rank 0 sees all metrics
-    if are_fewer and trainer.run.config.save_best:
+    steps = set(map(step_of, checkpoints_of(folder)))
+    # rank 0 sees all metrics and all checkpoints
+    state.scorings, steps, has_made = of_first((same if state.is_comparable else [], steps, bool(made)))
+    has_same = all(before.config.get(name) == getattr(config, name) for name in CHOSEN_BY)
+    if has_same and state.is_comparable:
+        state.candidates = [line for line in state.scorings if line.step in steps]
+    elif has_made and config.save_best:
         trainer.run.note("--save-best compares new scores only: the held-out cases or their scoring have changed.")
 
 

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -211,7 +212,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             if checkpoint is not None:
                 shutil.copytree(out / resumed_from / "checkpoints" / checkpoint.name, checkpoint)
         runner = start_runner(environment, config)
-        context = RunContext(config, folder, runner, lambda _: None, describe_run(runner))
+        context = RunContext(config, folder, runner, lambda _: None, partial(describe_run, runner))
         if checkpoint is not None:
             init_processes(config, choose_precision(config))
             torch.distributed.barrier()
