@@ -7,17 +7,20 @@ import pickle
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aitrain import ConfigError
+from aitrain import ConfigError, TrainConfig
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, has_steps, read_manifest, seal, step_of
 from aitrain.runs.records import RolloutRecord, read_rollouts
 from aitrain.runs.reproduction import compare_repetition
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
+from aitrain.training.held_out_scoring import EvalState
 from aitrain.training.run_context import RunRecorder
+from aitrain.training.trainer_checkpoint import continue_scorings
 from tests.environments.vowels import Vowels
 from tests.finished_runs import EVERY_STEP, LORA, PLAIN, TALK, FinishedRuns, Stops, Talk
 from tests.training.conftest import Train, rollouts
@@ -153,6 +156,21 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
     assert list(read_lines(folder.metrics)) == lines[:2]
     (file,) = folder.rollouts.iterdir()
     assert list(read_rollouts(file)) == [rollouts[0], again]
+
+
+@pytest.mark.parametrize(("now", "best"), [({}, 3), ({"eval_samples": 2}, None)])
+def test_the_best_step_has_a_checkpoint_and_was_chosen_by_the_same_cases(
+    now: dict[str, int], best: int | None, tmp_path: Path
+) -> None:
+    folder, config, notes = RunFolder(tmp_path), TrainConfig(save_best=True), list[str]()
+    made = folder.checkpoints / "checkpoint-3"
+    made.mkdir(parents=True)
+    seal(made, Manifest(3, config.written(), {}, "", 1))
+    append_lines(folder.metrics, [{"step": step, "eval_score": 1 / step} for step in (1, 2, 3)])
+    run = SimpleNamespace(config=config.model_copy(update=now), note=notes.append)
+    trainer, state = SimpleNamespace(run=run, watch=SimpleNamespace()), EvalState()
+    continue_scorings(state, trainer, made, SimpleNamespace(cases=[], samples=1))
+    assert (state.best and state.best.step, len(notes)) == (best, best is None)
 
 
 class Evil:
