@@ -8,7 +8,7 @@
             CannotWriteError        the disk is full or read-only
             DivergedError           loss, gradients or weights are NaN or inf
             ServerFailed            a vLLM server failed one process; raised on all of them
-            ServerRefusedError      a vLLM server answered a request with a 4xx status
+            ServerRefusedError      a server of vLLM or of an environment answered a request with a 4xx status
             ServerTimeoutError      a vLLM server did not answer in time
             StoreLostError          the store of a run's processes is gone; defined in launch/nodes.py
         WorseError              4   compare --fail-if-worse: a model is worse; reproduce: a run is not the same
@@ -21,12 +21,11 @@
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tools.py
         NotCheckedError             a check of an environment cannot run; defined in workbench/check/subject.py
         OutOfRepliesError           a scripted policy has no further reply; defined in rollout/engine.py
-        RefusedCallError            an environment's server refused a call; defined in environment/served_environment.py
         RefusedRequestError         what our servers refuse, and why; defined in environment/http_server.py
         ServerGoneError             no vLLM server answers, or its engine is dead
         UnknownStateError           an object's state cannot be compared; defined in environment/state_watch.py
 
-The last twelve are caught and turned into something that a user sees. A message says what happened, where, and what
+The last eleven are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.
 """
 

@@ -125,9 +125,10 @@ def run_in(
 
 def _has_results(folder: RunFolder, plan: RunPlan) -> bool:
     """Whether the folder was there before, or has a step, or an episode of an eval."""
-    has_episodes = any(True for file in folder.rollout_files for _ in read_lines(file))
-    is_begun = has_episodes if isinstance(plan.config, EvalConfig) else has_steps(folder)
-    return not folder.made or folder.result.exists() or is_begun
+    if not folder.made or folder.result.exists():
+        return True
+    is_eval = isinstance(plan.config, EvalConfig)
+    return any(True for file in folder.rollout_files for _ in read_lines(file)) if is_eval else has_steps(folder)
 
 
 def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:

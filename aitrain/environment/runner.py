@@ -76,7 +76,8 @@ class AbsentModel:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise AbsentModelError(f"The environment uses the {self._what} ({self._what}.{name}): {self._why}.")
+        kind = AbsentModelError if self._what == "model" else EnvironmentFailed
+        raise kind(f"The environment uses the {self._what} ({self._what}.{name}): {self._why}.")
 
     def __call__(self, *arguments: object, **keywords: object) -> Any:
         """The tokenizer's own call."""

@@ -572,10 +572,10 @@ def _note_file(event: str, given: tuple[Any, ...]) -> None:
         names = [name for name in names if not (name.startswith("/dev/") or os.path.isdir(name))]
         for name in names:
             if flags & os.O_APPEND:
-                watch.appended.setdefault(name, episode)
+                watch.appended.setdefault(name, []).append(episode)
             if name in watch.appended and not flags & os.O_WRONLY:  # else it is a log
-                watch.wrote(name, watch.appended[name])
-                watch.wrote(name, episode)
+                for other in (*watch.appended[name], episode):
+                    watch.wrote(name, other)
     else:  # what is there, by a path that is not relative to an open folder
         is_there = event in ("os.link", "os.symlink") or os.path.lexists(paths[0])
         is_written = is_there and (event == "os.truncate" or given[-1] == -1)
@@ -614,8 +614,8 @@ class StateWatch:
         self._unseen: dict[CodeType, set[int]] = {}  # lines that no watched call has reached
         self.files: dict[str, object] = {}
         """The files that watched calls wrote, with their episodes; one that two of them wrote is a change."""
-        self.appended: dict[str, object] = {}
-        """The files that watched calls appended to, each with the first such episode; one that is read counts as
+        self.appended: dict[str, list[object]] = {}
+        """The files that watched calls appended to, each with those episodes; one that is read counts as
         written by it and by the reader."""
         self.databases: dict[object, dict[str, list[tuple[int, int]]]] = {}
         """The databases that the calls of an episode opened, with their stamps."""

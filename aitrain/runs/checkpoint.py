@@ -27,7 +27,7 @@ from aitrain.packages import named_folder
 from aitrain.redaction import to_json_object, without_secrets
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.records import MetricsLine, RolloutRecord
-from aitrain.runs.run_folder import RunFolder, keep_lines, read_object, sync, write_json
+from aitrain.runs.run_folder import RunFolder, keep_lines, read_lines, read_object, sync, write_json
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
@@ -84,7 +84,7 @@ def checkpoints_of(folder: RunFolder) -> list[Path]:
 
 def has_steps(folder: RunFolder) -> bool:
     """Whether a step of the run was logged or saved."""
-    return folder.metrics.exists() or bool(checkpoints_of(folder))
+    return any(True for _ in read_lines(folder.metrics)) or bool(checkpoints_of(folder))
 
 
 def newest_checkpoint(folder: RunFolder, notify: Callable[[str], None]) -> Path | None:

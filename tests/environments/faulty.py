@@ -393,14 +393,6 @@ class TriesOfColumn(Sums):
         return super().score_episode(text, answer) / self.tries
 
 
-class HalfAWord(Sums):
-    def questions(self):
-        return [(question, f"word{answer}") for question, answer in super().questions()]
-
-    def score_episode(self, text, answer):
-        return float(len(text.strip()) > 1 and answer.startswith(text.strip()))
-
-
 class NearEnough(Sums):
     def score_episode(self, text, answer):
         try:

@@ -134,7 +134,9 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
         if file.suffix == ".parquet":
             rows = import_module("pyarrow.parquet").read_table(file).to_pylist()
         elif file.suffix == ".csv":
-            rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8-sig"))))
+            text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+            rows = list(csv.DictReader(io.StringIO(text.decode(), newline=""), restkey="", strict=True))
+            text = b""
         else:
             text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
             is_list = file.suffix == ".json" and text.lstrip().startswith(b"[")
@@ -227,7 +229,7 @@ class ScoredRows(RowSource):
         for judge in self.judge_set.judges_of(case) if "ground_truth" in case else ():
             if judge.place in EXAMPLES:
                 return EXAMPLES[judge.place].format(case["ground_truth"])
-        return None if case.get("answer") is None else str(case["answer"])
+        return None if case.get("answer") in (None, "") else str(case["answer"])
 
     def _checked(self, rows: list[Row]) -> list[Row]:
         for number, row in enumerate(rows):

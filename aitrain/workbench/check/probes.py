@@ -129,7 +129,7 @@ def everywhere(subject: Subject, texts: Iterable[str], before: str = "") -> Repl
         (short(repr(text), 80), case, Constant(before + text))
         for text in texts
         for case in subject.sample
-        if (core := subject.core(case)) is None or not same_answer(before + text, core)
+        if not same_answer(before + text, str(subject.core(case)))
     ]
 
 
@@ -143,7 +143,10 @@ def _contentless(subject: Subject) -> Replies:
         if subject.kind != "score_episode":
             yield "of what the environment says", case, Parrot()
             yield "of an answer that the environment gives away", case, Parrot(only_answer=True)
-    yield from ((quoted(call), case, Constant(call)) for case in subject.sample[:4] for call in subject.tool_calls)
+    for call in subject.tool_calls:
+        tried = [(case, Constant(call)) for case in subject.sample]
+        if all((subject.share(one) or 0.0) > FORMAT_BONUS for one in subject.play(tried)):  # a guess is right in some
+            yield from ((quoted(call), *pair) for pair in tried)
     for case, script in subject.referenced:
         if len(script.replies) > 1 and "<tool_call>" not in "".join(script.replies[:-1]):  # which say what is right
             yield "of the reference's last turn alone", case, Script(script.replies[-1:])
@@ -227,7 +230,8 @@ def _is_drawn(subject: Subject, worst: Earned) -> bool:
     """Whether the reply earns less with other seeds, as the seed decides what is right: all episodes here have one."""
     seeds, policy = range(1, 9), Constant("".join(replied(worst.best)[-1:]))
     played = subject.player.play([(worst.best.case, policy)] * len(seeds), seeds)
-    return not subject.sees_the_case or any((subject.share(one) or 0.0) < PASS for one in played)
+    shares = [share for one in played if (share := subject.share(one)) is not None]
+    return not subject.sees_the_case or math.fsum(shares) < MOST * len(shares)
 
 
 # -- the probes

@@ -111,8 +111,7 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
     is_whole = subject.kind == "score_episode"
 
     def asked(case: Case) -> str:
-        columns = {name: value for name, value in case.row.items() if name != "case_idx"}
-        return " ".join(text_of(case.prompt or "").split()) if is_whole else canonical_text(columns)
+        return text_of(case.prompt or "").strip() if is_whole else canonical_text(case.row)
 
     first: dict[str, Case] = {}
     for case in subject.cases if is_whole else ():

@@ -181,12 +181,14 @@ class Subject:
         """Take a column whose values earn the highest score in most cases for the reference, in the cases in which they
         do; returns its name, empty if there is none."""
         names = [name for name, value in self.chosen[0].row.items() if name != "prompt" and may_be_answer(value)]
+        taken, most = "", list[tuple[Case, Script]]()
         for name, form in product(names[:COLUMNS], FORMS):
             values = [(case, Script((form.format(case.row.get(name)),))) for case in self.sample]
-            if len(self._right(values[:2])) > 0 and 2 * len(right := self._right(values)) > len(values):
-                self._references |= {case.number: script for case, script in right}
-                return name
-        return ""
+            right = self._right(values) if self._right(values[:2]) else []
+            if len(right) > max(len(most), len(values) / 2):
+                taken, most = name, right
+        self._references |= {case.number: script for case, script in most}
+        return taken
 
     def _right(self, pairs: Sequence[tuple[Case, Script]]) -> list[tuple[Case, Script]]:
         """Those that earn the highest score there can be."""

@@ -34,7 +34,6 @@ FAULTS = {
     "NoneOfColumn": "floor",
     "SmallLettersOfColumn": "reference",
     "TriesOfColumn": "repeatable",
-    "HalfAWord": "wrong-answer",
     "PaysForCalls": "floor",
     "ShortIsGood": "floor lazy-policy",
     "Truthy": "other-answer floor wrong-answer shotgun denied-answer lazy-policy",
