@@ -8,8 +8,6 @@ import pytest
 
 from aitrain.environment.user_modules import check_objects, load_function, parse_id
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.launch.preflight import check_functions
-from aitrain.options.train import TrainConfig
 from tests import test_loader
 
 imports_of_its_own = test_loader.imports_of_its_own  # each test works in an empty folder
@@ -33,13 +31,6 @@ def test_a_misspelt_place_is_refused_by_reading(here: Path, place: str, word: st
     (here / "own.py").write_text("raise RuntimeError('must not run')\ndef sample(): ...\n")
     with pytest.raises(ConfigError, match=f"^custom_loss: (?s:.*){word}"):
         check_objects(parse_id(place), "function", "custom_loss")
-
-
-def test_preflight_reads_each_function_of_a_list(here: Path) -> None:
-    (here / "own.py").write_text("def a(): ...\n")
-    check_functions(TrainConfig(custom_callbacks="own:a"))
-    with pytest.raises(ConfigError, match=r"^custom_callbacks: there is no function b"):
-        check_functions(TrainConfig(custom_callbacks="own:a,own.py:b"))
 
 
 def test_what_cannot_be_imported_or_called_is_refused(here: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aitrain import Score
-from aitrain.environment.contract import Case, check_contract
+from aitrain.environment.contract import Case
 from aitrain.execution.failure import CallFailed
 from tests.rehearsal import call, rehearse
 
@@ -36,16 +36,6 @@ class Guess(Rows):
 
 
 # -- generators
-
-
-def test_a_generator_is_sent_the_answers_and_returns_the_score() -> None:
-    check_contract(Guess(), {"prompt", "word"})
-    played = rehearse(Guess(), ["fig", "kiwi"], CASE, seed=7)
-
-    assert played.is_over
-    assert played.moves[0].messages == ({"role": "user", "content": "not fig"},)
-    assert played.scored.score == 0.75
-    assert played.scored.metrics == {"tries": 1.0, "seed": 7.0}
 
 
 def test_a_generator_that_a_limit_ends_may_say_what_it_is_worth_else_it_is_worth_nothing() -> None:

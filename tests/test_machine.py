@@ -48,12 +48,6 @@ def test_cores_are_those_of_the_affinity_within_every_quota(tmp_path: Path, file
     assert usable_cores() == cores
 
 
-def test_memory_is_the_machines_without_a_limit(tmp_path: Path) -> None:
-    assert (total_memory(), free_memory()) == (64_000_000 * 1024, 32_000_000 * 1024)
-    (tmp_path / "proc" / "meminfo").unlink()
-    assert (total_memory(), free_memory()) == (None, None)
-
-
 def test_a_containers_limit_counts_less_what_it_uses_and_not_what_it_caches(tmp_path: Path) -> None:
     files: Files = {
         "proc/self/cgroup": "0::/a\n",

@@ -70,7 +70,9 @@ class AbsentModel:
 
     pad_token_id: int | None = 0
 
-    def __init__(self, what: str = "model", why: str = "--rl-env-isolation thread runs calls where it is") -> None:
+    def __init__(
+        self, what: str = "model", why: str = "it is not in this process: use --rl-env-isolation thread"
+    ) -> None:
         self._what, self._why = what, why
 
     def __getattr__(self, name: str) -> Any:

@@ -173,7 +173,7 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
     case = chosen_case(opened.all_cases, options.case)
     policy = _policy(opened.environment, case, options)
     runner = start_runner(opened.environment, config)
-    runner.offer(AbsentModel(), tokenizer)
+    runner.offer(AbsentModel(why="a written episode has none"), tokenizer)
     return rollout_of(runner, defaultdict(lambda: policy))
 
 

@@ -83,7 +83,7 @@ def rescore(
     """Each episode with today's score, batch by batch; the records of a group follow each other."""
     known = {case.number: case for case in opened.all_cases}
     with closing(Player(opened.environment, config)) as player:
-        player.runner.offer(AbsentModel(), tokenizer)
+        player.runner.offer(AbsentModel(why="saved episodes are scored without one"), tokenizer)
         for groups in _batches(records):
             replays = [[Replay(record, opened.environment, known) for record in group] for group in groups]
             ready = [replay for group in replays for replay in group if not replay.problem]

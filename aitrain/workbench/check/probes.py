@@ -129,7 +129,7 @@ def everywhere(subject: Subject, texts: Iterable[str], before: str = "") -> Repl
         (short(repr(text), 80), case, Constant(before + text))
         for text in texts
         for case in subject.sample
-        if not same_answer(before + text, str(subject.core(case)))
+        if (core := subject.core(case)) is None or not same_answer(before + text, core)
     ]
 
 
