@@ -150,4 +150,4 @@ def clean(text: str) -> str:
 def short(text: str, length: int = 60) -> str:
     """The text on one line, cut to `length` characters."""
     line = " ".join(text[: 4 * length].split())
-    return line if len(line) <= length else f"{line[: length - 3]}..."
+    return line if len(line) <= length and len(text) <= 4 * length else f"{line[: length - 3]}..."
