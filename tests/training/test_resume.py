@@ -166,7 +166,7 @@ def test_the_best_step_has_a_checkpoint_and_was_chosen_by_the_same_cases(
     made = folder.checkpoints / "checkpoint-3"
     made.mkdir(parents=True)
     seal(made, Manifest(3, config.written(), {}, "", 1))
-    append_lines(folder.metrics, [{"step": step, "eval_score": 1 / step} for step in (1, 2, 3)])
+    append_lines(folder.metrics, [{"step": step, "eval_score": -step} for step in range(1, 4)])
     run, state = SimpleNamespace(config=config.model_copy(update=now), note=print), EvalState()
     continue_scorings(state, SimpleNamespace(run=run, watch=run), made, SimpleNamespace(cases=[], samples=1))
     assert (state.best and state.best.step) == best
