@@ -149,7 +149,7 @@ def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) 
             time.sleep(600)
             return 1.0
 
-    found = checked(Slow(), seconds=2.0)
+    found = checked(Slow(), seconds=5.0)
     assert found.left_out > 4
     assert list(found.lines()) == [
         f"Environment checks: {found.passed} passed, {found.left_out} left out for lack of time."
