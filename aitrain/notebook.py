@@ -26,6 +26,7 @@ from aitrain import activity
 from aitrain.cells import html_table, is_notebook, name_cells
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Note
+from aitrain.execution.process_tree import on_stop_signals
 from aitrain.launch.hardware import SystemRecorder
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 MOST_PRINTED = 5000
 """Last characters of what a refused run printed that its cell shows."""
+_training = threading.Lock()
+"""Held while a run trains in this process."""
 
 
 def train(config: TrainConfig | None = None, environment: Any = None, **options: Any) -> Result:
@@ -62,7 +65,7 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
     refused run leaves no folder, a stalled one its log.
 
     Raises:
-        ConfigError: an option or the model is wrong.
+        ConfigError: an option or the model is wrong, or another run trains in this process.
         EnvironmentFailed: the environment cannot be used.
         RunFailed: training failed.
         Interrupted: it was stopped before the first step.
@@ -75,6 +78,9 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     _silence_tqdm()
     with errors_in_python(), ExitStack() as locks:
+        if _training.locked():  # the two would share torch's random numbers
+            raise ConfigError("train: another run trains in this process\nWait for its end, or use another process.")
+        locks.enter_context(_training)
         plan = check(_for_one_process(config), environment is not None, locks)
         if plan.nodes is not None or plan.launched is not None:
             raise ConfigError("nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them.")
@@ -171,15 +177,16 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             runner = start_runner(environment, config)
         if isinstance(runner, EnvRunner):  # what each of several requires is in environment.json
             folder.write_config(runner.config)
-        for note in (*plan.notes, *remarks(folder, plan.config.project_name), *filter(None, [required])):
+        again = 'resume_from_checkpoint="auto"'  # config.yaml does not have an environment of this process
+        for note in (*plan.notes, *remarks(folder, plan.config.project_name, again), *filter(None, [required])):
             show(Note(note))
         server = stack.enter_context(managed_server(plan, folder, show))
-        before = {name: os.environ[name] for name in server if name in os.environ}
-        stack.callback(os.environ.update, before)
-        for name, value in server.items():
-            os.environ[name] = value
+        stack.callback(os.environ.update, {name: os.environ[name] for name in server if name in os.environ})
+        for name in server:
             stack.callback(os.environ.pop, name, None)
-        stop = stack.enter_context(StopRequest(raises_on_second=True).on_signals())
+        os.environ.update(server)
+        stop = StopRequest(raises_on_second=True)
+        stack.enter_context(on_stop_signals(stop.request))
         served = {"vllm_server_url": server[SERVER_VARIABLE]} if server else {}
         config = runner.config.model_copy(update={"project_name": folder.path.name, **served})
         activity.own.enter("starting", moves_files=True)  # not the last phase of this process's run before
@@ -190,7 +197,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)  # best for such a model, as in training processes
         stack.enter_context(SystemRecorder(folder.system))
-        announce, progress = report.during(show), heartbeat.progress
+        announce = report.during(show)
         result = run(
             RunContext(
                 config,
@@ -200,7 +207,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
                 partial(describe_run, runner),
                 stop,
                 plan.checkpoint,
-                progress,
+                heartbeat.progress,
                 check_environments,
                 try_to_write_card,
                 RecordedDiagnosis(folder, config, announce).see,

@@ -127,8 +127,8 @@ def check(
 
     Exit code 3 if a check failed, else 0.
     """
+    from aitrain.execution.process_tree import on_stop_signals
     from aitrain.launch.command_processes import limit_threads
-    from aitrain.launch.processes import on_stop_signals
     from aitrain.workbench.check.process import MODULE, document_of, messages_of, report_lines
 
     config = checked({**flags, "rl_env": env, "model": model or tokenizer}, env_arg)

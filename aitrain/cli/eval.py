@@ -121,7 +121,7 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Ve
     from aitrain.runs.new_folder import remarks
 
     begin: list[Event] = [Phase(f"evaluating {config.model}")]
-    begin += [Note(remark) for remark in remarks(folder, config.project_name, is_eval=True)]
+    begin += [Note(remark) for remark in remarks(folder, config.project_name, "aitrain eval --config {} --resume")]
     folder.write_config(config)
     run_in(folder.claimed(1, job=JOB, **sign_of_life()), plan, begin, verbosity)
 

@@ -4,6 +4,7 @@ result or raises the error."""
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,10 +17,11 @@ from rich.console import Console
 from aitrain.cli.flags import Verbosity
 from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
+from aitrain.execution.process_tree import on_stop_signals
 from aitrain.launch.machines import Nodes
 from aitrain.launch.nodes import NodeGroup, facts, join_store, serve_store, silence
 from aitrain.launch.preflight import RunPlan, done_text
-from aitrain.launch.processes import Processes, on_stop_signals
+from aitrain.launch.processes import Processes
 from aitrain.launch.ray_processes import launcher_of
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
@@ -215,7 +217,7 @@ def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConf
     Raises:
         AitrainError: a machine does not come or differs, or the run failed.
     """
-    with on_stop_signals(_interrupt):  # before there are training processes
+    with on_stop_signals(signal.default_int_handler):  # before there are training processes
         own = facts(given, [source.file for source in plan.sources.values()], plan.processes)
         whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
         _say(nodes, f"waiting for {whom} at {nodes.place}")
@@ -227,10 +229,6 @@ def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConf
         except BaseException:
             group.leave()
             raise
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _connect(nodes: Nodes, seconds: float) -> NodeGroup:

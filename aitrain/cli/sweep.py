@@ -42,8 +42,8 @@ def sweep(
     """Search the options of a run: each trial is a run, and the held-out score after it says which is best."""
     if installed("optuna") is None or installed("plotly") is None:
         raise ConfigError('aitrain sweep needs Optuna and Plotly\nInstall them with: pip install "aitrain[sweep]"')
+    from aitrain.execution.process_tree import on_stop_signals
     from aitrain.launch.hardware import visible_gpus  # these here, as they need Optuna
-    from aitrain.launch.processes import on_stop_signals
     from aitrain.launch.sweep import Sweep, check_sweep, device_shares, pruner_of
     from aitrain.options.reading import resolve
     from aitrain.options.sweep import SweepConfig

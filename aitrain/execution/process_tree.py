@@ -16,8 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import IO
 
 POLL = 0.5
@@ -26,6 +26,20 @@ PATIENCE_WITH_ORPHANS = 3.0
 LAST_PATIENCE = 10.0
 """Seconds to wait after SIGKILL; a process that still exists then hangs in a driver, and cannot be ended."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@contextmanager
+def on_stop_signals(handler: Callable[..., object]) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM; no-op outside the main thread, which alone can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, kept in before.items():
+            signal.signal(number, kept)
 
 
 class ProcessTree:

@@ -40,6 +40,7 @@ from aitrain.events import (
     Started,
     encode,
 )
+from aitrain.execution.process_tree import on_stop_signals
 from aitrain.jobs.env_loading import load_runner
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
@@ -148,7 +149,8 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
         stop.request()
         watchdog.start()
 
-    with StopRequest().on_signals() as stop:
+    stop = StopRequest()
+    with on_stop_signals(stop.request):
         channel.on_broken = on_orphaned
         channel.watch()
         if launcher := os.environ.get(LAUNCHER_VARIABLE):

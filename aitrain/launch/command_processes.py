@@ -16,9 +16,10 @@ from pathlib import Path
 
 from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted
 from aitrain.events import DRY_RUN_VARIABLE, Event, Failed, Note, Phase
+from aitrain.execution.process_tree import on_stop_signals
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import Processes, on_stop_signals
+from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder
 
 

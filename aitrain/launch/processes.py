@@ -16,8 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed, to_aitrain_error
 from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
-from aitrain.execution.process_tree import ProcessTree
+from aitrain.execution.process_tree import ProcessTree, on_stop_signals
 from aitrain.launch.hardware import SystemRecorder
 from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
 from aitrain.launch.machines import LaunchedRank, without_ranks
@@ -446,17 +445,3 @@ def _write_last_line(pipe: int, waiting: list[threading.Thread]) -> None:
         thread.join()
     with suppress(BrokenPipeError), os.fdopen(pipe, "wb") as opened:
         opened.write(f"\n{ALL_HAVE_ENDED}".encode())
-
-
-@contextmanager
-def on_stop_signals(handler: Callable[..., object]) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM; no-op outside the main thread, which alone can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, kept in before.items():
-            signal.signal(number, kept)

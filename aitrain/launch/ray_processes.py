@@ -23,10 +23,11 @@ from typing import Any
 import aitrain
 from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, Step, decode, encode
+from aitrain.execution.process_tree import on_stop_signals
 from aitrain.execution.ray_connection import connected, has_gpus, machines
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import Processes, on_stop_signals
+from aitrain.launch.processes import Processes
 from aitrain.redaction import disable_telemetry
 from aitrain.runs import heartbeat
 from aitrain.runs.checkpoint import newest_checkpoint

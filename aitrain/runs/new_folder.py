@@ -114,12 +114,13 @@ def new_run_folder(config: TrainConfig) -> Iterator[RunFolder]:
                 return
 
 
-def remarks(folder: RunFolder, wanted: str, is_eval: bool = False) -> Iterator[str]:
-    """What a user must know of a locked folder: that it has another name than they wanted, or no lock."""
+def remarks(folder: RunFolder, wanted: str, again: str = "aitrain grpo --config {} --resume") -> Iterator[str]:
+    """What a user must know of a locked folder: that it has another name than they wanted, or no lock. `again` is what
+    continues a run, by its config.yaml."""
     first = replace(folder, path=folder.path.with_name(wanted))
     if folder.made and folder.path != first.path:
-        again = f"aitrain {'eval' if is_eval else 'grpo'} --config {shlex.quote(str(first.config))} --resume"
-        how = f" To continue the first one: {again}" if first.config.exists() else ""
+        command = again.format(shlex.quote(str(first.config)))
+        how = f" To continue the first one: {command}" if first.config.exists() else ""
         yield f"{first.path} exists, so this is {folder.path}.{how}"
     if folder.lock is None:
         yield (

@@ -4,10 +4,7 @@ metrics, rollouts and the source of its environments."""
 from __future__ import annotations
 
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -44,18 +41,6 @@ class StopRequest:
         if self.requested and self.raises_on_second:
             raise KeyboardInterrupt
         self.requested = True
-
-    @contextmanager
-    def on_signals(self) -> Iterator[StopRequest]:
-        """Handle SIGINT and SIGTERM as stop requests; Python delivers signals to the main thread only."""
-        is_main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-        before = [(number, signal.signal(number, self.request)) for number in numbers]
-        try:
-            yield self
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
 
     def end_run(self, reason: str) -> None:
         """Request a stop after the current step for a reason of the run itself; the first reason is kept."""

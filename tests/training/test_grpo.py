@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain import ConfigError
+from aitrain import AitrainError, ConfigError
 from aitrain.runs.run_folder import read_object
 from tests.environments.vowels import Vowels
 from tests.finished_runs import LORA, PLAIN, FinishedRuns
@@ -22,7 +22,7 @@ def test_every_completion_is_on_record_with_its_score(finished: FinishedRuns) ->
     result = finished("plain")
     records = rollouts(result)
 
-    assert [record["step"] for record in records] == [1] * 8 + [2] * 8 + [3] * 8 + [4] * 8
+    assert [record["step"] for record in records] == [1 + number // 8 for number in range(32)]
     assert [record["group"] for record in records[:8]] == [0] * 4 + [1] * 4
     for record in records:
         assert record["score"] == Vowels().score_episode(None, None, record["completion"], 0)
@@ -44,8 +44,7 @@ def test_the_result_says_what_came_out_and_the_model_loads(finished: FinishedRun
     model = AutoModelForCausalLM.from_pretrained(result.model)
     tokenizer = AutoTokenizer.from_pretrained(result.model)
     assert model.generate(**tokenizer("say", return_tensors="pt"), max_new_tokens=2).shape[1] > 3
-    before, after = (read_object(f / "config.json") for f in (small_model, result.model))
-    assert before == after
+    assert read_object(small_model / "config.json") == read_object(result.model / "config.json")
 
 
 def test_an_adapter_loads_with_peft_and_merged_weights_are_base_plus_delta(
@@ -81,6 +80,12 @@ def test_what_a_run_in_this_process_cannot_do_is_refused(train: Train) -> None:
     with pytest.raises(ConfigError, match="aitrain grpo --num-processes"):
         train(Vowels(), num_processes=2)
 
+    class Trains(Vowels):
+        build_dataset: Any = lambda self: train(Vowels())
+
+    with pytest.raises(AitrainError, match="another run trains in this process"):
+        train(Trains())
+
 
 class Asks(Vowels):
     """As in AITraining: sets what it scores on itself, and lets the model speak before it reads it."""
@@ -90,11 +95,9 @@ class Asks(Vowels):
     def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> Any:
         self.modes = {*getattr(self, "modes", ()), (model.training, torch.is_grad_enabled())}
         self.calls += 1
-        number = self.calls
-        self.case, self.said = case_idx, completion
+        self.scored = own = case_idx, completion, self.calls
         model.generate(**tokenizer(f"{completion} and now?", return_tensors="pt"), max_new_tokens=4)
-        is_own = (self.case, self.said, self.calls) == (case_idx, completion, number)
-        return {"score": float(is_own), "number": number}
+        return {"score": float(self.scored == own), "number": own[2]}
 
 
 def test_an_environment_may_generate_further_turns_itself_with_state_on_self(
@@ -113,8 +116,8 @@ def test_an_environment_may_generate_further_turns_itself_with_state_on_self(
 def test_every_line_of_metrics_says_where_the_time_went(finished: FinishedRuns) -> None:
     """Of two steps on one batch, the second generates nothing."""
     steps = [line for line in finished("talk").history if "time/step" in line]
-    assert [line["time/generate"] > 0 for line in steps] == [True, False, True, False]
-    assert [line["tokens_per_second"] > 0 for line in steps] == [True, False, True, False]
+    for name in ("time/generate", "tokens_per_second"):
+        assert [line[name] > 0 for line in steps] == [True, False] * 2
     for line in steps:
         parts = line["time/generate"], line["time/environment"], line["time/optimize"]
         assert min(parts) >= 0
