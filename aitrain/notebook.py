@@ -78,9 +78,9 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     _silence_tqdm()
     with errors_in_python(), ExitStack() as locks:
-        if _training.locked():  # the two would share torch's random numbers
+        if not _training.acquire(blocking=False):  # the two would share torch's random numbers
             raise ConfigError("train: another run trains in this process\nWait for its end, or use another process.")
-        locks.enter_context(_training)
+        locks.callback(_training.release)
         plan = check(_for_one_process(config), environment is not None, locks)
         if plan.nodes is not None or plan.launched is not None:
             raise ConfigError("nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them.")

@@ -13,13 +13,6 @@ from tests import test_loader
 imports_of_its_own = test_loader.imports_of_its_own  # each test works in an empty folder
 
 
-def test_a_function_is_loaded_from_a_file_and_from_a_module(here: Path) -> None:
-    (here / "own_losses.py").write_text("def halve(x):\n    return x / 2\n")
-    assert load_function("custom_loss", "own_losses.py:halve")(4) == 2
-    assert load_function("custom_loss", "own_losses:halve")(4) == 2
-    assert not (here / "__pycache__").exists()
-
-
 @pytest.mark.parametrize(
     ("place", "word"),
     [

@@ -263,6 +263,13 @@ def test_what_a_run_from_the_beginning_would_overwrite_is_refused(files: dict[st
     assert "--project-name" in said
 
 
+def test_environments_that_import_different_files_of_one_name_are_refused(here: Path) -> None:
+    for folder in "ab":
+        write(here / folder, {"env.py": "import rules\nclass E: ...", "rules.py": folder})
+    with pytest.raises(ConfigError, match=r"b/rules.py and .*a/rules.py"):
+        check(TrainConfig(model="tiny", rl_env=["x=a/env.py:E", "y=b/env.py:E"]))
+
+
 def test_the_config_of_a_copied_run_resumes_the_copy(here: Path) -> None:
     run = {"config.yaml": "project_name: mine\noutput_dir: runs\n", "status.json": "{}"}
     write(here / "copies/other", run)

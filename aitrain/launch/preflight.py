@@ -40,6 +40,7 @@ from aitrain.runs.checkpoint import (
     refuse_changes,
     refuse_other_backend,
 )
+from aitrain.runs.environment_source import with_imported
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ModelReference, check_weights
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
@@ -301,7 +302,17 @@ def _check_options(config: TrainConfig, has_environment: bool = False) -> Mappin
     check_trl_fields(config)
     check_server_arguments(config.vllm_args)
     refuse_secrets(config)
-    return {} if has_environment else find_environments(config)
+    sources = {} if has_environment else find_environments(config)
+    helpers = dict[str, Path]()
+    for source in sources.values():
+        if source.file is not None and not source.file.with_name("__init__.py").exists():
+            for file in with_imported([source.file])[1:]:
+                if (other := helpers.setdefault(file.stem, file)) != file:
+                    raise ConfigError(
+                        f"rl_env: environments import {file} and {other}, and Python knows one module of a name\n"
+                        "Give one of the files another name."
+                    )
+    return sources
 
 
 def refuse_secrets(config: TrainConfig) -> None:
