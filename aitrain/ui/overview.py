@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -448,6 +448,7 @@ class Overview:
         return {name: value if isinstance(value, str) else plain[name] for name, value in shown.items()}
 
 
+@lru_cache(maxsize=4096)  # most runs have the same values
 def _scalar(text: str) -> object:
     """The short number, boolean or null that a text is in YAML; else the text."""
     try:
