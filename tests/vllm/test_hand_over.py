@@ -113,7 +113,7 @@ def evaluated(folder: Path, *arguments: str) -> tuple[EvalResult, dict[int, str]
 
 @pytest.mark.slow
 def test_a_lora_run_is_evaluated_through_a_server_as_with_transformers(folder: Path) -> None:
-    (plain, said), (served, served_said) = evaluated(folder), evaluated(folder, "--use-vllm", "--vllm-mode=server")
+    (plain, said), (served, served_said) = evaluated(folder), evaluated(folder, "--use-vllm")
     assert served_said == said
     assert len(set(said.values())) > 1
     assert served.scores["greedy"] == plain.scores["greedy"]
