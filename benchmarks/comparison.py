@@ -78,7 +78,7 @@ class Population:
         return f"{self.name}, {self.samples} samples, +{self.difference:.3f}"
 
     def draw(self, rng: random.Random, count: int) -> tuple[Scores, Scores]:
-        """The scores of both models on so many cases: means of samples of 0 or 1."""
+        """The scores of both models on `count` cases: means of samples of 0 or 1."""
         first, second = Scores(), Scores()
         for case in range(count):
             chance = rng.betavariate(self.a, self.b)
@@ -99,7 +99,7 @@ class Population:
         return fmean(verdict != "undetected" for verdict in verdicts)
 
     def predicted(self, count: int) -> float:
-        """The power that first comparisons predict for so many cases; the mean over PILOTS of them."""
+        """The power that first comparisons predict for `count` cases; the mean over PILOTS of them."""
         rng = random.Random(f"pilot/{self!r}")
         pilots = [self.draw(rng, PILOT_CASES) for _ in range(PILOTS)]
         powers = [Power.of([b[case] - a[case] for case in a], UNIT) for a, b in pilots]

@@ -51,7 +51,7 @@ def seconds(side: Callable[[], object]) -> float:
 
 
 def prepared(count: int) -> dict[str, Callable[[], object]]:
-    """What is measured, by its name, with so many episodes."""
+    """The measurements by their names, each of `count` episodes."""
     from transformers import AutoTokenizer
 
     from aitrain.engines.batching import BatchingEngine, BatchRow

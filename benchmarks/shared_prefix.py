@@ -38,7 +38,7 @@ SIDES: tuple[dict[str, Any], ...] = {}, {"share_prefixes": False, "rl_trim_paddi
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of so many letters, each a token; which answer is worth more is arbitrary."""
+    """Prompts of `tokens` letters, each a token; which answer is worth more is arbitrary."""
 
     tokens: int
 

@@ -147,7 +147,7 @@ def _run(function: Callable[[Connection], object], connection: Connection) -> No
 
 def _check(subject: Subject, checks: Sequence[EnvCheck], seconds: float, connection: Connection) -> None:
     """Run the checks and send the findings after each. Send the reason and end if the environment cannot be checked
-    here; this is also looked at after so many seconds."""
+    here; this is also checked after `seconds`."""
     cuts, found = cut_connections(connection.fileno()), FastCheck(left_out=len(checks))
 
     def leave(reason: str) -> NoReturn:
