@@ -3,6 +3,7 @@
     AitrainError                    base class of everything that aitrain raises by itself
         ConfigError             2   the command, an option, or a file that an option names is wrong
         EnvironmentFailed       3   the user's environment cannot be used, or stopped working
+            AbsentModelError        the environment uses a model that is not there; defined in environment/runner.py
             EpisodesFailed          too many episodes failed, in batches in a row or in an evaluation
         RunFailed               1   training itself failed
             CannotWriteError        the disk is full or read-only
