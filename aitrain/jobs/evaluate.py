@@ -49,7 +49,7 @@ from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import ShownCases, begin, build_datasets, longest_episode
 from aitrain.training.distributed import explain_timeout, init_processes
 from aitrain.training.evaluation import BATCH, EvalPhase, EvalPlan, content_of, evaluate, mixture_of
-from aitrain.training.holdout import prompt_limit, prompt_limits, split_each
+from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, split_each
 from aitrain.training.loaded_policy import LoadedPolicy, load_policy, tokenizer_folder
 from aitrain.training.model import choose_precision, load_tokenizer, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
@@ -166,23 +166,16 @@ def _prepare(
     split = split_each(shown.built, config, prompts, per_step, is_eval=True)
     if split.dropped:
         context.note(f"{split.dropped} cases dropped: their prompt has more than {most} tokens.")
-    same = 0 if reference.run is None else split.overlap  # no run trained it: it has seen none of the training's cases
-    if overlap := max(same, _trained_on(reference, split.held_out)):
-        context.note(
-            f"{overlap} of {len(split.held_out)} cases were trained on, or chose the step (--save-best), or look the"
-            " same as such a case: their score does not show what was learned for new prompts."
-        )
-    card = Path(reference.adapter or reference.base, "README.md")
-    with suppress(OSError):  # most models have none
-        if reference.run is None and "\n- aitrain\n" in card.read_text(encoding="utf-8", errors="replace"):
-            context.note(
-                f"{reference.given} was trained by aitrain, and its run folder is not here: whether these cases were"
-                " trained on is not known."
-            )
-    before = read_object(RunFolder(reference.run).environment).get("weights") if reference.run else None
-    now = weights_stamp(reference.base) if reference.adapter else None
-    if before and now and before != now:  # what is on the Hub has none
-        context.note(f"{reference.base}, the base of {reference.given}, has changed since the training of its adapter.")
+    overlap = _note_overlap(context, reference, split)
+    model = reference.facts
+    if accelerator.is_main_process:
+        facts = {
+            **context.describe(),
+            "model": {**model, "weights": weights_stamp(reference.base, reference.adapter)},
+            "files": [str(file) for part in runner.parts.values() for file in files_of(part.environment)],
+        }
+        write_json(context.folder.environment, facts)
+        keep_sources(runner, context.folder)
     engine: ChatEndpoint | HFEngine | VLLMServerEngine
     evaluating: Callable[[], AbstractContextManager[None]] = nullcontext
     scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
@@ -216,15 +209,6 @@ def _prepare(
     )
     mixture = mixture_of(runner, split.held_out)
     plan = EvalPlan(split.held_out, config.eval_samples, 0, size, decodings=config.decodings, mixture=mixture)
-    model = reference.facts
-    if accelerator.is_main_process:
-        facts = {
-            **context.describe(),
-            "model": {**model, "weights": weights_stamp(reference.base, reference.adapter)},
-            "files": [str(file) for part in runner.parts.values() for file in files_of(part.environment)],
-        }
-        write_json(context.folder.environment, facts)
-        keep_sources(runner, context.folder)
     cases = len(plan.cases)
     begun = EvalResult(
         context.folder.path, model, runner.label, config.seed, cases, config.eval_samples, overlap=overlap
@@ -233,6 +217,29 @@ def _prepare(
 
 
 # -- the cases
+
+
+def _note_overlap(context: RunContext, reference: ModelReference, split: DatasetSplit) -> int:
+    """Number of cases that the model has seen in its training; noted, as is what else makes scores mean less."""
+    same = 0 if reference.run is None else split.overlap  # no run trained it: it has seen none of the training's cases
+    overlap = max(same, _trained_on(reference, split.held_out))
+    if overlap:
+        context.note(
+            f"{overlap} of {len(split.held_out)} cases were trained on, or chose the step (--save-best), or look the"
+            " same as such a case: their score does not show what was learned for new prompts."
+        )
+    card = Path(reference.adapter or reference.base, "README.md")
+    with suppress(OSError):  # most models have none
+        if reference.run is None and "\n- aitrain\n" in card.read_text(encoding="utf-8", errors="replace"):
+            context.note(
+                f"{reference.given} was trained by aitrain, and its run folder is not here: whether these cases were"
+                " trained on is not known."
+            )
+    before = read_object(RunFolder(reference.run).environment).get("weights") if reference.run else None
+    now = weights_stamp(reference.base) if reference.adapter else None
+    if before and now and before != now:  # what is on the Hub has none
+        context.note(f"{reference.base}, the base of {reference.given}, has changed since the training of its adapter.")
+    return overlap
 
 
 def _trained_on(reference: ModelReference, cases: Sequence[Case]) -> int:
