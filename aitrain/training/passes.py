@@ -8,6 +8,9 @@ rows of a step over all P processes, whose gradients DDP averages, and n the row
 * losses averaged over all tokens are divided by K times the mean number of tokens of the generation batch's kept rows;
 * metrics of the loss are means over the step, weighted by tokens or rows of each pass.
 
+Kept rows whose advantage is 0 count in K, but are not computed where they have no other part in the loss: their
+gradient is 0.
+
 With every row kept and passes of equal size the gradient is TRL's own for as many micro-batches.
 
 Rows stay in TRL's order, on their own process, and as wide as TRL has padded them; or, with `trims`, they are gathered
@@ -82,10 +85,18 @@ class StepPasses:
 
 
 def passes_of(
-    step: MicroBatch, limit: PassLimit, trims: bool, accelerator: Accelerator, shares: bool = False
+    step: MicroBatch,
+    limit: PassLimit,
+    trims: bool,
+    accelerator: Accelerator,
+    shares: bool = False,
+    needs_advantage: bool = False,
 ) -> StepPasses:
     """Divide the rows of a step. `num_items_in_batch` is the number of tokens in the loss of a generation batch with as
-    many steps, over all processes. Every process must call this."""
+    many steps, over all processes. Every process must call this.
+
+    `needs_advantage`: the loss has no other term than that of advantages, so that trimmed passes leave out rows with 0.
+    """
     names = step.keys() if trims else (KEPT, "prompt_mask", "completion_mask", "tool_mask")
     processes, rank = accelerator.num_processes, accelerator.process_index
     everywhere = {name: step[name] for name in names}
@@ -99,10 +110,13 @@ def passes_of(
     if trims:
         of_prompts, of_completions = (everywhere[name].sum(1).tolist() for name in ("prompt_mask", "completion_mask"))
         lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
-        of_processes, first, source = _trimmed_passes(kept, lengths, limit, processes), 0, everywhere
+        computed = kept
+        if needs_advantage:
+            computed = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
+        of_processes, first, source = _trimmed_passes(computed, lengths, limit, processes), 0, everywhere
         if shares:
             _, _, prompts = distinct_prompts(everywhere["prompt_ids"], everywhere["prompt_mask"])
-            rows = [row for row, is_kept in enumerate(kept) if is_kept]
+            rows = [row for row, is_computed in enumerate(computed) if is_computed]
             apart = sum(cost_of_passes(share, lengths) for share in of_processes)
             blocks = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, limit, processes, apart)
         if blocks is not None:
@@ -145,11 +159,11 @@ def _passes_in_order(kept: list[bool], limit: PassLimit, width: int, processes: 
     return shares
 
 
-def _trimmed_passes(kept: list[bool], lengths: list[int], limit: PassLimit, processes: int) -> list[list[Rows]]:
-    """The passes of each process: all rows in the loss, sorted by length, and the shortest others that are needed for
-    as many on each process."""
-    rows = [row for row, is_kept in enumerate(kept) if is_kept]
-    others = sorted((row for row, is_kept in enumerate(kept) if not is_kept), key=lambda row: lengths[row])
+def _trimmed_passes(computed: list[bool], lengths: list[int], limit: PassLimit, processes: int) -> list[list[Rows]]:
+    """The passes of each process: all rows to compute, sorted by length, and the shortest others that are needed for as
+    many on each process."""
+    rows = [row for row, is_computed in enumerate(computed) if is_computed]
+    others = sorted((row for row, is_computed in enumerate(computed) if not is_computed), key=lambda row: lengths[row])
     rows += others[: -len(rows) % processes if rows else processes]
     shares = share_passes([lengths[row] for row in rows], limit, processes)
     return [[[rows[place] for place in places] for places in share] for share in shares]

@@ -336,7 +336,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of all forward passes of a step. The backward pass of the last one is left to the caller."""
         accelerator, metrics = self.accelerator, self._metrics["train"]
-        passes = passes_of(inputs, self.pass_limit, self.trims, accelerator, self.shares_prompts)
+        passes = passes_of(inputs, self.pass_limit, self.trims, accelerator, self.shares_prompts, not self.beta)
         total, loss = torch.zeros((), device=accelerator.device), torch.zeros(())
         before = {name: len(values) for name, values in metrics.items()}
         alone: Callable[[], AbstractContextManager[Any]] = partial(accelerator.no_sync, model)

@@ -142,14 +142,14 @@ def padded_batch(count: int, seed: int) -> Rows:
      if not layout.trims or TrainConfig(rl_loss_type=loss).trims_padding],
 )  # fmt: skip
 def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, layout: str, tmp_path: Path) -> None:
-    """A process may have no kept row at all; where padding is trimmed, rows have several lengths, and tokens of the
-    environment."""
+    """A process may have no kept row at all, advantages may be 0; where padding is trimmed, rows have several lengths,
+    and tokens of the environment."""
     shared_out = LAYOUTS[layout]
     count, trims = shared_out.batch, shared_out.trims
     batch = padded_batch(count, seed=count) if trims else batch_of(count, are_ragged=False)
     batch[KEPT] = torch.rand(count, generator=torch.Generator().manual_seed(0)) < 0.5
     batch[KEPT][: shared_out.rows // (1 if shared_out.processes > 1 else 2)] = False
-    batch["advantages"] = batch["advantages"] * batch[KEPT]
+    batch["advantages"] = (batch["advantages"] * batch[KEPT]).where(batch["advantages"] > -0.5, 0.0)
     args = arguments(tmp_path, shared_out, rl_loss_type=loss, **({} if trims else ON))
 
     kept, items = batch[KEPT], (batch["completion_mask"] * batch["tool_mask"]).sum(1)
@@ -159,6 +159,16 @@ def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, 
         wanted = gradient_of_plain_trl(args, rows, of_step)
         assert wanted.abs().max() > 1e-4
         torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("kl", "passes"), [(0.0, 1), (0.1, 3)])
+def test_completions_without_an_advantage_are_left_out_where_the_loss_is_0_without_one(
+    kl: float, passes: int, tmp_path: Path
+) -> None:
+    layout, rows = Layout(rows=8, limit=PassLimit(3), trims=True), batch_of(8, are_ragged=True)
+    rows["advantages"][2:] = 0
+    args = arguments(tmp_path, layout, rl_kl_coef=kl)
+    assert steps_of_process(args, layout, rows)[1][0]["passes"] == passes
 
 
 @pytest.mark.parametrize("trims", [False, True])
