@@ -198,11 +198,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.shuffle_dataset = False
         if inputs.peft_config is not None:
             keep_adapter_float32(self.model)
+        # transformers does this in `train`, before which held-out cases are scored, and the warm-up makes a pass
         if self.is_sharded:
             shard_now(self)
+        elif self.is_deepspeed_enabled:
+            self.model.to(self.accelerator.device)
+        else:
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)  # its autocast, without DDP
         refuse_unsharded(config, self.accelerator.device.type, not is_sharded(self.model))
-        if self.is_deepspeed_enabled:
-            self.model.to(self.accelerator.device)  # DeepSpeed does so in `train`, after held-out cases were scored
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
