@@ -45,6 +45,8 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     accelerator.no_sync(model), .backward(loss)             used as Trainer does, where a step has several passes
     accelerator.gather(values)                              replaced meanwhile: the loss gathers values of rows, and
                                                             takes their minimum and maximum without NaN
+    model._is_accelerate_prepared                           reset after accelerator.prepare_model(), which is called a
+                                                            second time by Trainer.train(), for DDP
     accelerator.gradient_state._set_sync_gradients(value)   set: whether a backward pass is the last one of a step
 """
 
@@ -205,6 +207,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self.model.to(self.accelerator.device)
         else:
             self.accelerator.prepare_model(self.model, evaluation_mode=True)  # its autocast, without DDP
+            self.model._is_accelerate_prepared = False  # so that `train` adds DDP
         refuse_unsharded(config, self.accelerator.device.type, not is_sharded(self.model))
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
