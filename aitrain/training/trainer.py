@@ -484,8 +484,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             logps = self._in_own_passes(model, input_ids, attention_mask, logits_to_keep)
             return logps, None, None
         if self._prompts is not None:
-            with self.accelerator.autocast():
-                return *self._prompts.log_probs(model, input_ids, attention_mask), None
+            return *self._prompts.log_probs(model, input_ids, attention_mask), None
         compute = super()._get_per_token_logps_and_entropies
         too_wide = self.context is not None and input_ids.shape[1] > self.context
         to_left = self.aligns_rows or too_wide
@@ -530,8 +529,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def share_prompts(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> SharedPrompts:
         """Compute the different ones of the prompts of some rows."""
-        with self.accelerator.autocast():
-            return SharedPrompts(model, self.accelerator.unwrap_model(model).config, ids, mask)
+        return SharedPrompts(model, self.accelerator.unwrap_model(model).config, ids, mask)
 
     def _own_passes(self, lengths: list[int], width: int) -> list[Rows]:
         """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,
