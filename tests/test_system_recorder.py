@@ -10,6 +10,7 @@ import pytest
 
 from aitrain.launch import hardware
 from aitrain.launch.hardware import SystemRecorder
+from aitrain.launch.resource_estimate import MIB, device_memory
 from aitrain.runs.run_folder import read_lines
 from tests.conftest import write_nvidia_smi
 
@@ -44,6 +45,8 @@ def test_a_sample_has_the_cores_the_memory_and_each_gpu(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
     recorder.sample()
     assert "--id=1,3" in gpus.read_text()
+    assert device_memory(["GPU-5a", "1"]).total == 143771 * MIB
+    assert "--id=GPU-5a,1" in gpus.read_text()
 
 
 def test_samples_are_taken_while_the_run_lasts_ever_further_apart(

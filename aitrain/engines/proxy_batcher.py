@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from aitrain import activity
 from aitrain.engines.batching import BatchRow, Completer
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import evaluation_mode
+from aitrain.engines.scopes import evaluation_mode, use_device
 from aitrain.environment.runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
 from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
@@ -58,9 +58,14 @@ def offer_model(
     """Give a runner's environment the model, whose calls are batched; returns the context in which it may score.
     `refusal` says why the model itself cannot be called."""
     batcher = ProxyBatcher(model, tokenizer, engine, refusal, runner.config.share_prefixes)
-    parts = list(runner.parts.values())
+    parts, device = list(runner.parts.values()), model.device
+
+    def in_thread() -> AbstractContextManager[None]:
+        use_device(device)
+        return torch.no_grad()
+
     for part in parts:
-        part.around, part.on_call_end = torch.no_grad, batcher.on_call_end
+        part.around, part.on_call_end = in_thread, batcher.on_call_end
         part.offer(batcher.policy, tokenizer)
 
     @asynccontextmanager

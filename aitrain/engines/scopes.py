@@ -43,6 +43,12 @@ def frozen_heap() -> Iterator[None]:
         gc.unfreeze()
 
 
+def use_device(device: torch.device) -> None:
+    """Make a GPU that of this thread; each thread begins with the first one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Disable dropout and gradients in this context."""

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator, PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import InitProcessGroupKwargs, gather_object
 
 from aitrain.batch import plan_batch
 from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
@@ -151,7 +152,9 @@ def _prepare(
         context.note(precision.note, "info")
         processes = init_processes(config, precision)
         accelerator = Accelerator(
-            mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no", cpu=precision.use_cpu
+            mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no",
+            cpu=precision.use_cpu,
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.ddp_timeout))],
         )
         of_base, folder = config.model_copy(update={"model": reference.base}), tokenizer_folder(reference)
         tokenizer = load_tokenizer(of_base, folder, partial(context.note, level="info"))

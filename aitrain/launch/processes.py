@@ -364,6 +364,8 @@ class Processes:
         how = "see the output of its launcher" if code is None else f"exit code {code}"
         if code is not None and code < 0:
             how = signal.Signals(-code).name + (" (out of memory?)" if code == -signal.SIGKILL else "")
+            if code == -signal.SIGABRT and self.world > 1:
+                how += ", as NCCL does after --ddp-timeout; see the end of train.log"
         return f"{who} ended without an error message: {how}"
 
     def _end(self) -> Failed | Ended:

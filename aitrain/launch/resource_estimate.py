@@ -367,10 +367,9 @@ def device_memory(gpus: Sequence[str]) -> DeviceMemory:
     """Memory of the fullest of these GPUs, or of the CPU if there are none."""
     if not gpus:
         return DeviceMemory("CPU", free_memory(), total_memory())
-    driver = ask_driver()
-    known = [gpu for gpu in (driver.gpus if driver else ()) if gpu.free is not None and gpu.total is not None]
-    used = [gpu for gpu in known if gpu.index in gpus] or known
-    if not used:
+    driver = ask_driver(only=",".join(gpus))
+    used = [gpu for gpu in (driver.gpus if driver else ()) if gpu.free is not None and gpu.total is not None]
+    if not used:  # such as a part of a GPU, of which nvidia-smi does not tell
         return DeviceMemory("GPU")
     return DeviceMemory("GPU", min(gpu.free or 0 for gpu in used) * MIB, min(gpu.total or 0 for gpu in used) * MIB)
 

@@ -61,12 +61,6 @@ def of_first(value: T) -> T:
     return values[0]
 
 
-def use_device(device: torch.device) -> None:
-    """Make a GPU that of this thread; each thread begins with the first one."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-
-
 @contextmanager
 def explain_timeout(config: TrainConfig) -> Iterator[None]:
     """Turn a collective operation's timeout into a RunFailed that names the rank.

@@ -28,7 +28,7 @@ from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import LogprobCheck, SharedForward
 from aitrain.engines.proxy_batcher import offer_model
-from aitrain.engines.scopes import evaluation_mode
+from aitrain.engines.scopes import evaluation_mode, use_device
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
@@ -40,7 +40,7 @@ from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop, ThreadLoop
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.training.distributed import of_first, thread_gather, use_device
+from aitrain.training.distributed import of_first, thread_gather
 from aitrain.training.model import count_forward_passes, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext

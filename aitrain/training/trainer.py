@@ -45,6 +45,8 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     accelerator.no_sync(model), .backward(loss)             used as Trainer does, where a step has several passes
     accelerator.gather(values)                              replaced meanwhile: the loss gathers values of rows, and
                                                             takes their minimum and maximum without NaN
+    model._is_accelerate_prepared                           reset after accelerator.prepare_model(), which is called a
+                                                            second time by Trainer.train(), for DDP
     accelerator.gradient_state._set_sync_gradients(value)   set: whether a backward pass is the last one of a step
 """
 
@@ -198,11 +200,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.shuffle_dataset = False
         if inputs.peft_config is not None:
             keep_adapter_float32(self.model)
+        # transformers does this in `train`, before which held-out cases are scored, and the warm-up makes a pass
         if self.is_sharded:
             shard_now(self)
+        elif self.is_deepspeed_enabled:
+            self.model.to(self.accelerator.device)
+        else:
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)  # its autocast, without DDP
+            self.model._is_accelerate_prepared = False  # so that `train` adds DDP
         refuse_unsharded(config, self.accelerator.device.type, not is_sharded(self.model))
-        if self.is_deepspeed_enabled:
-            self.model.to(self.accelerator.device)  # DeepSpeed does so in `train`, after held-out cases were scored
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
@@ -478,8 +484,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             logps = self._in_own_passes(model, input_ids, attention_mask, logits_to_keep)
             return logps, None, None
         if self._prompts is not None:
-            with self.accelerator.autocast():
-                return *self._prompts.log_probs(model, input_ids, attention_mask), None
+            return *self._prompts.log_probs(model, input_ids, attention_mask), None
         compute = super()._get_per_token_logps_and_entropies
         too_wide = self.context is not None and input_ids.shape[1] > self.context
         to_left = self.aligns_rows or too_wide
@@ -524,8 +529,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def share_prompts(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> SharedPrompts:
         """Compute the different ones of the prompts of some rows."""
-        with self.accelerator.autocast():
-            return SharedPrompts(model, self.accelerator.unwrap_model(model).config, ids, mask)
+        return SharedPrompts(model, self.accelerator.unwrap_model(model).config, ids, mask)
 
     def _own_passes(self, lengths: list[int], width: int) -> list[Rows]:
         """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,

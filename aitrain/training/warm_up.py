@@ -55,16 +55,23 @@ def can_warm_up(trainer: EpisodeTrainer) -> bool:
     return trainer.accelerator.device.type == "cuda" and not trainer.is_deepspeed_enabled
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the memory did not suffice: only torch's own error has a class, not those of CUDA, NCCL and Triton."""
+    return any(words in str(error) for words in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED"))
+
+
 @contextmanager
 def explain_out_of_memory(place: Callable[[], str], trainer: EpisodeTrainer) -> Iterator[None]:
-    """Turn torch's out-of-memory error into one that names the phase, and the option to continue with.
+    """Turn an error of too little memory into one that names the phase, and the option to continue with.
 
     Raises:
         RunFailed: the memory did not suffice.
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         rows, prompts = trainer.pass_limit.completions, trainer.prompts_per_step
         smaller = f"--batch-size {rows // 2} --rl-prompts-per-step {prompts}, " if rows > 1 else ""
         if tokens := trainer.pass_limit.tokens:
@@ -82,7 +89,7 @@ def fit_passes(trainer: EpisodeTrainer, lengths: LongestShapes) -> PassLimit:
     must call this.
 
     Raises:
-        torch.OutOfMemoryError: a single completion does not fit, or their number changes what is learned.
+        RuntimeError: a single completion does not fit, or their number changes what is learned.
     """
     if trainer.is_sharded:  # a process that fails would leave the others waiting inside of the pass
         warm_up(trainer, lengths)
@@ -93,11 +100,13 @@ def fit_passes(trainer: EpisodeTrainer, lengths: LongestShapes) -> PassLimit:
 
     alone = dict.fromkeys(("gather", "reduce", "pad_across_processes"), unchanged)  # in the loss's metrics
     while True:
-        error: torch.OutOfMemoryError | None = None
+        error: RuntimeError | None = None
         try:
             with replaced(trainer.accelerator, alone):
                 warm_up(trainer, lengths)
-        except torch.OutOfMemoryError as found:
+        except RuntimeError as found:
+            if not is_out_of_memory(found):
+                raise
             error = found
         failed = torch.tensor(int(error is not None), device=trainer.accelerator.device)
         limit = trainer.pass_limit
@@ -105,7 +114,7 @@ def fit_passes(trainer: EpisodeTrainer, lengths: LongestShapes) -> PassLimit:
             return limit
         rows, _ = limit.largest(lengths.prompt + lengths.completion, trainer.args.per_device_train_batch_size)
         if rows == 1 or not trainer.trims:
-            raise error or torch.OutOfMemoryError("another process had too little memory")
+            raise error or torch.OutOfMemoryError("another process is out of memory")
         trainer.pass_limit = replace(limit, completions=rows // 2)
 
 
@@ -113,7 +122,7 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
     """Run the pass; gradients, metrics and random states are as before afterwards. Every process must call this.
 
     Raises:
-        torch.OutOfMemoryError: the longest episodes do not fit.
+        RuntimeError: the longest episodes do not fit.
     """
     model, arguments = trainer.model, trainer.args
     was_training = model.training

@@ -16,7 +16,7 @@ from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
 from aitrain.engines import proxy_batcher
 from aitrain.engines.batching import BatchRow
-from aitrain.engines.proxy_batcher import ProxyBatcher
+from aitrain.engines.proxy_batcher import ProxyBatcher, offer_model
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.errors import RunFailed
@@ -267,3 +267,14 @@ def test_an_engine_that_is_gone_is_waited_for_once_and_fails_all_calls(watched: 
     outcomes = watched.outcomes([lambda: watched.policy.generate(prompt(4), max_new_tokens=2)] * 4)
     assert all(outcome.failure and "the server is gone" in outcome.failure.message for outcome in outcomes)
     assert len(tries) == 1
+
+
+def test_calls_of_an_environment_use_the_gpu_of_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = list[torch.device]()
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    part: Any = SimpleNamespace(offer=lambda *_: None)
+    runner: Any = SimpleNamespace(parts={"": part}, config=SimpleNamespace(share_prefixes=True))
+    model: Any = SimpleNamespace(device=torch.device("cuda:1"))
+    offer_model(runner, model, None, refusal="sharded")
+    with part.around():
+        assert used == [model.device]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -127,15 +126,9 @@ def test_sharding_that_is_not_active_or_cannot_be_is_refused() -> None:
     refuse_unsharded(sharded, "cuda")
 
 
-@pytest.mark.parametrize(
-    ("weights", "options", "expected"),
-    [
-        (500_000_000, {}, FSDPSettings(False, False, False)),
-        (4_000_000_000, {}, FSDPSettings(True, True, False)),
-        (9_000_000_000, {}, FSDPSettings(True, True, True)),
-        (9_000_000_000, {"peft": True}, FSDPSettings(True, True, False)),
-    ],
-)
-def test_settings_follow_the_size_of_the_model(weights: int, options: dict[str, Any], expected: FSDPSettings) -> None:
-    config = TrainConfig(distributed_backend="fsdp2", **options)
-    assert fsdp_settings(config, weights) == expected
+def test_settings_follow_the_size_of_the_model() -> None:
+    full, lora = (TrainConfig(distributed_backend="fsdp2", peft=peft) for peft in (False, True))
+    assert fsdp_settings(full, 500_000_000) == FSDPSettings(False, False, False)
+    assert fsdp_settings(full, 4_000_000_000) == FSDPSettings(True, True, False)
+    assert fsdp_settings(full, 9_000_000_000) == FSDPSettings(True, True, True)
+    assert fsdp_settings(lora, 9_000_000_000) == FSDPSettings(True, True, False)

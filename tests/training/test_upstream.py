@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 import typer._click.exceptions
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.tensor import distribute_tensor
@@ -208,6 +209,7 @@ def test_the_members_of_the_trainer_and_of_callbacks_are_there() -> None:
     )
     assert {*DOCUMENTED, *inside.split()} - members("trl", "GRPOTrainer") == set()
     assert not {name for name in CALLBACK_EVENTS if not hasattr(TrainerCallback, name)}
+    assert "._is_accelerate_prepared = True" in inspect.getsource(Accelerator.prepare_model)
 
 
 INSIDE: list[tuple[Any, str]] = [

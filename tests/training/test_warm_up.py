@@ -55,11 +55,27 @@ def test_a_run_is_the_same_with_and_without_it(train: Train, as_on_gpus: list[tu
     assert_same(with_it.folder, without.folder)
 
 
+def test_what_comes_before_the_training_computes_in_its_number_format(
+    train: Train, as_on_gpus: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warm-up, held-out cases, and the choice of the passes."""
+    seen, linear = set[bool](), torch.nn.functional.linear
+
+    def watched(*given: Any) -> torch.Tensor:
+        seen.add(torch.is_autocast_enabled("cpu"))
+        return linear(*given)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", watched)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
+    train(Words(), mixed_precision="bf16", max_steps=1)
+    assert seen == {True}
+
+
 def test_too_little_memory_shows_before_anything_is_sampled(
     train: Train, as_on_gpus: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        raise RuntimeError("Triton Error [CUDA]: out of memory")
 
     monkeypatch.setattr(EpisodeTrainer, "loss_of_pass", full)
     with pytest.raises(RunFailed) as failure:
