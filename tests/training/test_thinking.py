@@ -111,7 +111,8 @@ def thinks(thought: str = "forty and two") -> Callable[[str], str]:
         ("qwen3", "on off N"),
         ("smol", "on off N"),
         ("gptoss", "on low medium high N"),
-        ("qwen3_8", "on off low medium high N"),
+        ("qwen3_8", "on off low medium N"),  # high is called xhigh, and the default
+        ("gemma4", "on off N"),
         ("deepseek_r1_distill", "on N"),
         ("qwen2_5", ""),
     ],
