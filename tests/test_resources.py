@@ -53,6 +53,17 @@ def test_the_weights_of_shards_are_added_up_without_a_second_copy_of_the_embeddi
     assert (shape.weights, shape.intermediate, shape.kv_heads, shape.head_dim) == (17, 32, 2, 4)
 
 
+def test_experts_take_no_adapter_and_are_idle_in_part_and_quantized_weights_are_not_counted(tmp_path: Path) -> None:
+    sizes = {**json.loads(SIZES), "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 4}
+    names = [f"h.0.experts.{number}.up_proj.weight" for number in range(4)]
+    tensors = {**dict.fromkeys(names, [4, 8]), "h.0.experts.down_proj": [4, 8, 4], "h.0.q_proj.weight": [8, 8]}
+    write(tmp_path, {"config.json": json.dumps(sizes), "model.safetensors": header(**tensors)})
+    shape = read_model_shape(str(tmp_path))
+    assert (shape.inside, sum(one.sides for one in shape.linears), shape.idle, shape.intermediate) == (320, 16, 192, 4)
+    write(tmp_path, {"config.json": json.dumps({**sizes, "quantization_config": {"bits": 4}})})
+    assert read_model_shape(str(tmp_path)) is None
+
+
 PUBLISHED = {
     "Qwen3-0.6B": 0.596, "Qwen3-1.7B": 1.72, "Qwen3-4B": 4.02, "Qwen3-8B": 8.19, "Qwen3-14B": 14.8, "Qwen3-32B": 32.8,
     "Qwen2.5-0.5B": 0.494, "Qwen2.5-1.5B": 1.54, "Qwen2.5-3B": 3.09, "Qwen2.5-7B": 7.62, "Qwen2.5-72B": 72.7,
