@@ -54,14 +54,16 @@ def test_the_weights_of_shards_are_added_up_without_a_second_copy_of_the_embeddi
 
 
 def test_experts_take_no_adapter_and_are_idle_in_part_and_quantized_weights_are_not_counted(tmp_path: Path) -> None:
-    sizes = {**json.loads(SIZES), "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 4}
-    names = [f"h.0.experts.{number}.up_proj.weight" for number in range(4)]
-    tensors = {**dict.fromkeys(names, [4, 8]), "h.0.experts.down_proj": [4, 8, 4], "h.0.q_proj.weight": [8, 8]}
-    write(tmp_path, {"config.json": json.dumps(sizes), "model.safetensors": header(**tensors)})
-    shape = read_model_shape(str(tmp_path))
-    assert (shape.inside, sum(one.sides for one in shape.linears), shape.idle, shape.intermediate) == (320, 16, 192, 4)
-    write(tmp_path, {"config.json": json.dumps({**sizes, "quantization_config": {"bits": 4}})})
-    assert read_model_shape(str(tmp_path)) is None
+    tensors = {"h.0.experts.1.up_proj.weight": [8, 32], "h.0.experts.down_proj": [4, 8, 4], "h.0.q_proj.weight": [8, 8]}
+    sizes = {**json.loads(SIZES), "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4}
+
+    def read(**more: Any) -> ModelShape | None:
+        write(tmp_path, {"config.json": json.dumps(sizes | more), "model.safetensors": header(**tensors)})
+        return read_model_shape(str(tmp_path))
+
+    shape = read()
+    assert (shape.inside, sum(one.sides for one in shape.linears), shape.idle, shape.intermediate) == (448, 16, 192, 8)
+    assert read(quantization_config={"bits": 4}) is None
 
 
 PUBLISHED = {
@@ -165,7 +167,7 @@ def test_a_step_that_fits_is_one_pass_with_the_completions_of_before(options: di
     assert chosen.limit.completions == chosen.share
 
 
-@pytest.mark.parametrize("total", [8 << 30, 24 << 30, 80 << 30])
+@pytest.mark.parametrize("total", [8 << 30, 80 << 30])
 def test_on_a_gpu_a_pass_is_the_largest_that_leaves_a_fifth_of_the_memory(total: int) -> None:
     device = DeviceMemory("GPU", 0, total)
     options = {**SERVED, "peft": True, "disable_gradient_checkpointing": False}
@@ -190,7 +192,6 @@ def test_activations_are_kept_where_a_pass_with_a_whole_group_fits(total: int, k
     [
         {"gradient_accumulation": 4},
         {"rl_loss_type": "bnpo"},
-        {"rl_entropy_coef": 0.1},
         {"tokens_per_pass": 64},
     ],
 )
