@@ -53,6 +53,19 @@ def test_the_weights_of_shards_are_added_up_without_a_second_copy_of_the_embeddi
     assert (shape.weights, shape.intermediate, shape.kv_heads, shape.head_dim) == (17, 32, 2, 4)
 
 
+def test_experts_take_no_adapter_and_are_idle_in_part_and_quantized_weights_are_not_counted(tmp_path: Path) -> None:
+    tensors = {"h.0.experts.1.up_proj.weight": [8, 32], "h.0.experts.down_proj": [4, 8, 4], "h.0.q_proj.weight": [8, 8]}
+    sizes = {**json.loads(SIZES), "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4}
+
+    def read(**more: Any) -> ModelShape | None:
+        write(tmp_path, {"config.json": json.dumps(sizes | more), "model.safetensors": header(**tensors)})
+        return read_model_shape(str(tmp_path))
+
+    shape = read()
+    assert (shape.inside, sum(one.sides for one in shape.linears), shape.idle, shape.intermediate) == (448, 16, 192, 8)
+    assert read(quantization_config={"bits": 4}) is None
+
+
 PUBLISHED = {
     "Qwen3-0.6B": 0.596, "Qwen3-1.7B": 1.72, "Qwen3-4B": 4.02, "Qwen3-8B": 8.19, "Qwen3-14B": 14.8, "Qwen3-32B": 32.8,
     "Qwen2.5-0.5B": 0.494, "Qwen2.5-1.5B": 1.54, "Qwen2.5-3B": 3.09, "Qwen2.5-7B": 7.62, "Qwen2.5-72B": 72.7,
@@ -154,7 +167,7 @@ def test_a_step_that_fits_is_one_pass_with_the_completions_of_before(options: di
     assert chosen.limit.completions == chosen.share
 
 
-@pytest.mark.parametrize("total", [8 << 30, 24 << 30, 80 << 30])
+@pytest.mark.parametrize("total", [8 << 30, 80 << 30])
 def test_on_a_gpu_a_pass_is_the_largest_that_leaves_a_fifth_of_the_memory(total: int) -> None:
     device = DeviceMemory("GPU", 0, total)
     options = {**SERVED, "peft": True, "disable_gradient_checkpointing": False}
@@ -179,7 +192,6 @@ def test_activations_are_kept_where_a_pass_with_a_whole_group_fits(total: int, k
     [
         {"gradient_accumulation": 4},
         {"rl_loss_type": "bnpo"},
-        {"rl_entropy_coef": 0.1},
         {"tokens_per_pass": 64},
     ],
 )

@@ -212,7 +212,7 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     config = plan.config
     shape = read_model_shape(config.model)
     if shape is None:
-        yield "memory", "unknown: this model's files are not on this machine, or not safetensors"
+        yield "memory", "unknown: this model's files are not on this machine, not safetensors, or quantized"
         return
     hardware = plan.hardware
     device = memory_of(hardware.kind) if hardware else device_memory(plan.gpus)

@@ -64,8 +64,8 @@ class ModelShape:
 
 
 def read_model_shape(model: str) -> ModelShape | None:
-    """Shape of a model in a folder or in the Hub's cache, else of a known one; None if there is neither. Sizes have
-    other names in config.json by architecture."""
+    """Shape of a model in a folder or in the Hub's cache, else of a known one; None if there is neither, or its weights
+    are quantized. Sizes have other names in config.json by architecture."""
     folder = folder_of(model)
     if folder is None:
         return known_shape(model)
@@ -80,20 +80,26 @@ def read_model_shape(model: str) -> ModelShape | None:
 
     hidden, heads = size("hidden_size", "n_embd", "d_model"), size("num_attention_heads", "n_head", "num_heads")
     layers, vocabulary = size("num_hidden_layers", "n_layer", "num_layers"), size("vocab_size")
-    if not (layers and hidden and heads and vocabulary and tensors):
+    if not (layers and hidden and heads and vocabulary and tensors) or config.get("quantization_config"):
         return known_shape(model)  # the Hub's cache may have the tokenizer alone
-    intermediate = size("intermediate_size", "n_inner", "ffn_dim", usual=4 * hidden)
+    count = size("num_experts", "num_local_experts", "n_routed_experts", usual=1)
+    used, of_expert = (size("num_experts_per_tok", usual=1), "moe_intermediate_size") if count > 1 else (1, "")
+    intermediate = used * size(of_expert, "intermediate_size", "n_inner", "ffn_dim", usual=4 * hidden)
     kv_heads = size("num_key_value_heads", usual=heads)
     head_dim = size("head_dim", usual=max(1, hidden // heads))
-    linears = []
+    linears, experts = [], 0
     for name, shape in tensors.items():  # those of layers have the layer's number in their name
         parts = name.split(".")
-        if len(shape) == 2 and parts[-1] == "weight" and any(part.isdigit() for part in parts):
+        if len(shape) < 2 or not any(part.isdigit() for part in parts):
+            continue
+        if "experts" in parts or len(shape) > 2:
+            experts += math.prod(shape)
+        elif parts[-1] == "weight":
             linears.append(Linear(parts[-2], sum(shape), math.prod(shape)))
+    linears.append(Linear("experts", 0, experts))  # transformers has them as one matrix, to which no adapter is applied
     weights = sum(map(math.prod, tensors.values()))
-    return ModelShape(
-        weights, layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary, linears=tuple(linears)
-    )
+    sizes = (layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary)
+    return ModelShape(weights, *sizes, linears=tuple(linears), idle=experts * max(0, count - used) // count)
 
 
 KNOWN: dict[str, tuple[int, ...]] = {
@@ -146,7 +152,7 @@ def known_shape(model: str) -> ModelShape | None:
     if count == 1:
         sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (hidden, intermediate))
     layer = [Linear(name, a + b, a * b) for name, (a, b) in sides.items()]
-    if count > 1:  # one matrix, to which no adapter is applied
+    if count > 1:
         layer.append(Linear("experts", 0, count * expert))
     weights = layers * (sum(linear.weights for linear in layer) + 2 * hidden) + (2 - is_tied) * vocabulary * hidden
     sizes = (layers, hidden, used * intermediate, heads, kv_heads, head_dim, vocabulary)

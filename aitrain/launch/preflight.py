@@ -216,7 +216,7 @@ def _check_kind(hardware: Hardware, config: TrainConfig, shape: ModelShape | Non
     kind = hardware.kind
     if shape is None:
         raise ConfigError(
-            f"model: the shape of {config.model} is not known, as it is not on this machine"
+            f"model: the shape of {config.model} is not known, as it is not on this machine, or quantized"
             f"\nGive a folder with its files, or one of these with its shape: {', '.join(KNOWN)}."
         )
     if config.mixed_precision == "bf16" and not kind.has_bf16:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from aitrain.environment.completion_parser import KNOWN_TAGS, THOUGHT_KEYS, ThoughtTags
+from aitrain.environment.completion_parser import KNOWN_TAGS, THOUGHT_KEYS, ThoughtTags, ToolCall
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError
 from aitrain.options.generation import Thinking
@@ -27,6 +27,8 @@ VARIABLES: dict[str, dict[str, Any]] = {
 """The variables of templates for each value of `--thinking`, under all names that are in use."""
 QUESTION = {"role": "user", "content": "question"}
 THOUGHTFUL = {"role": "assistant", "content": "answer", **dict.fromkeys(THOUGHT_KEYS, "thought")}
+THOUGHTFUL_CALL = {**THOUGHTFUL, "tool_calls": [ToolCall("tool").as_message_part()]}
+"""Gemma 4's first templates write a thought before calls only."""
 
 
 def template_variables(thinking: object) -> dict[str, Any]:
@@ -44,7 +46,8 @@ def rendered(chat: ChatFormat, *messages: Message, **variables: Any) -> str:
 
 def thought_tags(chat: ChatFormat) -> ThoughtTags | None:
     """The tags of thoughts in what the template renders; None if it has none."""
-    texts = rendered(chat, THOUGHTFUL), rendered(chat), rendered(chat, **VARIABLES["off"])
+    answers = rendered(chat, THOUGHTFUL), rendered(chat, THOUGHTFUL_CALL)
+    texts = (*answers, rendered(chat), rendered(chat, **VARIABLES["off"]))
     return next((tags for tags in KNOWN_TAGS if any(tags.begin in text for text in texts)), None)
 
 
@@ -53,7 +56,8 @@ def offered_thinking(chat: ChatFormat) -> list[str]:
     texts = {value: rendered(chat, **variables) for value, variables in VARIABLES.items()}
     has_thoughts = chat.thoughts is not None
     switch = ["on", "off"] if texts["on"] != texts["off"] else ["on"] * has_thoughts
-    return [*switch, *LEVELS * (texts["low"] != texts["high"]), *[BUDGET] * has_thoughts]
+    levels = [level for level in LEVELS if texts[level]] if texts["low"] != texts["high"] else []
+    return [*switch, *levels, *[BUDGET] * has_thoughts]
 
 
 def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:

