@@ -129,7 +129,7 @@ def tagged(*blocks: str) -> str:
 
 
 def test_calls_are_read_in_order_and_taken_out_of_the_text() -> None:
-    assert read_calls("  Zürich, I think. </tool_call>  ") == ("Zürich, I think. </tool_call>", [])
+    assert read_calls("  Zürich, I think. </tool_call>  ") == ("  Zürich, I think. </tool_call>  ", [])
     first, second = '{"name": "a", "arguments": {"x": [1, {"y": null}]}}', '{"arguments": {}, "name": " b "}'
     text = f"First \udc00\n{tagged(first)} then {tagged(second)}"
 
