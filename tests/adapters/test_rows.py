@@ -89,6 +89,7 @@ def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
         ('{"prompt": "a"}\n{"text": "b", "label": 1}\n', "rows.jsonl, line 2: no prompt (it has: text, label)"),
         ("", "no rows in rows.jsonl"),
         ("prompt,n\n1, or 2?,3\n", "row 0 has more cells than the header"),
+        ("prompt,n,n\na,1,2\n", "two columns are called 'n'"),
     ],
 )
 def test_a_wrong_row_is_told_with_file_and_line(text: str, words: str) -> None:

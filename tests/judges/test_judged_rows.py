@@ -57,6 +57,9 @@ def test_rows_that_no_judge_can_score_are_refused_before_training(here: Path) ->
         cases_of(made("rows:train.jsonl"))
     with pytest.raises(EnvironmentFailed, match="row 0: the judge exact needs a column ground_truth"):
         cases_of(made("rows:train.jsonl", judges="exact"))
+    write(here, {"train.jsonl": json_lines([{"prompt": "Say it.", "ground_truth": None}])})
+    with pytest.raises(EnvironmentFailed, match="it is empty"):
+        cases_of(made("rows:train.jsonl", judges="exact"))
 
 
 # -- aitrain env check

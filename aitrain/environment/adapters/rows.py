@@ -136,8 +136,11 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
             rows = import_module("pyarrow.parquet").read_table(file).to_pylist()
         elif suffix == ".csv":
             text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
-            rows = list(csv.DictReader(io.StringIO(text.decode(), newline=""), strict=True))
+            table = csv.DictReader(io.StringIO(text.decode(), newline=""), strict=True)
+            rows, names = list(table), table.fieldnames or []
             text = b""
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"two columns are called {twice[0]!r}")
             if long := [number for number, row in enumerate(rows) if None in row]:
                 raise ValueError(f"row {long[0]} has more cells than the header: put those with a comma into quotes")
         else:
