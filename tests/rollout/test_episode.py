@@ -249,6 +249,10 @@ def test_a_template_with_a_date_is_appended_to_after_midnight_too() -> None:
     assert text(before) == "u:more$a:"
 
 
+def test_what_no_tokenizer_accepts_is_replaced() -> None:
+    assert text(ChatFormat(Letters()).prompt_ids("a\udc00")) == "a\ufffd"
+
+
 # -- episodes that the environment begins
 
 
