@@ -53,7 +53,7 @@ class Episode:
 
     def draw(self) -> list[float]:
         own = self.environment
-        return [float(one.random()) for one in (random, np.random, own.python, own.new, own.old)]
+        return [one.random() for one in (random, np.random, own.python, own.new, own.old)]
 
     def run(self, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
