@@ -83,6 +83,7 @@ _DECODER = json.JSONDecoder()
 
 def read_calls(text: str) -> tuple[str, list[ToolCall]]:
     """The answer without its `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks, and the calls in order.
+    An answer without calls is unchanged: it is recorded as the environment gets it.
 
     If there are more than MAX_CALLS, the last of MAX_CALLS + 1 has a problem that says so.
     """
@@ -91,7 +92,7 @@ def read_calls(text: str) -> tuple[str, list[ToolCall]]:
     found = list(itertools.islice(calls, MAX_CALLS + 1))
     if len(found) > MAX_CALLS:
         found[MAX_CALLS] = ToolCall("", None, f"more than {MAX_CALLS} calls in one answer: the others were not run")
-    return _BLOCK.sub("", text).strip(), found
+    return _BLOCK.sub("", text).strip() if found else text, found
 
 
 def _calls_in(block: re.Match[str]) -> Iterator[ToolCall]:

@@ -92,9 +92,7 @@ def _run_worker(environment: object, fds: Sequence[int], control: Connection) ->
         os.register_at_fork(after_in_child=partial(os.close, fd))  # its children must not use the connection
     connection = Connection(fds[0])
     faulthandler.register(DUMP_SIGNAL, file=fds[1], all_threads=True)
-    random.seed()  # all workers have inherited the same generators
-    if numbers := sys.modules.get("numpy.random"):
-        numbers.seed()
+    _seed_generators(environment)
     made: list[object] = []
     with suppress(EOFError, OSError):  # the training process has ended
         while True:
@@ -103,6 +101,20 @@ def _run_worker(environment: object, fds: Sequence[int], control: Connection) ->
                 _flush()
             else:
                 made.clear()
+
+
+def _seed_generators(environment: object) -> None:
+    """Seed the global random generators, and those that are attributes of the environment or its class: all workers
+    have inherited the same, and would draw the same numbers in each episode."""
+    attributes = [*vars(type(environment)).values(), *vars(environment).values()]
+    generators: list[Any] = [random, *(one for one in attributes if isinstance(one, random.Random))]
+    if numpy := sys.modules.get("numpy.random"):
+        generators += [numpy, *(one for one in attributes if isinstance(one, numpy.RandomState))]
+        for one in attributes:
+            if isinstance(one, numpy.Generator):
+                one.bit_generator.state = type(one.bit_generator)().state
+    for one in generators:
+        one.seed()
 
 
 def _answered(made: list[object], environment: object, request: bytes) -> bytes:

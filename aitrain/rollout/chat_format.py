@@ -17,6 +17,7 @@ from aitrain.environment.completion_parser import (
     THOUGHT_KEYS,
     ThoughtTags,
     ToolCall,
+    clean,
     parse_call,
     read_calls,
     thought_of,
@@ -180,7 +181,7 @@ class ChatFormat:
         )
 
     def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode(clean(text), add_special_tokens=add_special_tokens)
 
     # -- and back
 

@@ -20,7 +20,6 @@ from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas, Tokeniz
 FILLER = 0
 """Token id without a message; the first one of `EndOfTurn.eos_ids`."""
 BEHIND_API = "an address has none"
-NO_TOKENIZER = AbsentModel("tokenizer", BEHIND_API)
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class ChatPart:
 class MessageFormat(ChatFormat):
     """A chat format that keeps messages as they are; `part` returns what an id stands for."""
 
-    tokenizer: Tokenizer = NO_TOKENIZER
+    tokenizer: Tokenizer = field(default_factory=lambda: AbsentModel("tokenizer", BEHIND_API))
     parts: list[ChatPart] = field(default_factory=lambda: [ChatPart(())])
 
     def prompt_text(self, prompt: Prompt, tools: Schemas = ()) -> str:

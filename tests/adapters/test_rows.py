@@ -61,7 +61,7 @@ def test_a_parquet_file_of_verl_that_pandas_wrote_has_lists_and_numbers_of_pytho
 def test_a_json_file_may_hold_a_list_and_files_of_windows_are_read() -> None:
     listed = json.dumps([{"prompt": "é"}, {"prompt": "b"}], indent=2)
     lines = json_lines([{"prompt": "é"}, {"prompt": "b"}])
-    for name, text in (("rows.json", listed), ("rows.jsonl", lines), ("rows.csv", "prompt,n\né,1\nb,2\n")):
+    for name, text in (("rows.json", listed), ("rows.jsonl", lines), ("rows.CSV", "prompt,n\né,1\nb,2\n")):
         Path(name).write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
         assert [case["prompt"] for case in RowSource(data=name).cases()] == ["é", "b"]
 
@@ -88,10 +88,13 @@ def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
         ('{"prompt": "a"}\n\n{"prompt": \n', "rows.jsonl, line 3: not JSON"),
         ('{"prompt": "a"}\n{"text": "b", "label": 1}\n', "rows.jsonl, line 2: no prompt (it has: text, label)"),
         ("", "no rows in rows.jsonl"),
+        ("prompt,n\n1, or 2?,3\n", "row 0 has more cells than the header"),
+        ("prompt,n,n\na,1,2\n", "two columns are called 'n'"),
     ],
 )
 def test_a_wrong_row_is_told_with_file_and_line(text: str, words: str) -> None:
-    write(Path.cwd(), {"rows.jsonl": text})
+    name = "rows.csv" if text.startswith("prompt") else "rows.jsonl"
+    write(Path.cwd(), {name: text})
     with pytest.raises(EnvironmentFailed) as caught:
-        RowSource(data="rows.jsonl").cases()
+        RowSource(data=name).cases()
     assert words in str(caught.value)

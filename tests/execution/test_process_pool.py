@@ -33,6 +33,7 @@ class Environment:
 
     def __init__(self, size: int = 3) -> None:
         self.size = size
+        self.python, self.new, self.old = random.Random(0), np.random.default_rng(0), np.random.RandomState(0)
 
 
 class Episode:
@@ -49,6 +50,10 @@ class Episode:
     def grow(self) -> int:
         self.environment.size += 1
         return self.environment.size
+
+    def draw(self) -> list[float]:
+        own = self.environment
+        return [one.random() for one in (random, np.random, own.python, own.new, own.old)]
 
     def run(self, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
@@ -85,10 +90,6 @@ class Episode:
 
 def broken(environment: Environment) -> Any:
     raise ValueError("cannot be made")
-
-
-def draw() -> tuple[float, float]:
-    return random.random(), float(np.random.random())
 
 
 async def made_later(environment: Environment) -> Episode:
@@ -142,8 +143,8 @@ def test_an_object_is_made_in_its_process_and_keeps_its_state_and_changes_to_the
     for pid in (other.pid, processes.server_pid):  # an interrupt is for the training process
         asked(other, "run", os.kill, pid, signal.SIGINT)
     assert asked(processes.lease(Episode), "grow") == 4
-    drawn = [asked(processes.lease(Episode), "run", draw) for _ in range(3)]
-    assert len({number for pair in drawn for number in pair}) == 6
+    drawn = [asked(processes.lease(Episode), "draw") for _ in range(3)]
+    assert len({number for numbers in drawn for number in numbers}) == 15
 
 
 def test_async_methods_are_finished_in_the_process(processes: ProcessPool) -> None:

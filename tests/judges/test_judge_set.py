@@ -90,7 +90,6 @@ def test_a_rule_reads_the_marked_answer_and_nothing_else(rule: str, text: str, t
         (["exact", BRIEF], "72", Score(1.125, {"exact": 1.0, "brief": 0.25})),
         ({"judge": "own.py:Lasting", "least": 3}, "72", Score(0.0, {"Lasting": 0.0})),
         (["own.py:words", {"judge": "own.py:words", "most": 1}], "72", Score(1.25, {"words": 0.25, "words_1": 1.0})),
-        ([{"judge": "exact", "name": "words_1"}, "own.py:words"], "72", Score(1.25, {"words": 0.25, "words_1": 1.0})),
         (["exact", "own.py:silent"], "72", Score(1.0, {"exact": 1.0})),
         ("own.py:silent", "72", Score(None)),
     ],

@@ -67,16 +67,6 @@ def test_what_ends_an_episode(limits: Limits, stop: str, turns: int) -> None:
     assert episode.is_truncated == (stop != "done")
 
 
-def test_an_engine_that_fails_ends_the_rollout_with_its_error_and_leaves_no_session_open() -> None:
-    def fail(so_far: str) -> str:
-        raise RuntimeError("out of memory")
-
-    environment = Objects()
-    with pytest.raises(RuntimeError, match="out of memory"):
-        play(environment, Scripted(fail), of=cases(5))
-    assert all(environment.closed.acquire(blocking=False) for _ in range(5))
-
-
 def test_an_episode_that_begins_after_its_deadline_is_closed() -> None:
     may_begin = threading.Event()
 
@@ -171,14 +161,18 @@ class Rounds(BatchingEngine):
         (lambda made: [made[0], *(Completion(None) for _ in made[1:])], TypeError),  # after some were handed out
     ],
 )
-def test_a_batch_that_fails_ends_the_rollout_with_its_error(spoil: Any, error: type[Exception]) -> None:
+def test_a_batch_that_fails_ends_the_rollout_with_its_error_and_leaves_no_session_open(
+    spoil: Any, error: type[Exception]
+) -> None:
     class Fails(Rounds):
         def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
             made: list[Completion] = spoil(super().sample(rows, sampling, max_tokens))
             return made
 
+    environment = Objects()
     with pytest.raises(error):
-        play(Counts(), Fails(), of=cases(3))
+        play(environment, Fails(), of=cases(3))
+    assert all(environment.closed.acquire(blocking=False) for _ in range(3))
 
 
 def test_a_round_has_every_live_episode_in_the_order_of_their_cases() -> None:
@@ -247,6 +241,10 @@ def test_a_template_with_a_date_is_appended_to_after_midnight_too() -> None:
     tokenizer.day = "Tuesday"
     assert chat.following_ids(said, ord("$"), is_chat=True) == before
     assert text(before) == "u:more$a:"
+
+
+def test_what_no_tokenizer_accepts_is_replaced() -> None:
+    assert text(ChatFormat(Letters()).prompt_ids("a\udc00")) == "a\ufffd"
 
 
 # -- episodes that the environment begins

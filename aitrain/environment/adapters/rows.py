@@ -113,7 +113,7 @@ class RowSource:
 
 def is_file(name: str) -> bool:
     """Whether a name is that of a file; otherwise it is a data set of the Hub."""
-    is_known = name.endswith((".jsonl", ".json", ".csv", ".parquet"))
+    is_known = name.lower().endswith((".jsonl", ".json", ".csv", ".parquet"))
     return is_known or name.startswith((".", "/", "~")) or Path(name).is_file()
 
 
@@ -130,16 +130,22 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
             yield f"{name}, {split}, row {number}", row
         return
     file, text = Path(os.path.expanduser(name)), b""
+    suffix = file.suffix.lower()
     try:
-        if file.suffix == ".parquet":
+        if suffix == ".parquet":
             rows = import_module("pyarrow.parquet").read_table(file).to_pylist()
-        elif file.suffix == ".csv":
+        elif suffix == ".csv":
             text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
-            rows = list(csv.DictReader(io.StringIO(text.decode(), newline=""), restkey="", strict=True))
+            table = csv.DictReader(io.StringIO(text.decode(), newline=""), strict=True)
+            rows, names = list(table), table.fieldnames or []
             text = b""
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"two columns are called {twice[0]!r}")
+            if long := [number for number, row in enumerate(rows) if None in row]:
+                raise ValueError(f"row {long[0]} has more cells than the header: put those with a comma into quotes")
         else:
             text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
-            is_list = file.suffix == ".json" and text.lstrip().startswith(b"[")
+            is_list = suffix == ".json" and text.lstrip().startswith(b"[")
             rows = json.loads(text) if is_list else []
             text = b"" if is_list else text
     except Exception as error:

@@ -262,9 +262,12 @@ class Judges:
                 require_math_verify()
             for one in inspect.signature(judge.function).parameters.values():
                 is_needed = one.default is one.empty and not one.kind.name.startswith("VAR")
-                if is_needed and one.name not in GIVEN and one.name not in row:
+                # a rule would take None for the text "None", and give empty answers the score of an empty truth
+                is_empty = judge.place in RULES and row.get(one.name) in (None, "")
+                if is_needed and one.name not in GIVEN and (is_empty or one.name not in row):
+                    known = "it is empty" if one.name in row else f"there are: {', '.join(row)}"
                     raise EnvironmentFailed(
-                        f"the judge {judge.name} needs a column {one.name} (there are: {', '.join(row)})\n"
+                        f"the judge {judge.name} needs a column {one.name} ({known})\n"
                         f'Map one to it: --rl-env-config \'{{"columns": {{"{one.name}": "its name"}}}}\''
                     )
 
