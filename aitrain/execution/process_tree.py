@@ -141,7 +141,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             close_fds=False,  # it has those of `pass_fds`
             start_new_session=True,
-            preexec_fn=lambda: _set_process(PR_SET_PDEATHSIG, signal.SIGTERM),  # if the supervisor is killed
+            preexec_fn=end_with_parent,  # if the supervisor is killed
         )
         signal.signal(signal.SIGTERM, lambda *_: self.ask())
         for work in (self.reap, self.listen):
@@ -218,6 +218,11 @@ def _set_process(option: int, value: int) -> None:
     """Set one of Linux's process options; other systems rely on the socket alone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Have this process asked to end when the one that started it ends, also if that is killed."""
+    _set_process(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def main(patience: str, *command: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted
 from aitrain.events import DRY_RUN_VARIABLE, Event, Failed, Note, Phase
-from aitrain.execution.process_tree import on_stop_signals
+from aitrain.execution.process_tree import end_with_parent, on_stop_signals
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
@@ -87,7 +87,8 @@ def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
         command = [sys.executable, "-P", "-m", "aitrain.ui.output", module, file.name]
         # the hash seed as in training, so that the order of sets is the same
         quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_VERBOSITY": "error"}  # else each try of the Hub is shown
-        child = subprocess.Popen(command, env={"PYTHONHASHSEED": "0", **quiet, **os.environ})
+        environment = {"PYTHONHASHSEED": "0", **quiet, **os.environ}
+        child = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent)
         with on_stop_signals(lambda number, _: child.terminate() if number == signal.SIGTERM else None):
             code = child.wait()  # it gets Ctrl-C from the terminal as well
     return code if code >= 0 else 128 - code
