@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, Started, Step, encode
 from aitrain.launch import ray_processes
 from aitrain.launch.machines import LaunchedRank
@@ -118,6 +118,26 @@ def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
     assert ray_processes.first_words(job, "10.0.0.0")["checkpoint"] == "newest"
 
 
+def test_the_machines_are_in_the_status_before_the_process_of_rank_0_which_rewrites_it(
+    plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("get_world_rank", "get_local_rank", "get_world_size", "get_local_world_size")
+    context = SimpleNamespace(**{name: lambda number=number: number for name, number in zip(names, (0, 0, 1, 1))})
+    train = SimpleNamespace(get_context=lambda: context)
+    util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.0")
+    collective = SimpleNamespace(broadcast_from_rank_zero=lambda words: words)
+    modules = {"": SimpleNamespace(train=train, util=util), ".train": train, ".util": util}
+    for name, module in {**modules, ".train.collective": collective}.items():
+        monkeypatch.setitem(sys.modules, f"ray{name}", module)
+
+    def parent(*_: object) -> None:
+        raise RunFailed(read_object(folder.status)["nodes"][0]["address"])
+
+    monkeypatch.setattr(ray_processes, "parent_of", parent)
+    with pytest.raises(RunFailed, match="10.0.0.0"):
+        ray_processes.run_rank({"job": RankJob(plan, folder, str(Path.cwd()))})
+
+
 # -- the command
 
 
@@ -171,7 +191,6 @@ def cluster(plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -
 def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are_not_the_end(cluster: Cluster) -> None:
     said = cluster.start(0)
     assert cluster.next() == Note("Training on Ray: rank 0 on node0, 10.0.0.0; rank 1 on node1, 10.0.0.1.", "info")
-    assert [node["host"] for node in read_object(cluster.folder.status)["nodes"]] == ["node0", "node1"]
     ray_processes.say(said, 0, Failed("Connection closed by peer", 1))
     ray_processes.say(said, 0, Note("more"))
     (said / "1.lost").write_text(json.dumps({"message": "Rank 1 of 2 was ended by SIGKILL"}))

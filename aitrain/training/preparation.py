@@ -9,6 +9,7 @@ Inside API of transformers 5.17 and TRL 1.16 that a dry run uses (tests/training
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from dataclasses import dataclass, replace
@@ -98,7 +99,12 @@ def prepare(context: RunContext) -> Prepared | None:
     if found is None:
         return None
     inputs, split = found
-    facts = {**context.describe(), "weights": weights_stamp(config.model), "processes": processes}
+    facts = {
+        **context.describe(),
+        "weights": weights_stamp(config.model),
+        "chat_template": hashlib.sha256(str(inputs.tokenizer.chat_template).encode()).hexdigest(),
+        "processes": processes,
+    }
     manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes)
     eval_state = resumed_eval_state(context, manifest)
     context.note(precision.note, "info")

@@ -65,9 +65,10 @@ def workers_in(folder: Path) -> list[int]:
 def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Command) -> None:
     notes = json.dumps({"notes": str(command.folder)})
     more = ["--eval-cases=3", "--eval-samples=3", f"--custom-callbacks={ENVIRONMENTS}:stops_on_one"]
-    done = command.run("Shared", "--num-processes=2", "--max-steps=3", f"--rl-env-config={notes}", *more)
+    done = command.run("Shared", "--num-processes=2", "--max-steps=4", f"--rl-env-config={notes}", *more, "--save-total-limit=3")
 
     assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(command.folder / "run" / "checkpoints")) == [f"checkpoint-{step}" for step in (1, 2, 3)]
     run = command.folder / "run"
     records = episodes_of(run)
     assert len(list(command.folder.glob("built-by-*"))) == 1

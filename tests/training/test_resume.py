@@ -217,6 +217,10 @@ def test_changes_are_refused_and_where_they_are_meant_the_initial_policy_is_scor
 
     with pytest.raises(ConfigError, match="dataset: other training cases"):
         train(Split(24), **resume, **options | {"eval_cases": 7})
+    with (model / "chat_template.jinja").open("a") as template:
+        template.write(" ")
+    with pytest.raises(ConfigError, match="text of the template has changed"):
+        train(Split(24), **resume, **options)
     with (model / "model.safetensors").open("r+b") as weights:
         weights.seek(-100_000, os.SEEK_END)
         weights.write(b"\0\0\0?" * 25_000)  # 0.5 each
