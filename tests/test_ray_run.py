@@ -121,8 +121,8 @@ def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
 def test_the_machines_are_in_the_status_before_the_process_of_rank_0_which_rewrites_it(
     plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("get_world_rank", "get_local_rank", "get_world_size", "get_local_world_size")
-    context = SimpleNamespace(**{name: lambda number=number: number for name, number in zip(names, (0, 0, 1, 1))})
+    one = {"get_world_size": lambda: 1, "get_local_world_size": lambda: 1}
+    context = SimpleNamespace(get_world_rank=int, get_local_rank=int, **one)
     train = SimpleNamespace(get_context=lambda: context)
     util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.0")
     collective = SimpleNamespace(broadcast_from_rank_zero=lambda words: words)
@@ -134,7 +134,7 @@ def test_the_machines_are_in_the_status_before_the_process_of_rank_0_which_rewri
         raise RunFailed(read_object(folder.status)["nodes"][0]["address"])
 
     monkeypatch.setattr(ray_processes, "parent_of", parent)
-    with pytest.raises(RunFailed, match="10.0.0.0"):
+    with pytest.raises(RunFailed, match=r"10\.0\.0\.0"):
         ray_processes.run_rank({"job": RankJob(plan, folder, str(Path.cwd()))})
 
 

@@ -63,9 +63,9 @@ def workers_in(folder: Path) -> list[int]:
 
 
 def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Command) -> None:
-    notes = json.dumps({"notes": str(command.folder)})
-    more = ["--eval-cases=3", "--eval-samples=3", f"--custom-callbacks={ENVIRONMENTS}:stops_on_one"]
-    done = command.run("Shared", "--num-processes=2", "--max-steps=4", f"--rl-env-config={notes}", *more, "--save-total-limit=3")
+    notes = "--rl-env-config=" + json.dumps({"notes": str(command.folder)})
+    more = [notes, "--eval-cases=3", "--eval-samples=3", f"--custom-callbacks={ENVIRONMENTS}:stops_on_one"]
+    done = command.run("Shared", "--num-processes=2", "--max-steps=4", "--save-total-limit=3", *more)
 
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir(command.folder / "run" / "checkpoints")) == [f"checkpoint-{step}" for step in (1, 2, 3)]
