@@ -58,6 +58,8 @@ class Manifest:
     """Seconds of the training, evaluations included, over all parts of a resumed run."""
     epoch: int = 0
     """The epoch of the run folder (`RunFolder.epoch`) in which it was written."""
+    held_out: str = ""
+    """Fingerprint of the cases that evaluations during the training play; empty in checkpoints of earlier versions."""
 
 
 MANIFEST_TYPE = TypeAdapter(Manifest)

@@ -10,14 +10,12 @@ Inside API of transformers 5.17 and TRL 1.16 that a dry run uses (tests/training
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from trl import GRPOConfig, GRPOTrainer
 
 from aitrain.batch import plan_batch, schedule_cases
@@ -105,7 +103,8 @@ def prepare(context: RunContext) -> Prepared | None:
         "chat_template": hashlib.sha256(str(inputs.tokenizer.chat_template).encode()).hexdigest(),
         "processes": processes,
     }
-    manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes)
+    train, during = fingerprint(inputs.cases), fingerprint(split.during)
+    manifest = Manifest(0, config.written(), facts, train, processes, held_out=during)
     eval_state = resumed_eval_state(context, manifest)
     context.note(precision.note, "info")
     context.enter("preparing the trainer")
@@ -138,7 +137,6 @@ def prepare(context: RunContext) -> Prepared | None:
     if context.checkpoint is not None:
         continue_scorings(eval_state, trainer, context.checkpoint, choosing)
         trainer.add_callback(RestoreState(context.checkpoint, trainer, eval_state.is_same))
-    context.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_sources(context.runner, context.folder)
@@ -201,8 +199,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         whole = longest_episode(cases, prompts, new_tokens, context_tokens)
         completion = new_tokens or context_tokens or config.rl_max_turns * config.rl_max_new_tokens
         context_tokens = fit_vllm(arguments, config, completion, whole)
-    choosing = split.choosing if len(split.choosing) else split.held_out
-    check_stopping(config, mixture_of(context.runner, choosing), schedule)
+    check_stopping(config, mixture_of(context.runner, split.during), schedule)
     context.note(str(schedule) if schedule.filled else None, "info")
     context.note(note_on_few_cases(mixture_of(context.runner, split.held_out)))
     context.note(note_on_steps(context.checkpoint, arguments), "info")

@@ -141,12 +141,8 @@ def test_a_training_process_that_is_killed_ends_the_run_with_its_name(command: C
 @pytest.mark.slow
 def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) -> None:
     running = command.start("Slow", "--num-processes=2", "--max-steps=2000", "--ddp-timeout=10", "--eval-cases=0")
-    status = command.folder / "run" / "status.json"
-    command.wait_until(lambda: "pids" in read_object(status), running)  # in the first heartbeat
     command.wait_for_step(2, running)
-    pids = read_object(status)["pids"]
-    assert set(pids) == set(workers_in(command.folder))
-    os.kill(pids[1], signal.SIGSTOP)
+    os.kill(workers_in(command.folder)[1], signal.SIGSTOP)
     _, err = running.communicate(timeout=240)
 
     assert running.returncode == 1, err

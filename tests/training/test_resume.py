@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,8 @@ from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, has_step
 from aitrain.runs.records import RolloutRecord, read_rollouts
 from aitrain.runs.reproduction import compare_repetition
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
-from aitrain.training.held_out_scoring import EvalState
 from aitrain.training.run_context import RunRecorder
-from aitrain.training.trainer_checkpoint import continue_scorings
+from aitrain.training.trainer_checkpoint import continue_scorings, resumed_eval_state
 from tests.environments.vowels import Vowels
 from tests.finished_runs import EVERY_STEP, LORA, PLAIN, TALK, FinishedRuns, Stops, Talk
 from tests.training.conftest import Train, rollouts
@@ -158,16 +158,22 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
     assert list(read_rollouts(file)) == [rollouts[0], again]
 
 
-@pytest.mark.parametrize(("now", "best"), [({}, 3), ({"eval_samples": 2}, None)])
+@pytest.mark.parametrize(
+    ("now", "cases", "best"), [({}, "same", 3), ({"eval_samples": 2}, "same", None), ({}, "edited", None)]
+)
 def test_the_best_step_has_a_checkpoint_and_was_chosen_by_the_same_cases(
-    now: dict[str, int], best: int | None, tmp_path: Path
+    now: dict[str, int], cases: str, best: int | None, tmp_path: Path
 ) -> None:
     folder, config = RunFolder(tmp_path), TrainConfig(save_best=True)
     made = folder.checkpoints / "checkpoint-3"
     made.mkdir(parents=True)
-    seal(made, Manifest(3, config.written(), {}, "", 1))
+    (made / "trainer_0.pt").touch()
+    facts = dict.fromkeys(("class", "file", "sha256", "config", "weights", "chat_template"))
+    before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same")
+    seal(made, before)
     append_lines(folder.metrics, [{"step": step, "eval_score": -step} for step in range(1, 4)])
-    run, state = SimpleNamespace(config=config.model_copy(update=now), note=print), EvalState()
+    run = SimpleNamespace(config=config.model_copy(update=now), note=print, checkpoint=made)
+    state = resumed_eval_state(run, replace(before, held_out=cases))  # type: ignore[arg-type]
     continue_scorings(state, SimpleNamespace(run=run, watch=run), made, SimpleNamespace(cases=[], samples=1))
     assert (state.best and state.best.step) == best
 
