@@ -37,6 +37,7 @@ from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, 
 from aitrain.training.model import (
     OUT_OF_REACH,
     Precision,
+    adapter_error,
     check_vocabulary,
     choose_precision,
     context_length,
@@ -181,6 +182,8 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         context.enter(f"loading {config.model}")
         load_once_per_machine(arguments)
         model = load_model(config, precision.dtype)
+        if hasattr(model, "peft_config"):  # transformers has loaded its base and frozen both
+            raise adapter_error(config.model)
         check_weights_finite(model, config.model)
 
     check_vocabulary(tokenizer, model)

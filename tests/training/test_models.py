@@ -178,6 +178,21 @@ def test_a_model_in_the_cache_is_loaded_though_the_hub_never_answers(
     assert not constants.HF_HUB_OFFLINE
 
 
+@pytest.mark.parametrize("has_configuration", [False, True])
+def test_an_adapter_in_the_cache_is_not_trained_as_a_model(
+    has_configuration: bool, silent_hub: object, train: Train, small_model: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    cached = tmp_path / "models--my--adapter"
+    save_adapter(small_model, cached / "snapshots" / "abc")
+    write(cached, {"refs/main": "abc"})
+    if has_configuration:
+        shutil.copy(small_model / "config.json", cached / "snapshots" / "abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match="my/adapter is an adapter"):
+        train(Vowels(), model="my/adapter")
+
+
 def test_a_damaged_adapter_is_named(adapter: Path) -> None:
     (adapter / "adapter_model.safetensors").write_bytes(b"damaged")
     with pytest.raises(ConfigError, match=r"cannot load the adapter .*adapter:"):
