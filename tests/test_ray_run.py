@@ -118,26 +118,6 @@ def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
     assert ray_processes.first_words(job, "10.0.0.0")["checkpoint"] == "newest"
 
 
-def test_the_machines_are_in_the_status_before_the_process_of_rank_0_which_rewrites_it(
-    plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = {"get_world_size": lambda: 1, "get_local_world_size": lambda: 1}
-    context = SimpleNamespace(get_world_rank=int, get_local_rank=int, **one)
-    train = SimpleNamespace(get_context=lambda: context)
-    util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.0")
-    collective = SimpleNamespace(broadcast_from_rank_zero=lambda words: words)
-    modules = {"": SimpleNamespace(train=train, util=util), ".train": train, ".util": util}
-    for name, module in {**modules, ".train.collective": collective}.items():
-        monkeypatch.setitem(sys.modules, f"ray{name}", module)
-
-    def parent(*_: object) -> None:
-        raise RunFailed(read_object(folder.status)["nodes"][0]["address"])
-
-    monkeypatch.setattr(ray_processes, "parent_of", parent)
-    with pytest.raises(RunFailed, match=r"10\.0\.0\.0"):
-        ray_processes.run_rank({"job": RankJob(plan, folder, str(Path.cwd()))})
-
-
 # -- the command
 
 
@@ -225,7 +205,7 @@ def test_an_error_of_the_run_itself_is_its_end_and_what_ray_says_where_there_is_
     assert "of Ray Train" in str(cluster.processes._why_failed())
 
 
-def test_ray_train_gets_the_number_of_processes_and_of_restarts(
+def test_ray_train_gets_the_number_of_processes_and_of_restarts_and_rank_0_writes_the_machines_before_it_starts(
     plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
@@ -238,10 +218,19 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
         seen.update(settings)
         return SimpleNamespace(fit=lambda: None)
 
+    def parent(*_: object) -> None:
+        raise RunFailed(read_object(folder.status)["nodes"][0]["address"])
+
     train = SimpleNamespace(FailureConfig=SimpleNamespace, RunConfig=SimpleNamespace, ScalingConfig=SimpleNamespace)
+    one = {"get_world_size": lambda: 1, "get_local_world_size": lambda: 1}
+    train.get_context = lambda: SimpleNamespace(get_world_rank=int, get_local_rank=int, **one)
+    util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.0")
+    context = SimpleNamespace(gcs_address="10.0.0.1:6379")
     modules = {
-        "ray": SimpleNamespace(train=train, get_runtime_context=lambda: SimpleNamespace(gcs_address="10.0.0.1:6379")),
+        "ray": SimpleNamespace(train=train, util=util, get_runtime_context=lambda: context),
         "ray.train": train,
+        "ray.util": util,
+        "ray.train.collective": SimpleNamespace(broadcast_from_rank_zero=lambda words: words),
         "ray.train.v2.api.data_parallel_trainer": SimpleNamespace(DataParallelTrainer=trainer),
     }
     for name, module in modules.items():
@@ -257,3 +246,7 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
     assert seen["scaling_config"].num_workers == 2
     assert seen["scaling_config"].resources_per_worker == {"CPU": 1.0}
     assert seen["run_config"].failure_config.max_failures == 7
+    (folder.path / PRIVATE).mkdir()
+    monkeypatch.setattr(ray_processes, "parent_of", parent)
+    with pytest.raises(RunFailed, match=r"10\.0\.0\.0"):
+        ray_processes.run_rank({"job": RankJob(plan, folder, str(Path.cwd()))})
