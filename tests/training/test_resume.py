@@ -82,10 +82,13 @@ def test_a_resumed_run_has_the_moved_reference_model_of_one_that_was_never_stopp
     assert_same(killed, whole.folder)
 
 
-def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(train: Train, finished: FinishedRuns) -> None:
-    """Six scores before training, eight in each step, six after it: the signal comes in the second step."""
-    stopped = train(Stops(6 + 8 + 6 + 1, signal.SIGINT), **PLAIN, project_name="run")
-    assert (stopped.status, stopped.steps) == ("stopped", 2)
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(
+    step: int, train: Train, finished: FinishedRuns
+) -> None:
+    """Six scores before training, eight in each step, six after it: the signal comes in a step, also in the last."""
+    stopped = train(Stops(6 + 14 * (step - 1) + 1, signal.SIGINT), **PLAIN, project_name="run")
+    assert (stopped.status, stopped.steps, stopped.score_after) == ("stopped", step, None)
     resumed = train(Stops(), **PLAIN, project_name="run", resume_from_checkpoint="auto")
     assert_same(resumed.folder, finished("plain").folder)
 
