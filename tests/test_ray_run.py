@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, Started, Step, encode
 from aitrain.launch import ray_processes
 from aitrain.launch.machines import LaunchedRank
@@ -171,7 +171,6 @@ def cluster(plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -
 def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are_not_the_end(cluster: Cluster) -> None:
     said = cluster.start(0)
     assert cluster.next() == Note("Training on Ray: rank 0 on node0, 10.0.0.0; rank 1 on node1, 10.0.0.1.", "info")
-    assert [node["host"] for node in read_object(cluster.folder.status)["nodes"]] == ["node0", "node1"]
     ray_processes.say(said, 0, Failed("Connection closed by peer", 1))
     ray_processes.say(said, 0, Note("more"))
     (said / "1.lost").write_text(json.dumps({"message": "Rank 1 of 2 was ended by SIGKILL"}))
@@ -206,7 +205,7 @@ def test_an_error_of_the_run_itself_is_its_end_and_what_ray_says_where_there_is_
     assert "of Ray Train" in str(cluster.processes._why_failed())
 
 
-def test_ray_train_gets_the_number_of_processes_and_of_restarts(
+def test_ray_train_gets_the_number_of_processes_and_of_restarts_and_rank_0_writes_the_machines_before_it_starts(
     plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
@@ -219,10 +218,19 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
         seen.update(settings)
         return SimpleNamespace(fit=lambda: None)
 
+    def parent(*_: object) -> None:
+        raise RunFailed(read_object(folder.status)["nodes"][0]["address"])
+
     train = SimpleNamespace(FailureConfig=SimpleNamespace, RunConfig=SimpleNamespace, ScalingConfig=SimpleNamespace)
+    one = {"get_world_size": lambda: 1, "get_local_world_size": lambda: 1}
+    train.get_context = lambda: SimpleNamespace(get_world_rank=int, get_local_rank=int, **one)
+    util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.0")
+    context = SimpleNamespace(gcs_address="10.0.0.1:6379")
     modules = {
-        "ray": SimpleNamespace(train=train, get_runtime_context=lambda: SimpleNamespace(gcs_address="10.0.0.1:6379")),
+        "ray": SimpleNamespace(train=train, util=util, get_runtime_context=lambda: context),
         "ray.train": train,
+        "ray.util": util,
+        "ray.train.collective": SimpleNamespace(broadcast_from_rank_zero=lambda words: words),
         "ray.train.v2.api.data_parallel_trainer": SimpleNamespace(DataParallelTrainer=trainer),
     }
     for name, module in modules.items():
@@ -238,3 +246,7 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
     assert seen["scaling_config"].num_workers == 2
     assert seen["scaling_config"].resources_per_worker == {"CPU": 1.0}
     assert seen["run_config"].failure_config.max_failures == 7
+    (folder.path / PRIVATE).mkdir()
+    monkeypatch.setattr(ray_processes, "parent_of", parent)
+    with pytest.raises(RunFailed, match=r"10\.0\.0\.0"):
+        ray_processes.run_rank({"job": RankJob(plan, folder, str(Path.cwd()))})

@@ -79,7 +79,7 @@ def weights(change: float) -> Change:
     return lambda run: save_file({"weight": torch.arange(4.0) + change}, run / "model" / "model.safetensors")
 
 
-SAME, ROUNDED, DIFFERENT = "the same bits", "the same to rounding", "different"
+SAME, ROUNDED, DIFFERENT, GONE = "the same bits", "the same to rounding", "different", "not compared"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,7 @@ SAME, ROUNDED, DIFFERENT = "the same bits", "the same to rounding", "different"
             "step 1, case 2: messages",
         ),
         (replaced("rollouts/rank0.jsonl", '{"step": 2, "row_number": 2', "x"), [DIFFERENT, SAME, SAME], "6 and 5"),
+        (lambda run: [shutil.rmtree(run / name) for name in ("rollouts", "model")], [GONE, SAME, GONE], "no episodes"),
     ],
 )
 def test_what_differs_is_found_and_where_it_began(runs: Path, change: Change, expected: list[str], about: str) -> None:

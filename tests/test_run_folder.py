@@ -137,3 +137,6 @@ def test_a_command_that_was_replaced_writes_nothing_more(tmp_path: Path) -> None
     second.check_owner()
     assert (read_object(second.status)["status"], read_object(second.status)["step"]) == ("running", 4)
     assert RunFolder(tmp_path).claimed(7).epoch == 7
+    tmp_path.rename(tmp_path.with_name("elsewhere"))
+    with pytest.raises(CannotWriteError, match="moved or deleted"):
+        second.check_owner()

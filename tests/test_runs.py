@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
+from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life, state_of
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from tests.conftest import run_in_process
 
@@ -49,6 +49,7 @@ def written_by(pid: int) -> dict[str, Any]:
 def test_a_run_lives_as_long_as_its_process(sleeper: subprocess.Popen[bytes]) -> None:
     status = written_by(sleeper.pid) | {"heartbeat": time.time() - 10 * SILENCE}
     assert is_alive(status)
+    assert state_of({**status, "status": "running", "stalls_at": time.time() - 2 * SILENCE}) == "stalled"
     assert not is_alive(status | {"started": status["started"] - 1})  # another process with this id
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code yet

@@ -16,10 +16,9 @@ from aitrain.launch.preflight import check
 from aitrain.launch.processes import Processes
 from aitrain.options.train import TrainConfig
 from aitrain.runs import watchdog
-from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
-from aitrain.runs.run_folder import RunFolder, read_object, write_json
+from aitrain.runs.heartbeat import Heartbeat, Progress
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Watchdog, waits_for_another_rank
-from aitrain.ui.overview import Overview
 from tests.conftest import is_alive
 from tests.execution.waiting import eventually
 from tests.hanging_worker import HANGS
@@ -143,14 +142,6 @@ def test_a_rank_in_a_collective_operation_is_told_from_one_that_hangs() -> None:
 
 
 # -- status.json
-
-
-def test_a_run_that_hangs_is_shown_as_stalled(tmp_path: Path) -> None:
-    """One that was ended for it, too: training/test_stalls.py."""
-    folder = RunFolder(tmp_path)
-    folder.config.write_text("model: tiny\n")
-    write_json(folder.status, {**sign_of_life(), "status": "running", "stalls_at": time.time() - 2 * SILENCE})
-    assert Overview(folder.path).status == "stalled"
 
 
 def test_a_heartbeat_says_the_phase_and_when_the_run_counts_as_stalled(

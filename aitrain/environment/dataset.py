@@ -124,7 +124,7 @@ def canonical_text(value: object) -> str:
     if hasattr(value, "tolist"):  # the repr of arrays and tensors is abbreviated
         return canonical_text(value.tolist())
     text = f"{type(value).__qualname__} {value!r}"
-    return type(value).__qualname__ if " at 0x" in text else text
+    return type(value).__qualname__ if " at 0x" in text and not isinstance(value, str) else text
 
 
 def build_cases(environment: object, tokenizer: object) -> Datasets:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator, PartialState
-from accelerate.utils import InitProcessGroupKwargs, gather_object
+from accelerate.utils import InitProcessGroupKwargs
 
 from aitrain.batch import plan_batch
 from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
@@ -87,7 +87,6 @@ def _play_and_score(
     context: RunContext, rollouts: PolicyRollouts, plan: EvalPlan, begun: EvalResult
 ) -> EvalResult | None:
     progress, folder, is_main = context.progress, context.folder, PartialState().is_main_process
-    progress.pids = gather_object([os.getpid()])
     steps = len(plan.cases) * sum(len(plan.numbers(name)) for name in plan.decodings)
     progress.steps, progress.step, progress.seconds = steps, 0, 0.0
     began, failed = time.monotonic(), 0

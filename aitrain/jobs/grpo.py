@@ -71,9 +71,12 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     after, best = NO_SCORES, None
     try:
         _train(context, prepared)
-        status = "stopped" if prepared.held_out.stopped else "finished"
-        context.stop.on_any_rank()  # a callback of the user's may have ended the run on one rank, after its last step
         _save(context, prepared)
+        # a run that is asked to stop in its last step scores when it is resumed; one that ended itself scores now
+        is_asked = context.stop.on_any_rank() and context.stop.reason is None
+        status = "stopped" if prepared.held_out.stopped or is_asked else "finished"
+        if is_asked:
+            _save_last_step(context, prepared.trainer)
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
             is_chosen = best is not None or prepared.held_out.reason is not None
@@ -178,6 +181,13 @@ def _save(context: RunContext, prepared: Prepared) -> None:
         if config.peft and config.merge_adapter and trainer.accelerator.is_main_process:
             merge_adapter(trainer, context.folder, config, prepared.precision.dtype)
     trainer.accelerator.wait_for_everyone()
+
+
+def _save_last_step(context: RunContext, trainer: EpisodeTrainer) -> None:
+    """Save a checkpoint, unless there is one of the last step."""
+    path = context.folder.checkpoints / f"{PREFIX}{trainer.state.global_step}"
+    if not of_first(path.is_dir()):
+        trainer.save_checkpoint()
 
 
 def _take_best(context: RunContext, prepared: Prepared) -> MetricsLine | None:

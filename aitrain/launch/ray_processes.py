@@ -29,9 +29,8 @@ from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
 from aitrain.redaction import disable_telemetry
-from aitrain.runs import heartbeat
 from aitrain.runs.checkpoint import newest_checkpoint
-from aitrain.runs.heartbeat import NodeInfo
+from aitrain.runs.heartbeat import NodeInfo, nodes_json
 from aitrain.runs.json_values import whole_lines
 from aitrain.runs.run_folder import RunFolder, append_text, read_object, write_json
 
@@ -146,7 +145,6 @@ class RayProcesses(Processes):
             return
         if not self._met and len(places := read_places(starts[-1])) == self.world:
             self._met = True
-            self.folder.write_status("running", nodes=heartbeat.nodes_json(nodes_of(places)))
             where = "; ".join(f"rank {place.rank} on {place}" for place in places)
             if len(starts) == 1:
                 self._hear(Note(f"Training on Ray: {where}.", "info"))
@@ -294,6 +292,8 @@ def run_rank(config: dict[str, RankJob]) -> None:
         if time.monotonic() > deadline:
             raise RunFailed(f"{socket.gethostname()} does not see the files of all ranks in {said}")
         time.sleep(LOOK)
+    if number == 0:  # before its process, which rewrites the file from then on, is started
+        job.folder.write_status("running", nodes=nodes_json(nodes_of(places)))
     local = context.get_local_rank(), context.get_local_world_size()
     processes = parent_of(
         LaunchedRank(number, world, *local, start["address"], start["port"]), places, job, partial(say, said, number)

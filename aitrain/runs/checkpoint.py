@@ -58,6 +58,8 @@ class Manifest:
     """Seconds of the training, evaluations included, over all parts of a resumed run."""
     epoch: int = 0
     """The epoch of the run folder (`RunFolder.epoch`) in which it was written."""
+    held_out: str = ""
+    """Fingerprint of the cases that evaluations during the training play; empty in checkpoints of earlier versions."""
 
 
 MANIFEST_TYPE = TypeAdapter(Manifest)
@@ -279,6 +281,8 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
         changes.append(f"rl_env_config: {old['config']} -> {new['config']}")
     if old.get("weights", new["weights"]) != new["weights"]:
         changes.append("model: the files of its weights have changed")
+    if old.get("chat_template", new["chat_template"]) != new["chat_template"]:
+        changes.append("chat_template: the text of the template has changed")
     if before.dataset != now.dataset:
         changes.append("dataset: other training cases, of the environment or by eval_cases")
     return changes

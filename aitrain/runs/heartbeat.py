@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -36,8 +36,6 @@ class Progress:
     status: str = "running"
     step: int | None = None
     steps: int | None = None
-    pids: list[int] = field(default_factory=list)
-    """The training processes of all machines, the first one first."""
     ends_at: float | None = None
     """Estimated time of the last step, in seconds since 1970."""
     score_before: float | None = None
@@ -98,15 +96,13 @@ class Heartbeat:
         if not self.is_writer:
             return
         known = asdict(self.progress)
-        status, pids, limit = (known.pop(name) for name in ("status", "pids", "stall_timeout"))
+        status, limit = known.pop("status"), known.pop("stall_timeout")
         if (count := activity.total()) != self._count:
             self._count, self._progressed = count, time.time()
         seen = activity.read(activity.own.memory, activity.own.rank)
         known["phase"] = seen.name
         known["stalls_at"] = None if limit is None else round(self._progressed + max(limit, seen.allows), 3)
         known["rollout"] = asdict(self._playing) if self._playing.episodes else {}
-        if pids:
-            known["pids"] = pids[: int(os.environ.get("LOCAL_WORLD_SIZE", len(pids)))]  # those of this machine
         with suppress(OSError):
             self.folder.write_status(status, **sign_of_life(), **known)
 

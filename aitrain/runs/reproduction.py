@@ -105,6 +105,8 @@ Line = RolloutRecord | MetricsLine
 
 def _compare_lines(name: str, unit: str, before: Sequence[Line], after: Sequence[Line]) -> Part:
     largest = 0.0
+    if not (before and after):  # deleted to save space
+        return Part(name, "not compared", f"a run has no {unit} any more")
     for one, other in zip((line.to_json() for line in before), (line.to_json() for line in after), strict=False):
         for key in dict.fromkeys((*TELLING, *one, *other)):
             if key in TIMES or key.startswith("time/"):
@@ -149,8 +151,10 @@ def _shown(one: object, other: object) -> str:
 def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Part:
     """Compare the files of model/, tensor by tensor if their bytes are not the same."""
     names, others = (sorted(file.name for file in one.model.glob("*.safetensors")) for one in (run, again))
-    if not names or names != others:
-        return Part("weights", "different" if names else "not compared", "the files of model/ are not the same")
+    if not (names and others):
+        return Part("weights", "not compared", "a run has no model/ any more")
+    if names != others:
+        return Part("weights", "different", "the files of model/ are not the same")
     if filecmp.cmpfiles(run.model, again.model, names, shallow=False)[0] == names:
         return Part("weights", "the same bits", f"model/ of step {step}")
     from safetensors.torch import load_file  # here, because most repetitions have the same bytes
@@ -184,6 +188,7 @@ def _made_with(folder: RunFolder) -> tuple[dict[str, str], dict[str, str]]:
     made, options = read_object(folder.environment), as_object(read_yaml(folder.config.read_text(encoding="utf-8")))
     facts = {name: made.get(name) for name in ("python", "platform", "cpus", "gpus", "git_commit", "class")}
     facts = {**as_object(made.get("packages")), **facts, "environment's source": made.get("sha256")}
+    facts["chat template"] = made.get("chat_template")
     chosen = {*OWN_OPTIONS, "num_processes", *(name for name in options if name.startswith("rl_env"))}
     given = {name: value for name, value in options.items() if name not in chosen}
     shown = [{name: as_text(value) or "-" for name, value in values.items()} for values in (facts, given)]

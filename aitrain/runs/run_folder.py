@@ -172,11 +172,16 @@ class RunFolder:
         return replace(self, epoch=epoch)
 
     def check_owner(self) -> None:
-        """Check that no other command has claimed the folder; called before something is written.
+        """Check that the folder is there, and no other command has claimed it; called before something is written.
 
         Raises:
-            CannotWriteError: one has.
+            CannotWriteError: it was moved or deleted, or another command has claimed it.
         """
+        if not self.path.is_dir():
+            raise CannotWriteError(
+                f"The run folder {self.path} was moved or deleted during the run.\n"
+                "If it was moved, continue it where it is now: aitrain grpo --config FOLDER/config.yaml --resume"
+            )
         if self._is_lost():
             raise CannotWriteError(f"Another command runs in {self.path} now: this one writes nothing more.")
 

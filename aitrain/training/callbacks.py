@@ -113,8 +113,8 @@ def _passing_stop(
     *_, control = arguments
     was_stopping = control.should_training_stop
     control = event(*arguments, **keywords) or control
-    if control.should_training_stop and not was_stopping:
-        control.should_training_stop = False
+    if control.should_epoch_stop or (control.should_training_stop and not was_stopping):
+        control.should_training_stop = control.should_epoch_stop = False  # the run is one epoch of transformers
         end_run()
     return control
 

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from torch._C._distributed_c10d import Store, TCPStore
+from transformers import TrainerControl
 
 from aitrain.errors import RunFailed
 from aitrain.events import STORE_VARIABLE
@@ -59,6 +60,12 @@ def of_first(value: T) -> T:
     values = [value]
     broadcast_object_list(values)
     return values[0]
+
+
+def agree_on(control: TrainerControl) -> None:
+    """Make all ranks log, save or evaluate if a callback on any of them asked for it. Every rank must call this."""
+    asked = gather_object([(control.should_log, control.should_save, control.should_evaluate)])
+    control.should_log, control.should_save, control.should_evaluate = map(any, zip(*asked, strict=True))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of_mean, named
-from aitrain.training.distributed import of_first
+from aitrain.training.distributed import agree_on, of_first
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext, RunRecorder
 from aitrain.training.tracking import Tracking
@@ -158,11 +158,13 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             raise TrainingOver
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Stop if any process was asked to. Else score if it is due; with --save-best, save the best step so far. A
-        collective operation, so that every process calls it in every step."""
+        """Stop if any process was asked to. Else score if it is due, or a callback of the user's asks for it; with
+        --save-best, save the best step so far. A collective operation, so that every process calls it in every step."""
+        agree_on(control)
         if self.context.stop.on_any_rank() and state.global_step < state.max_steps:
             self.stopped = control.should_training_stop = control.should_save = True
-        is_due, is_last = self._is_due(state), state.global_step >= state.max_steps
+        is_due, is_last = self._is_due(state) or control.should_evaluate, state.global_step >= state.max_steps
+        control.should_evaluate = False  # transformers has no held-out cases
         # --save-best scores the last step in any case; a run that continues deletes that scoring where none is due
         self.state.owes_evaluation = (is_due and control.should_training_stop) or (
             is_last and (is_due or self.context.config.save_best)

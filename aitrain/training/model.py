@@ -184,11 +184,21 @@ def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
     what = " ".join(str(error).split())
     if "attn_implementation" in what:
         return ConfigError(f"attn_implementation: {what[:200]}\nOmit it to get the default of the model.")
+    if isinstance(try_to_load_from_cache(config.model, "adapter_config.json"), str):
+        return adapter_error(config.model)
     reason = next((reason for words, reason in _REASONS.items() if words in what), f"{type(error).__name__}: {what}")
     near = did_you_mean(config.model, _runs_here())  # of the commands that take runs, too
     return ConfigError(
         f"model: cannot load {config.model}: {reason[:200]}{'.' if near else ''}{near}\n"
         "Give a folder, or a name on the Hub (a gated one needs HF_TOKEN); `tiny` is always available."
+    )
+
+
+def adapter_error(name: str) -> ConfigError:
+    """The error of an adapter on the Hub in place of a model."""
+    return ConfigError(
+        f"model: {name} is an adapter, not a model\n"
+        f"Make it one: hf download {name} --local-dir adapter && aitrain export adapter --out model"
     )
 
 

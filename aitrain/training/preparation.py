@@ -9,14 +9,13 @@ Inside API of transformers 5.17 and TRL 1.16 that a dry run uses (tests/training
 
 from __future__ import annotations
 
-import os
+import hashlib
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from trl import GRPOConfig, GRPOTrainer
 
 from aitrain.batch import plan_batch, schedule_cases
@@ -38,6 +37,7 @@ from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, 
 from aitrain.training.model import (
     OUT_OF_REACH,
     Precision,
+    adapter_error,
     check_vocabulary,
     choose_precision,
     context_length,
@@ -98,8 +98,14 @@ def prepare(context: RunContext) -> Prepared | None:
     if found is None:
         return None
     inputs, split = found
-    facts = {**context.describe(), "weights": weights_stamp(config.model), "processes": processes}
-    manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes)
+    facts = {
+        **context.describe(),
+        "weights": weights_stamp(config.model),
+        "chat_template": hashlib.sha256(str(inputs.tokenizer.chat_template).encode()).hexdigest(),
+        "processes": processes,
+    }
+    train, during = fingerprint(inputs.cases), fingerprint(split.during)
+    manifest = Manifest(0, config.written(), facts, train, processes, held_out=during)
     eval_state = resumed_eval_state(context, manifest)
     context.note(precision.note, "info")
     context.enter("preparing the trainer")
@@ -132,7 +138,6 @@ def prepare(context: RunContext) -> Prepared | None:
     if context.checkpoint is not None:
         continue_scorings(eval_state, trainer, context.checkpoint, choosing)
         trainer.add_callback(RestoreState(context.checkpoint, trainer, eval_state.is_same))
-    context.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_sources(context.runner, context.folder)
@@ -177,6 +182,8 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         context.enter(f"loading {config.model}")
         load_once_per_machine(arguments)
         model = load_model(config, precision.dtype)
+        if hasattr(model, "peft_config"):  # transformers has loaded its base and frozen both
+            raise adapter_error(config.model)
         check_weights_finite(model, config.model)
 
     check_vocabulary(tokenizer, model)
@@ -195,8 +202,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         whole = longest_episode(cases, prompts, new_tokens, context_tokens)
         completion = new_tokens or context_tokens or config.rl_max_turns * config.rl_max_new_tokens
         context_tokens = fit_vllm(arguments, config, completion, whole)
-    choosing = split.choosing if len(split.choosing) else split.held_out
-    check_stopping(config, mixture_of(context.runner, choosing), schedule)
+    check_stopping(config, mixture_of(context.runner, split.during), schedule)
     context.note(str(schedule) if schedule.filled else None, "info")
     context.note(note_on_few_cases(mixture_of(context.runner, split.held_out)))
     context.note(note_on_steps(context.checkpoint, arguments), "info")

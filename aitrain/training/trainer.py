@@ -98,7 +98,7 @@ from aitrain.training.algorithm import (
 )
 from aitrain.training.batch_source import batch_source
 from aitrain.training.dataset import case_numbers
-from aitrain.training.distributed import of_first
+from aitrain.training.distributed import agree_on, of_first
 from aitrain.training.engine_setup import make_rollouts
 from aitrain.training.holdout import CaseList, PromptLimit
 from aitrain.training.model import keep_adapter_float32
@@ -575,6 +575,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if server is not None:
             logs |= server.metrics
         super().log(logs, start_time)
+        agree_on(self.control)
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """No-op: ui/card.py writes the card of a run."""

@@ -201,6 +201,7 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     elif changes:
         context.note(f"Resumed with changes, so without exact reproducibility: {'; '.join(changes)}")
     is_comparable = SCORES_FOLLOW_FROM.isdisjoint(re.split("[:.]", change)[0] for change in changes)
+    is_comparable &= before.held_out in ("", now.held_out)
     return EvalState(before.owes_evaluation, not changes, is_comparable)
 
 

@@ -344,13 +344,14 @@ class Overview:
     @property
     def next_steps(self) -> list[dict[str, str]]:
         """Commands that follow on the result of a training that came to its end, and what each is for."""
-        run = shlex.quote(str(self.run.path))
+        run, has_model = shlex.quote(str(self.run.path)), self.run.model.is_dir()
+        has_rollouts = bool(self.run.rollout_files)  # to save space, both may have been deleted
         commands = {
-            "talk to it": f"aitrain chat {run}",
-            "before and after, case by case": f"aitrain compare {run}",
-            "every rollout in a browser": f"aitrain view {run}",
-            "score it with more samples": f"aitrain eval {run} --samples 4",
-            "hand it over": f"aitrain export {run}",
+            "talk to it": f"aitrain chat {run}" if has_model else "",
+            "before and after, case by case": f"aitrain compare {run}" if has_rollouts and self.verdict else "",
+            "every rollout in a browser": f"aitrain view {run}" if has_rollouts else "",
+            "score it with more samples": f"aitrain eval {run} --samples 4" if has_model else "",
+            "hand it over": f"aitrain export {run}" if has_model else "",
             "train longer": self.continuing(),
         }
         return [{"what": what, "command": command} for what, command in commands.items() if self.is_over and command]

@@ -21,8 +21,8 @@ from aitrain.ui.overview import Overview
 
 PATIENCE = 0.3
 """Seconds that a page waits for rollouts to be read before it is shown without them."""
-SIGNS = ("config.yaml", "metrics.jsonl", "status.json", "rollouts")
-"""Files that identify a run folder; one suffices."""
+SIGNS = ("metrics.jsonl", "status.json", "rollouts")
+"""Files that identify a run folder; one suffices. A config.yaml is also what a user writes options into."""
 MOST_RUNS = 2_000
 
 

@@ -38,12 +38,18 @@ class Slow:
 
 
 def stops_on_one():
-    """A callback that ends the run after two steps, on the second process only."""
+    """A callback that saves after two steps, and ends the run after the third, on the second process only."""
     from transformers import TrainerCallback
+
+    is_second = os.environ["RANK"] == "1"
 
     class Stops(TrainerCallback):
         def on_step_end(self, args, state, control, **rest):
-            control.should_training_stop = state.global_step == 2 and os.environ["RANK"] == "1"
+            control.should_save |= state.global_step == 1 and is_second
+            control.should_training_stop = state.global_step == 3 and is_second
+
+        def on_log(self, args, state, control, **rest):
+            control.should_save |= state.global_step == 2 and is_second
 
     return Stops()
 

@@ -93,10 +93,10 @@ def status_of(run: Path) -> dict[str, Any]:
 
 
 def held(pair: Network, run: Path, *flags: str) -> list[Command]:
-    """The same, when the run waits in its fourth step, with a checkpoint, and the heartbeat has all processes."""
+    """The same, when the run waits in its fourth step, with a checkpoint."""
     commands = train(pair, *flags, HELD=str(run))
     deadline = time.monotonic() + 240
-    while not checkpoints_of(RunFolder(run)) or "pids" not in status_of(run):
+    while not checkpoints_of(RunFolder(run)):
         ended = [end_of(command) for command in commands if command.poll() is not None]
         assert not ended, ended
         assert time.monotonic() < deadline

@@ -13,16 +13,6 @@ from aitrain.runs.new_folder import new_folder
 from tests.conftest import listing, write
 
 
-def test_it_appears_when_it_is_complete(tmp_path: Path) -> None:
-    place = tmp_path / "new" / "out"
-    with new_folder(place) as partial:
-        write(partial, {"a/b.txt": "b"})
-        (partial / "a" / "b.txt").chmod(0o600)
-        assert not place.exists()
-    assert listing(tmp_path) == ["new", "new/out", "new/out/a", "new/out/a/b.txt"]
-    assert (place / "a" / "b.txt").stat().st_mode & 0o777 == 0o644
-
-
 def test_an_error_leaves_nothing_and_a_folder_that_appeared_in_the_meantime_is_kept(tmp_path: Path) -> None:
     def fill(*others: str) -> None:
         with new_folder(tmp_path / "out") as partial:
@@ -53,10 +43,13 @@ def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["out", "out/new"]
 
 
-def test_of_two_at_once_the_second_is_refused_and_the_first_is_unharmed(tmp_path: Path) -> None:
-    place = tmp_path / "out"
+def test_it_appears_when_it_is_complete_and_a_second_one_is_refused_until_then(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "out"
     with new_folder(place) as partial:
         write(partial, {"first": "x"})
+        (partial / "first").chmod(0o600)
+        assert not place.exists()
         with pytest.raises(ConfigError, match="another process"), new_folder(place):
             pass
-    assert listing(place) == ["first"]
+    assert listing(tmp_path) == ["new", "new/out", "new/out/first"]
+    assert (place / "first").stat().st_mode & 0o777 == 0o644

@@ -302,7 +302,8 @@ from transformers import TrainerCallback
 def stops():
     class Stops(TrainerCallback):
         def on_step_end(self, args, state, control, **rest):
-            control.should_training_stop = state.global_step == 1
+            control.should_evaluate = state.global_step == 1
+            control.should_epoch_stop = state.global_step == 2
     return Stops()
 """
 
@@ -315,18 +316,18 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages_and_custom_
         Vowels(),
         custom_callbacks="mine.py:stops",
         max_steps=3,
-        eval_cases=0,
         rl_overlong_buffer=6,
         rl_stop=list("aeiou0123456789"),
     )
-    assert (result.status, result.steps) == ("stopped", 1)
-    records = rollouts(result)
+    assert (result.status, result.steps) == ("stopped", 2)
+    assert "eval_score" in result.history[0]
+    records = rollouts(result)[:8]  # of the first step
     lengths = torch.tensor([record["tokens"] for record in records])
     rewards = torch.tensor([record["score"] for record in records]) - lengths / 6
     expected = group_advantages(rewards, 4, "group").tolist()
     assert [record["advantage"] for record in records] == pytest.approx(expected, abs=1e-5)
     assert len(set(lengths.tolist())) > 1
-    assert result.history[0]["penalty/overlong"] == pytest.approx(float((lengths / 6).mean()))
+    assert result.history[1]["penalty/overlong"] == pytest.approx(float((lengths / 6).mean()))
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])

@@ -132,7 +132,11 @@ def test_rows_with_one_prompt_or_none_are_split_by_their_rows(
     prompt: dict[str, Any], may_open: bool, overlap: int, limit: PromptLimit
 ) -> None:
     """Where the environment speaks first there is no question that could look the same."""
-    found = made([{**prompt, "number": n // 2} for n in range(20)], replace(limit, may_open=may_open), eval_cases=4)
+    found = made(
+        [{**prompt, "number": f"a call at 0x{n // 2}"} for n in range(20)],
+        replace(limit, may_open=may_open),
+        eval_cases=4,
+    )
 
     numbers = [{case.row["number"] for case in cases} for cases in (found.train, found.held_out)]
     assert numbers[0].isdisjoint(numbers[1])

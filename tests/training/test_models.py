@@ -165,8 +165,8 @@ def test_a_hub_that_never_answers_is_asked_once_and_own_runs_are_named_before(
     assert silent_hub() == 1
 
 
-def test_a_model_in_the_cache_is_loaded_though_the_hub_never_answers(
-    silent_hub: Callable[[], int], small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_in_the_cache_is_loaded_though_the_hub_never_answers_and_an_adapter_there_is_no_model_to_train(
+    silent_hub: Callable[[], int], train: Train, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached = tmp_path / "models--some--model"
     shutil.copytree(small_model, cached / "snapshots" / "abc")
@@ -176,6 +176,11 @@ def test_a_model_in_the_cache_is_loaded_though_the_hub_never_answers(
     assert policy.config.model == "some/model"
     assert silent_hub() == 1
     assert not constants.HF_HUB_OFFLINE
+    save_adapter(small_model, cached / "snapshots" / "abc")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="some/model is an adapter"):
+            train(Vowels(), model="some/model")
+        (cached / "snapshots" / "abc" / "config.json").unlink(missing_ok=True)
 
 
 def test_a_damaged_adapter_is_named(adapter: Path) -> None:

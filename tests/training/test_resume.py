@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,8 @@ from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, has_step
 from aitrain.runs.records import RolloutRecord, read_rollouts
 from aitrain.runs.reproduction import compare_repetition
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
-from aitrain.training.held_out_scoring import EvalState
 from aitrain.training.run_context import RunRecorder
-from aitrain.training.trainer_checkpoint import continue_scorings
+from aitrain.training.trainer_checkpoint import continue_scorings, resumed_eval_state
 from tests.environments.vowels import Vowels
 from tests.finished_runs import EVERY_STEP, LORA, PLAIN, TALK, FinishedRuns, Stops, Talk
 from tests.training.conftest import Train, rollouts
@@ -82,10 +82,13 @@ def test_a_resumed_run_has_the_moved_reference_model_of_one_that_was_never_stopp
     assert_same(killed, whole.folder)
 
 
-def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(train: Train, finished: FinishedRuns) -> None:
-    """Six scores before training, eight in each step, six after it: the signal comes in the second step."""
-    stopped = train(Stops(6 + 8 + 6 + 1, signal.SIGINT), **PLAIN, project_name="run")
-    assert (stopped.status, stopped.steps) == ("stopped", 2)
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(
+    step: int, train: Train, finished: FinishedRuns
+) -> None:
+    """Six scores before training, eight in each step, six after it: the signal comes in a step, also in the last."""
+    stopped = train(Stops(6 + 14 * (step - 1) + 1, signal.SIGINT), **PLAIN, project_name="run")
+    assert (stopped.status, stopped.steps, stopped.score_after) == ("stopped", step, None)
     resumed = train(Stops(), **PLAIN, project_name="run", resume_from_checkpoint="auto")
     assert_same(resumed.folder, finished("plain").folder)
 
@@ -158,16 +161,22 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
     assert list(read_rollouts(file)) == [rollouts[0], again]
 
 
-@pytest.mark.parametrize(("now", "best"), [({}, 3), ({"eval_samples": 2}, None)])
+@pytest.mark.parametrize(
+    ("now", "cases", "best"), [({}, "same", 3), ({"eval_samples": 2}, "same", None), ({}, "edited", None)]
+)
 def test_the_best_step_has_a_checkpoint_and_was_chosen_by_the_same_cases(
-    now: dict[str, int], best: int | None, tmp_path: Path
+    now: dict[str, int], cases: str, best: int | None, tmp_path: Path
 ) -> None:
     folder, config = RunFolder(tmp_path), TrainConfig(save_best=True)
     made = folder.checkpoints / "checkpoint-3"
     made.mkdir(parents=True)
-    seal(made, Manifest(3, config.written(), {}, "", 1))
+    (made / "trainer_0.pt").touch()
+    facts = dict.fromkeys(("class", "file", "sha256", "config", "weights", "chat_template"))
+    before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same")
+    seal(made, before)
     append_lines(folder.metrics, [{"step": step, "eval_score": -step} for step in range(1, 4)])
-    run, state = SimpleNamespace(config=config.model_copy(update=now), note=print), EvalState()
+    run = SimpleNamespace(config=config.model_copy(update=now), note=print, checkpoint=made)
+    state = resumed_eval_state(run, replace(before, held_out=cases))  # type: ignore[arg-type]
     continue_scorings(state, SimpleNamespace(run=run, watch=run), made, SimpleNamespace(cases=[], samples=1))
     assert (state.best and state.best.step) == best
 
@@ -217,6 +226,10 @@ def test_changes_are_refused_and_where_they_are_meant_the_initial_policy_is_scor
 
     with pytest.raises(ConfigError, match="dataset: other training cases"):
         train(Split(24), **resume, **options | {"eval_cases": 7})
+    with (model / "chat_template.jinja").open("a") as template:
+        template.write(" ")
+    with pytest.raises(ConfigError, match="text of the template has changed"):
+        train(Split(24), **resume, **options)
     with (model / "model.safetensors").open("r+b") as weights:
         weights.seek(-100_000, os.SEEK_END)
         weights.write(b"\0\0\0?" * 25_000)  # 0.5 each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ def run(
     folder = RunFolder(path / "my run")
     (folder.checkpoints / "checkpoint-80").mkdir(parents=True)
     folder.config.write_text(options + "\n")
+    folder.model.mkdir()
+    folder.rollouts.mkdir()
+    append_lines(folder.rollouts / "rank0.jsonl", [])
     scores: dict[str, object] = {}
     if verdict:
         low, high = SCORES[verdict]
@@ -77,10 +81,15 @@ def test_a_run_that_stopped_is_continued_by_the_command_that_goes_on(
 
 
 def test_there_are_no_commands_for_what_cannot_be_done(tmp_path: Path) -> None:
-    """A run of a notebook, without an environment in its config.yaml; an interrupted one, a running one, an eval."""
+    """A run of a notebook, without an environment in its config.yaml, whose files were deleted to save space; an
+    interrupted one, a running one, an eval; and a comparison without held-out cases."""
+    assert "compare" not in " ".join(commands(run(tmp_path / "no cases", None)))
     folder = run(tmp_path, "better", "lr: 1.0e-05")
     assert "grpo" not in " ".join(commands(folder))
     assert Overview(folder.path).continuing() == ""
+    shutil.rmtree(folder.rollouts)
+    folder.model.rmdir()
+    assert commands(folder) == []
     for status, values in (("stopped", {"score_after": None}), ("running", {}), ("finished", {"job": "eval"})):
         other = run(tmp_path / f"{status} {len(values)}", status=status, scores={}, **values)
         assert (Overview(other.path).next_steps, Overview(other.path).advice) == ([], "")

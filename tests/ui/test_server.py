@@ -145,7 +145,7 @@ def test_no_parameter_and_no_address_becomes_a_path(server: PageServer) -> None:
 def test_links_and_other_files_are_no_runs(kinds: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "notes").mkdir(parents=True)
     (tmp_path / "runs" / "linked").symlink_to(kinds / "better")
-    (tmp_path / "runs" / "notes" / "secret.txt").write_text("secret")
+    (tmp_path / "runs" / "notes" / "config.yaml").write_text("model: secret")
     write_run(tmp_path / "runs" / "mine", [record()])
     assert set(RunRegistry([tmp_path / "runs"]).look()[0]) == {"mine"}
 
