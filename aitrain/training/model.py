@@ -33,7 +33,6 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
 from aitrain.packages import SMOLLM2, named_folder
 from aitrain.runs.run_folder import RUNS
-from aitrain.ui.output import escape_controls
 
 CHAT_TEMPLATES = {
     "chatml": (
@@ -98,7 +97,7 @@ def model_path(name: str) -> str:
 
 
 def _print_note(text: str) -> None:
-    print(escape_controls(text), file=sys.stderr, flush=True)
+    print(repr(text)[1:-1], file=sys.stderr, flush=True)  # names of folders may have control characters
 
 
 HUB_SECONDS = 5.0
