@@ -293,8 +293,8 @@ def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights
     engine.fleet.notify, engine.fleet.on_change = notes.append, states.append
     load(engine, 0)
     one = servers[1]
-
     one.troubles = [Fake.stop]
+
     assert ids_of(run(play(engine, 12))) == [[number, END] for number in range(12)]
     assert engine.metrics["vllm/servers"] == 2
     assert f"The vLLM server at {one.url} is gone, 2 of 3 servers left: /v1/completions: " in notes[0]
