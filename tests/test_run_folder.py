@@ -28,18 +28,14 @@ from aitrain.runs.run_folder import (
 )
 
 
-def config(folder: Path, **options: str) -> TrainConfig:
-    return TrainConfig(output_dir=str(folder / "runs"), **options)  # type: ignore[arg-type]
-
-
 def test_a_folder_is_never_shared_and_a_discarded_one_goes_with_what_it_made(tmp_path: Path) -> None:
-    wanted = config(tmp_path / "a", project_name="mine")
+    wanted = TrainConfig(output_dir=str(tmp_path / "runs"), project_name="mine")
     first, second = RunFolder.create(wanted), RunFolder.create(wanted)
     assert [first.path.name, second.path.name] == ["mine", "mine-2"]
     second.write_config(wanted)
     assert "project_name: mine-2\n" in second.config.read_text()
     first.discard()
-    assert os.listdir(tmp_path / "a" / "runs") == ["mine-2"]
+    assert os.listdir(tmp_path / "runs") == ["mine-2"]
 
 
 def test_records_hold_whatever_an_environment_returns_and_a_half_written_line_is_not_read(tmp_path: Path) -> None:

@@ -40,14 +40,9 @@ def sleeper() -> Any:
     process.communicate()
 
 
-def written_by(pid: int) -> dict[str, Any]:
-    """The sign of life that another process of this machine would give."""
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return {**sign_of_life(), "pid": pid, "started": int(stat[19])}
-
-
 def test_a_run_lives_as_long_as_its_process(sleeper: subprocess.Popen[bytes]) -> None:
-    status = written_by(sleeper.pid) | {"heartbeat": time.time() - 10 * SILENCE}
+    stat = Path(f"/proc/{sleeper.pid}/stat").read_text().rpartition(")")[2].split()
+    status = sign_of_life() | {"pid": sleeper.pid, "started": int(stat[19]), "heartbeat": time.time() - 10 * SILENCE}
     assert is_alive(status)
     assert state_of({**status, "status": "running", "stalls_at": time.time() - 2 * SILENCE}) == "stalled"
     assert not is_alive(status | {"started": status["started"] - 1})  # another process with this id

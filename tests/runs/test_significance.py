@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitrain.runs.held_out import verdict_of
 from aitrain.runs.statistics import Power, holm, sign_flip_p_value
-from tests.runs.scorings import interval
 
 differences = st.lists(st.sampled_from([-1.0, -0.5, -0.25, 0.0, 0.25, 1 / 3, 0.5, 1.0]), min_size=1, max_size=9)
 
@@ -65,9 +63,3 @@ def test_with_few_cases_the_power_is_that_of_enough_cases_that_change() -> None:
     """Of six cases all have to change: 2 / 2**5 is more than 0.05."""
     assert Power.of([1.0] * 147 + [0.0] * 53, (0, 1)).power(0.735, 6) == pytest.approx(0.735**6, abs=1e-3)
     assert Power.of([1.0] * 147 + [0.0] * 53, (0, 1)).cases_needed(0.735) == 9
-
-
-def test_a_difference_needs_a_small_p_value_where_there_is_one() -> None:
-    verdicts = [verdict_of({**interval(0.1, 0.01, 0.3), "p_value": value}) for value in (0.05, 0.051, None)]
-    assert verdicts == ["better", "undetected", "better"]
-    assert verdict_of(interval(0.0, None, None)) == "undetected"

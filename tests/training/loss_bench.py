@@ -148,7 +148,7 @@ def gradients_of_steps(args: GRPOConfig, layout: Layout, batch: Rows) -> list[to
 
 def steps_of_process(
     args: GRPOConfig, layout: Layout, batch: Rows, process: int = 0
-) -> tuple[list[torch.Tensor], list[dict[str, float]], LossTrainer]:
+) -> tuple[list[torch.Tensor], list[dict[str, float]]]:
     """The gradient of each step on one process, and the metrics that its loss adds."""
     tokens = (batch["completion_mask"] * batch["tool_mask"]).sum(1) * batch[KEPT]
     totals = {KEPT_ROWS: batch[KEPT].sum(), "num_items_in_batch": tokens.double().sum() * layout.steps}
@@ -164,4 +164,4 @@ def steps_of_process(
         assert model.weight.grad is not None
         gradients.append(model.weight.grad)
         metrics.append({name: values[-1] for name, values in trainer._metrics["train"].items()})
-    return gradients, metrics, trainer
+    return gradients, metrics

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from aitrain import EnvironmentFailed
+from aitrain import EnvironmentFailed, Result
 from aitrain.engines.hf import HFEngine
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training.algorithm import zero_variance_share
@@ -134,30 +134,24 @@ class NoRoom(Scripted):
         return early_letters(reply)
 
 
-@pytest.fixture
-def train_scripted(train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
-    """Runs whose completions are written down: the same for a case whatever the batch. Two steps without momentum."""
-    monkeypatch.setattr(HFEngine, "sample", scripted_sample)
-    return lambda environment, **options: train(environment, **PLAIN_STEPS, **options)
-
-
-def of_cases(kind: type[Scripted], count: int) -> Scripted:
-    environment = kind()
-    rows = environment.build_dataset(None)[:count]
-    vars(environment)["build_dataset"] = lambda tokenizer: rows
-    return environment
-
-
 def test_a_batch_whose_half_is_left_out_trains_like_the_other_half_alone(
-    train_scripted: Train, small_model: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The KL term as well, from the second step on. Episodes that rl_max_turns ended do have an EOS at their end."""
-    alone = train_scripted(of_cases(Scripted, 1), rl_prompts_per_step=1, project_name="alone").model
-    both = {"rl_prompts_per_step": 2, "rl_loss_type": "grpo"}
-    unscored = train_scripted(of_cases(Unscored, 2), **both, project_name="unscored")
-    masked = train_scripted(of_cases(Endless, 2), **both, rl_mask_truncated_completions=True, project_name="masked")
-    dropped = train_scripted(of_cases(NoRoom, 2), **both, project_name="dropped")
-    counted = train_scripted(of_cases(Endless, 2), **both, project_name="counted")
+    """The KL term as well, from the second step on. Episodes that rl_max_turns ended do have an EOS at their end.
+    Completions are written down: the same for a case whatever the batch. Two steps without momentum."""
+    monkeypatch.setattr(HFEngine, "sample", scripted_sample)
+
+    def run(kind: type[Scripted], cases: int = 2, **options: Any) -> Result:
+        environment = kind()
+        rows = environment.build_dataset(None)[:cases]
+        vars(environment)["build_dataset"] = lambda tokenizer: rows
+        return train(environment, **PLAIN_STEPS, **options, rl_loss_type="grpo", rl_prompts_per_step=cases)
+
+    alone = run(Scripted, cases=1).model
+    unscored = run(Unscored)
+    masked = run(Endless, rl_mask_truncated_completions=True)
+    dropped = run(NoRoom)
+    counted = run(Endless)
 
     assert difference(alone, small_model) > 1e-4
     assert difference(alone, unscored.model) < 1e-6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,24 +181,15 @@ def test_forward_calls_are_made_one_at_a_time_and_without_gradients(watched: Wat
 # -- seeds of episodes
 
 
-def of_episode(seed: int, job: Job) -> Job:
-    """A job in the episode that has this seed."""
-
-    def run() -> Any:
-        current_seeds.set(EpisodeSeeds(seed))
-        return job()
-
-    return run
-
-
 def test_what_an_episode_samples_depends_on_its_seed_and_on_no_other_episode(watched: Watched) -> None:
     """Each of its calls samples something else."""
     calls = [masked(*widths, max_new_tokens=8, do_sample=True, num_return_sequences=2) for widths in [(4, 6), (9,)]]
 
-    def twice(call: dict[str, Any]) -> list[Any]:
+    def twice(seed: int, call: dict[str, Any]) -> list[Any]:
+        current_seeds.set(EpisodeSeeds(seed))
         return [watched.policy.generate(**call).tolist() for _ in range(2)]
 
-    jobs = [of_episode(seed, lambda call=call: twice(call)) for seed, call in enumerate(calls)]
+    jobs: list[Job] = [partial(twice, seed, call) for seed, call in enumerate(calls)]
     together = [outcome.value for outcome in watched.outcomes(jobs)]
     assert together == [outcome.value for outcome in watched.outcomes(jobs[::-1])][::-1]
     assert together == [watched.outcomes([job])[0].value for job in jobs]

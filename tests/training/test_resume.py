@@ -45,9 +45,6 @@ def as_if_killed_after(run: Path, step: int, name: str, runs: Path | None = None
     return copy
 
 
-MOVING = {"rl_kl_coef": 0.1, "trl": {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.6}}
-
-
 @pytest.mark.parametrize(
     ("name", "environment", "options", "step"),
     [
@@ -75,7 +72,8 @@ def test_a_resumed_run_ends_like_one_that_was_never_stopped(
 
 @pytest.mark.slow
 def test_a_resumed_run_has_the_moved_reference_model_of_one_that_was_never_stopped(train: Train) -> None:
-    options = {**EVERY_STEP, **MOVING}
+    moving = {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.6}
+    options = {**EVERY_STEP, "rl_kl_coef": 0.1, "trl": moving}
     whole = train(Vowels(), project_name="whole", **options)
     killed = as_if_killed_after(whole.folder, 3, "killed")
     train(Vowels(), project_name="killed", resume_from_checkpoint="auto", **options)

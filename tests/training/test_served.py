@@ -272,9 +272,11 @@ def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that
 # -- several servers
 
 
-async def ask(engine: VLLMServerEngine, *prompts: list[int], max_tokens: int = 10) -> list[Completion]:
-    requests = [GenerationRequest(prompt, max_tokens, index=index) for index, prompt in enumerate(prompts)]
-    return await asyncio.gather(*map(engine.generate, requests))
+async def play(engine: VLLMServerEngine, count: int) -> list[Completion]:
+    """The answers to the prompts [0], [1] and so on, in one batch."""
+    requests = [GenerationRequest([number], 10, index=number) for number in range(count)]
+    async with engine.batch(count):
+        return await asyncio.gather(*map(engine.generate, requests))
 
 
 def versions(servers: list[Fake]) -> list[str]:
@@ -289,23 +291,17 @@ def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights
     states: list[dict[str, str]] = []
     engine = by(*servers, sync=sync)
     engine.fleet.notify, engine.fleet.on_change = notes.append, states.append
-    run(engine.load_weights(0))
+    load(engine, 0)
     one = servers[1]
-
     one.troubles = [Fake.stop]
 
-    async def play() -> list[Completion]:
-        async with engine.batch(12):
-            return await ask(engine, *([number] for number in range(12)))
-
-    completions = run(play())
-    assert [completion.ids for completion in completions] == [[number, END] for number in range(12)]
+    assert ids_of(run(play(engine, 12))) == [[number, END] for number in range(12)]
     assert engine.metrics["vllm/servers"] == 2
     assert f"The vLLM server at {one.url} is gone, 2 of 3 servers left: /v1/completions: " in notes[0]
     assert states == [{server.url: "gone" if server is one else "live" for server in servers}]
 
     one.start()
-    run(engine.load_weights(1))
+    load(engine, 1)
     assert len(set(versions(servers))) == 1
     assert "-1-load-2" in versions(servers)[0]
     assert notes[1:] == [f"The vLLM server at {one.url} is back, and has the weights of the policy."]
@@ -319,20 +315,15 @@ def test_a_server_that_is_back_gets_the_present_weights_before_the_next_batch(
 ) -> None:
     """It has none, or older ones of this run."""
     engine = by(*servers, sync=sync)
-    run(engine.load_weights(0))
+    load(engine, 0)
     one = servers[0]
     one.is_up = False
-    run(engine.load_weights(1))
+    load(engine, 1)
     if restarts:
         one.restart()
     one.is_up = True
     one.asked.clear()
-
-    async def play() -> None:
-        async with engine.batch(3):
-            await ask(engine, [1], [2], [3])
-
-    run(play())
+    run(play(engine, 3))
     assert [said[-9:] for said in versions(servers)] == ["-1-load-2"] * 3
     assert engine.restarts == 1
     paths = [path for path, _ in one.asked]

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from aitrain import Result
 from aitrain.runs.diagnosis import LINES_IN_A_ROW, findings_of
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.ui import card as cards
@@ -102,19 +101,14 @@ class SomeFail:
         return min(1.0, completion.count("a") / 2)
 
 
-def told(result: Result) -> EventAccumulator:
-    events = EventAccumulator(str(result.folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0})
-    events.Reload()
-    return events
-
-
 def texts(events: EventAccumulator, name: str) -> list[tuple[int, str]]:
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(f"{name}/text_summary")]
 
 
 def test_trackers_are_told_metrics_scores_options_and_rollouts(train: Train) -> None:
     result = train(SomeFail(), log="tensorboard", **OPTIONS)
-    events = told(result)
+    events = EventAccumulator(str(result.folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0})
+    events.Reload()
 
     rewards = {line["step"]: line["reward"] for line in result.history if "reward" in line}
     assert {event.step: event.value for event in events.Scalars("train/reward")} == pytest.approx(rewards)
