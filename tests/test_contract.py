@@ -49,7 +49,6 @@ class Methods:
     def aitraining(self, model: Any, tokenizer: Any, completion: Any, case_idx: Any) -> None: ...
     def everything(self, **words: Any) -> None: ...
     def optional(self, *, text: Any, tolerance: float = 0.1) -> None: ...
-    async def slowly(self, messages: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,6 @@ class Methods:
         ("aitraining", {"model", "tokenizer", "completion", "case_idx"}),
         ("everything", {*SCORE_ARGUMENTS, "answer"}),
         ("optional", {"text"}),
-        ("slowly", {"messages"}),
     ],
 )
 def test_a_method_gets_the_words_that_it_names_and_no_others(method: str, names: set[str]) -> None:

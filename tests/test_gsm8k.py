@@ -2,8 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,9 +11,9 @@ import pytest
 from aitrain.environment.contract import Case, ScoreResult
 from aitrain.errors import EnvironmentFailed
 from tests.adapters.conftest import made
-from tests.conftest import json_lines
 from tests.rehearsal import rehearse
 
+Load = Callable[..., Any]
 ORIGINAL = Path(__file__).parent / "data" / "gsm8k_original"
 
 
@@ -25,23 +25,21 @@ def row(truth: Any = "72", source: str = "openai/gsm8k") -> dict[str, Any]:
     }
 
 
-def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text(json_lines(rows), encoding="utf-8")
-    return path
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """`load("{", judge="exact")`: the environment over one row and these lines."""
+    file = tmp_path / "rows.jsonl"
 
+    def make(*lines: str, **config: Any) -> Any:
+        file.write_text("\n".join([json.dumps(row()), *lines]), encoding="utf-8")
+        return made("envs.gsm8k", data_path=str(file), **config)
 
-def load(**config: Any) -> Any:
-    return made("envs.gsm8k", **config)
+    return make
 
 
 def score(environment: Any, text: str, case_idx: int = 0) -> ScoreResult:
     case = environment.build_dataset()[case_idx]
     return rehearse(environment, [text], Case(case_idx, case["prompt"], case)).scored
-
-
-@pytest.fixture
-def module(tmp_path: Path) -> ModuleType:
-    return sys.modules[type(load(data_path=str(write_rows(tmp_path / "rows.jsonl", row())))).__module__]
 
 
 # -- the judges
@@ -62,7 +60,8 @@ RIGHT = (
 WRONG = ("", "#### 72\n#### 10", "#### -72", "\\boxed{7}2", "72 or 73", "#### 72.5", "#### 1,72", "boxed{" * 10_000)
 
 
-def test_the_lenient_judge_accepts_the_right_number_in_other_forms(module: ModuleType) -> None:
+def test_the_lenient_judge_accepts_the_right_number_in_other_forms(load: Load) -> None:
+    module = sys.modules[type(load()).__module__]
     assert all(module.lenient(text, truth) for text, truth in RIGHT)
     assert not any(module.lenient(text, "72") for text in WRONG)
 
@@ -72,10 +71,9 @@ def test_the_lenient_judge_accepts_the_right_number_in_other_forms(module: Modul
 
 @pytest.mark.parametrize(("judge", "expected"), [("exact", 0.0), ("lenient", 1.0)])
 def test_the_judge_is_chosen_by_name_and_the_lenient_score_stands_beside_it(
-    judge: str, expected: float, tmp_path: Path
+    judge: str, expected: float, load: Load
 ) -> None:
-    environment = load(data_path=str(write_rows(tmp_path / "rows.jsonl", row())), judge=judge)
-    scored = score(environment, "It is 72.")
+    scored = score(load(judge=judge), "It is 72.")
     assert (scored.score, scored.metrics) == (expected, {"lenient": 1.0})
 
 
@@ -89,17 +87,15 @@ def test_the_judge_is_chosen_by_name_and_the_lenient_score_stands_beside_it(
         (json.dumps(row(source="my/sums")), "unknown data_source 'my/sums'"),
     ],
 )
-def test_a_row_in_another_format_is_an_error_with_its_file_and_line(tmp_path: Path, line: str, said: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f"{json.dumps(row())}\n{line}\n", encoding="utf-8")
+def test_a_row_in_another_format_is_an_error_with_its_file_and_line(load: Load, line: str, said: str) -> None:
     with pytest.raises(EnvironmentFailed) as caught:
-        load(data_path=str(path))
-    assert f"{path}, line 2: " in str(caught.value)
+        load(line)
+    assert "rows.jsonl, line 2: " in str(caught.value)
     assert said in str(caught.value)
 
 
 def test_rows_of_the_original_are_asked_and_their_references_are_right_answers() -> None:
-    environment = load(data_path=str(ORIGINAL / "train.jsonl"), eval_path=str(ORIGINAL / "test.jsonl"))
+    environment = made("envs.gsm8k", data_path=str(ORIGINAL / "train.jsonl"), eval_path=str(ORIGINAL / "test.jsonl"))
     rows = environment.build_dataset()
     assert [row["reward_model"]["ground_truth"] for row in rows] == ["72", "1234", "-5"]
     asked = ' Let\'s think step by step and output the final answer after "####".'

@@ -78,14 +78,9 @@ def test_a_declaration_that_cannot_be_is_a_failure_of_the_environment(requiremen
     assert str(caught.value).startswith(message)
 
 
-def manifest(config: TrainConfig, environment: object) -> Manifest:
-    resolved, _ = with_requirements(config, environment)
-    requires = NEEDS.as_options() if isinstance(environment, Needs) else {}
-    return Manifest(1, resolved.written(), {"requires": requires}, "", 1)
-
-
 def test_a_resumed_run_may_leave_out_again_what_the_environment_declared() -> None:
-    before = manifest(TrainConfig(seed=1), Needs())
+    resolved, _ = with_requirements(TrainConfig(seed=1), Needs())
+    before = Manifest(1, resolved.written(), {"requires": NEEDS.as_options()}, "", 1)
     assert changed_options(before, TrainConfig(seed=1), 1) == []
     assert changed_options(before, TrainConfig(seed=1, rl_max_turns=4), 1) == []
     assert changed_options(before, TrainConfig(seed=1, rl_max_turns=5), 1) == ["rl_max_turns: 4 -> 5"]

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Generator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,14 +42,11 @@ class TwiceInAThread(Asks):
         return Score(0.5, {"last": float(answer["content"])})
 
 
-def words(count: int) -> list[Any]:
-    return [type(case)(case.case_idx, case.prompt, {"word": f"w{case.number}"}, case.number) for case in cases(count)]
-
-
 @pytest.mark.parametrize("environment", [Twice(), TwiceInAThread()])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_the_answers_are_trained_and_what_the_rollout_says_is_not(environment: Any, isolation: Any) -> None:
-    episodes, _ = play_with_notes(environment, ECHO, of=words(3), rl_env_isolation=isolation)
+    rows = [replace(case, row={"word": f"w{case.number}"}) for case in cases(3)]
+    episodes, _ = play_with_notes(environment, ECHO, of=rows, rl_env_isolation=isolation)
     for number, episode in enumerate(episodes):
         assert text(episode.trajectory.prompt_ids) == f"u:first w{number}$a:"
         assert text(episode.trajectory.ids) == "1$u:more$a:2$"

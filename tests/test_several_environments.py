@@ -74,8 +74,7 @@ def test_what_an_environment_requires_holds_for_its_own_episodes() -> None:
 
 
 def test_two_environments_of_one_class_have_their_own_keywords() -> None:
-    twice = ["easy=tests.environments.several:Early", "hard=tests.environments.several:Early"]
-    with closing(loaded(twice, rl_env_config={"hard": {"word": "spell"}})) as runner:
+    with closing(loaded(TWICE, rl_env_config={"hard": {"word": "spell"}})) as runner:
         found = played(runner)
     assert [found[name][0].case.prompt for name in ("easy", "hard")] == ["say 0:", "spell 0:"]
 

@@ -11,12 +11,10 @@ import pytest
 
 from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.sampling import Sampling
-from aitrain.environment.contract import Case
 from aitrain.errors import RunFailed
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import Limits
-from aitrain.training.training_batch import episode_record
 from tests.rollout.scripted import END, Asks, Letters, Scripted, cases, play, text, trained
 from tests.served.environments import Objects
 
@@ -247,55 +245,20 @@ def test_what_no_tokenizer_accepts_is_replaced() -> None:
     assert text(ChatFormat(Letters()).prompt_ids("a\udc00")) == "a\ufffd"
 
 
-# -- episodes that the environment begins
-
-
-class Spoken:
-    """Says its number first, and that it was right."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.said = number, list[str]()
-
-    def opening(self) -> str:
-        return f"{self.number}!"
-
-    def step(self, reply: str) -> str | None:
-        self.said.append(reply)
-        return "more" if len(self.said) == 1 else None
-
-    def score(self) -> float:
-        return float(len(self.said) == 2)
-
-
-class Speaks(Asks):
-    def start(self, case_idx: int, seed: int) -> Any:
-        return Spoken(case_idx)
-
-
-def test_the_opening_is_in_the_prompt_and_not_among_the_trained_tokens() -> None:
-    (episode,) = play(Speaks(), Scripted(lambda _: "x$"), of=[Case(0, [], {}, 0)])
-    trajectory = episode.trajectory
-    assert text(trajectory.prompt_ids) == "u:0!$a:"
-    assert text(trajectory.ids) == "x$u:more$a:x$"
-    assert trained(trajectory) == "x$x$"
-    assert episode.result.score == 1.0
-    asked, said = episode_record(episode, 1, 0).transcript()
-    assert [message.text for message in (*asked, *said)] == ["0!", "x", "more", "x"]
+# -- many episodes
 
 
 def test_episodes_at_once_limits_how_many_are_open() -> None:
     """The others begin when these have been closed."""
     open_now, most = set[int](), list[int]()
 
-    class Counted(Speaks):
-        concurrent = True
-
-        def start(self, case_idx: int, seed: int) -> Any:
+    class Counted(Objects):
+        def start(self, case_idx: int) -> Any:
             open_now.add(case_idx)
             most.append(len(open_now))
 
-            one = Spoken(case_idx)
-            one.close = lambda: open_now.discard(case_idx)  # type: ignore[attr-defined]
+            one = super().start(case_idx)
+            one.close = lambda: open_now.discard(case_idx)
             return one
 
     episodes = play(Counted(), Scripted(lambda _: "x$"), of=cases(5), rl_env_episodes=2)

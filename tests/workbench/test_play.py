@@ -64,11 +64,6 @@ def played(environment: Any, turns: int = 3, **options: Any) -> str:
     return out.getvalue()
 
 
-def replies(folder: Path, *texts: str) -> str:
-    (folder / "replies.txt").write_text("\n".join(texts))
-    return str(folder / "replies.txt")
-
-
 def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown() -> None:
     lines = played(OneTurn(), case="c1", policy="reference").splitlines()
     assert lines == [
@@ -104,7 +99,9 @@ def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown() ->
 def test_turns_are_shown_as_the_model_gets_them_up_to_the_end_of_the_episode(
     environment: Any, said: list[str], shown: list[str], tmp_path: Path
 ) -> None:
-    text = played(environment, policy="script", script=replies(tmp_path, *said), seed=7)
+    file = tmp_path / "replies.txt"
+    file.write_text("\n".join(said))
+    text = played(environment, policy="script", script=str(file), seed=7)
     assert all(part in text for part in shown), text
     assert "\x1b" not in text  # text of an environment cannot move the cursor
 
