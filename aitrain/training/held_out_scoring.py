@@ -142,7 +142,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """Scores of model/, the weights of a step; with new samples if the step was chosen by scores of the same
         cases."""
         phase, plan = EvalPhase("after", self.trainer.state.global_step, model_step), self.plan
-        if self.choosing.cases is not plan.cases:
+        if self.choosing is not plan:
             return self._score(phase, plan)
         scores = self._score(phase, replace(plan, first_sample=plan.samples) if is_chosen else plan)
         self._diagnose(self.line_of(phase.step, scores))

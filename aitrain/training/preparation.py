@@ -130,7 +130,9 @@ def prepare(context: RunContext) -> Prepared | None:
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
     mixture = mixture_of(context.runner, split.held_out, split.train)
     plan = EvalPlan(split.held_out, config.eval_samples, batch_size=batch, mixture=mixture)
-    choosing = replace(plan, cases=split.during, mixture=mixture_of(context.runner, split.during))
+    choosing = plan
+    if len(split.choosing):
+        choosing = replace(plan, cases=split.choosing, mixture=mixture_of(context.runner, split.choosing))
     held_out = HeldOutScoring(context, trainer, plan, choosing, recorder, tracking, eval_state)
     trainer.add_callback(held_out)
     if context.checkpoint is not None:
