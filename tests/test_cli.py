@@ -32,7 +32,7 @@ def as_other_user(tmp_path: Path) -> list[str]:
     """Start of a command that may not enter tmp_path/runs/closed, also if the tests run as root."""
     for name in ("closed", "open"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "config.yaml").write_text("{}")
+        (tmp_path / "runs" / name / "status.json").write_text("{}")
     (tmp_path / "runs" / "closed").chmod(0)
     setpriv = shutil.which("setpriv")
     if os.geteuid() == 0 and setpriv is None:

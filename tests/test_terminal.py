@@ -130,7 +130,11 @@ def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
 
 def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_next(tmp_path: Path) -> None:
     lines = [{"step": n, "reward": n / 9} for n in range(1, 10)]
-    files = {"metrics.jsonl": json_lines(lines), "config.yaml": "rl_env: x.py\nlr: 3.0e-4\n"}
+    files = {
+        "metrics.jsonl": json_lines(lines),
+        "config.yaml": "rl_env: x.py\nlr: 3.0e-4\n",
+        "rollouts/rank0.jsonl": "",
+    }
     write(tmp_path, {**files, "model/adapter_config.json": ""})
     before, after, change = interval(0.5, 0.4, 0.6), interval(0.25, 0.15, 0.35), interval(-0.25, -0.375, -0.125)
     scores: ScoreTable = {"sampled": {"before": before, "after": after, "change": change}}

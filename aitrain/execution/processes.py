@@ -106,7 +106,8 @@ def _run_worker(environment: object, fds: Sequence[int], control: Connection) ->
 def _seed_generators(environment: object) -> None:
     """Seed the global random generators, and those that are attributes of the environment or its class: all workers
     have inherited the same, and would draw the same numbers in each episode."""
-    attributes = [*vars(type(environment)).values(), *vars(environment).values()]
+    owners = (*type(environment).__mro__, environment)
+    attributes = [value for owner in owners for value in vars(owner).values()]
     generators: list[Any] = [random, *(one for one in attributes if isinstance(one, random.Random))]
     if numpy := sys.modules.get("numpy.random"):
         generators += [numpy, *(one for one in attributes if isinstance(one, numpy.RandomState))]

@@ -69,8 +69,9 @@ def read_model_shape(model: str) -> ModelShape | None:
     folder = folder_of(model)
     if folder is None:
         return known_shape(model)
-    config, tensors = read_object(folder / "config.json"), _tensors(folder)
-    config = config.get("text_config") or config
+    whole, tensors = read_object(folder / "config.json"), _tensors(folder)
+    config = whole.get("text_config") or whole
+    is_quantized = bool(whole.get("quantization_config") or config.get("quantization_config"))
     if config.get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)  # some files have it twice
 
@@ -80,7 +81,7 @@ def read_model_shape(model: str) -> ModelShape | None:
 
     hidden, heads = size("hidden_size", "n_embd", "d_model"), size("num_attention_heads", "n_head", "num_heads")
     layers, vocabulary = size("num_hidden_layers", "n_layer", "num_layers"), size("vocab_size")
-    if not (layers and hidden and heads and vocabulary and tensors) or config.get("quantization_config"):
+    if not (layers and hidden and heads and vocabulary and tensors) or is_quantized:
         return known_shape(model)  # the Hub's cache may have the tokenizer alone
     count = size("num_experts", "num_local_experts", "n_routed_experts", usual=1)
     used, of_expert = (size("num_experts_per_tok", usual=1), "moe_intermediate_size") if count > 1 else (1, "")
@@ -92,11 +93,12 @@ def read_model_shape(model: str) -> ModelShape | None:
         parts = name.split(".")
         if len(shape) < 2 or not any(part.isdigit() for part in parts):
             continue
-        if "experts" in parts or len(shape) > 2:
+        if "experts" in parts or (count > 1 and len(shape) > 2):
             experts += math.prod(shape)
         elif parts[-1] == "weight":
             linears.append(Linear(parts[-2], sum(shape), math.prod(shape)))
-    linears.append(Linear("experts", 0, experts))  # transformers has them as one matrix, to which no adapter is applied
+    if experts:  # transformers has them as one matrix, to which no adapter is applied
+        linears.append(Linear("experts", 0, experts))
     weights = sum(map(math.prod, tensors.values()))
     sizes = (layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary)
     return ModelShape(weights, *sizes, linears=tuple(linears), idle=experts * max(0, count - used) // count)

@@ -175,6 +175,11 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         if self._ends_at(state.global_step):
             control.should_training_stop = control.should_save = True
 
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Agree on what callbacks ask for at the end of the training, which transformers takes for one epoch."""
+        agree_on(control)
+        control.should_evaluate = False
+
     def _is_due(self, state: TrainerState) -> bool:
         return is_due(self.context.config, self.trainer.schedule, state.global_step)
 

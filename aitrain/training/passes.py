@@ -8,8 +8,8 @@ rows of a step over all P processes, whose gradients DDP averages, and n the row
 * losses averaged over all tokens are divided by K times the mean number of tokens of the generation batch's kept rows;
 * metrics of the loss are means over the step, weighted by tokens or rows of each pass.
 
-Kept rows whose advantage is 0 count in K, but are not computed where they have no other part in the loss: their
-gradient is 0.
+Kept rows whose advantage is 0 count in K, but are not computed where the loss has no other term, as their gradient is
+0. In a step without any advantage all are computed, for the metrics.
 
 With every row kept and passes of equal size the gradient is TRL's own for as many micro-batches.
 
@@ -112,7 +112,8 @@ def passes_of(
         lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
         computed = kept
         if needs_advantage:
-            computed = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
+            has_gradient = everywhere[KEPT] & (everywhere["advantages"] != 0)
+            computed = has_gradient.tolist() if has_gradient.any() else kept
         of_processes, first, source = _trimmed_passes(computed, lengths, limit, processes), 0, everywhere
         if shares:
             _, _, prompts = distinct_prompts(everywhere["prompt_ids"], everywhere["prompt_mask"])

@@ -79,7 +79,13 @@ from aitrain.batch import BatchPlan, CaseSchedule
 from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.logprob_check import POSITIONS, LogprobShift, kl_by_position
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import evaluation_mode, gradient_checkpointing, replaced, savable_generation_config
+from aitrain.engines.scopes import (
+    evaluation_mode,
+    gradient_checkpointing,
+    innermost,
+    replaced,
+    savable_generation_config,
+)
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.sharded_tensors import gathered, is_sharded, whole
 from aitrain.engines.shared_cache import distinct_prompts, padded
@@ -206,8 +212,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         elif self.is_deepspeed_enabled:
             self.model.to(self.accelerator.device)
         else:
-            self.accelerator.prepare_model(self.model, evaluation_mode=True)  # its autocast, without DDP
-            self.model._is_accelerate_prepared = False  # so that `train` adds DDP
+            model = innermost(self.model)  # whose `forward` an adapter's `generate` calls
+            self.accelerator.prepare_model(model, evaluation_mode=True)  # its autocast, without DDP
+            model._is_accelerate_prepared = False  # so that `train` adds DDP
         refuse_unsharded(config, self.accelerator.device.type, not is_sharded(self.model))
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
@@ -576,6 +583,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             logs |= server.metrics
         super().log(logs, start_time)
         agree_on(self.control)
+        self.control.should_evaluate = False  # transformers has no held-out cases
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """No-op: ui/card.py writes the card of a run."""

@@ -161,12 +161,13 @@ def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, 
         torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize(("kl", "passes"), [(0.0, 1), (0.1, 3)])
+@pytest.mark.parametrize(("kl", "flat", "passes"), [(0.0, 6, 1), (0.0, 8, 3), (0.1, 6, 3)])
 def test_completions_without_an_advantage_are_left_out_where_the_loss_is_0_without_one(
-    kl: float, passes: int, tmp_path: Path
+    kl: float, flat: int, passes: int, tmp_path: Path
 ) -> None:
+    """In a step without any advantage they are not, for the metrics."""
     layout, rows = Layout(rows=8, limit=PassLimit(3), trims=True), batch_of(8, are_ragged=True)
-    rows["advantages"][2:] = 0
+    rows["advantages"][:flat] = 0
     args = arguments(tmp_path, layout, rl_kl_coef=kl)
     assert steps_of_process(args, layout, rows)[1][0]["passes"] == passes
 

@@ -55,8 +55,9 @@ def test_a_run_is_the_same_with_and_without_it(train: Train, as_on_gpus: list[tu
     assert_same(with_it.folder, without.folder)
 
 
+@pytest.mark.parametrize("peft", [False, True])
 def test_what_comes_before_the_training_computes_in_its_number_format(
-    train: Train, as_on_gpus: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    peft: bool, train: Train, as_on_gpus: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The warm-up, held-out cases, and the choice of the passes."""
     seen, linear = set[bool](), torch.nn.functional.linear
@@ -67,7 +68,7 @@ def test_what_comes_before_the_training_computes_in_its_number_format(
 
     monkeypatch.setattr(torch.nn.functional, "linear", watched)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
-    train(Words(), mixed_precision="bf16", max_steps=1)
+    train(Words(), mixed_precision="bf16", max_steps=1, peft=peft)
     assert seen == {True}
 
 

@@ -139,9 +139,9 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
             table = csv.DictReader(io.StringIO(text.decode(), newline=""), strict=True)
             rows, names = list(table), table.fieldnames or []
             text = b""
-            if twice := [name for name in names if names.count(name) > 1]:
+            if twice := [name for name in names if name and names.count(name) > 1]:
                 raise ValueError(f"two columns are called {twice[0]!r}")
-            if long := [number for number, row in enumerate(rows) if None in row]:
+            if long := [number for number, row in enumerate(rows) if any(row.pop(None, ()))]:
                 raise ValueError(f"row {long[0]} has more cells than the header: put those with a comma into quotes")
         else:
             text = file.read_bytes().removeprefix(codecs.BOM_UTF8)

@@ -263,13 +263,15 @@ class Judges:
             for one in inspect.signature(judge.function).parameters.values():
                 is_needed = one.default is one.empty and not one.kind.name.startswith("VAR")
                 # a rule would take None for the text "None", and give empty answers the score of an empty truth
-                is_empty = judge.place in RULES and row.get(one.name) in (None, "")
-                if is_needed and one.name not in GIVEN and (is_empty or one.name not in row):
-                    known = "it is empty" if one.name in row else f"there are: {', '.join(row)}"
-                    raise EnvironmentFailed(
-                        f"the judge {judge.name} needs a column {one.name} ({known})\n"
-                        f'Map one to it: --rl-env-config \'{{"columns": {{"{one.name}": "its name"}}}}\''
-                    )
+                value = row.get(one.name)
+                is_empty = judge.place in RULES and (value is None or not str(value).strip())
+                if not is_needed or one.name in GIVEN or not (is_empty or one.name not in row):
+                    continue
+                known, remedy = "it is empty", "Leave such rows out, or give it a value."
+                if one.name not in row:
+                    known = f"there are: {', '.join(row)}"
+                    remedy = f'Map one to it: --rl-env-config \'{{"columns": {{"{one.name}": "its name"}}}}\''
+                raise EnvironmentFailed(f"the judge {judge.name} needs a column {one.name} ({known})\n{remedy}")
 
 
 def _called(judges: Sequence[Judge], arguments: Mapping[str, Any]) -> list[Any]:
