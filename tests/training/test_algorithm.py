@@ -305,6 +305,11 @@ def stops():
         def on_step_end(self, args, state, control, **rest):
             control.should_evaluate = state.global_step == 1
             control.should_epoch_stop = state.global_step == 2
+
+        def on_log(self, args, state, control, **rest):
+            control.should_evaluate = True
+
+        on_epoch_end = on_log
     return Stops()
 """
 
