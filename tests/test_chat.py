@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from aitrain.rollout.limits import Limits
 from aitrain.runs.model_reference import chat_options
 from aitrain.runs.requests import ChatSetup
 from aitrain.ui.terminal import ChatView
-from tests.conftest import write
+from tests.conftest import is_alive, write
+from tests.execution.waiting import eventually
 from tests.rollout.scripted import END, Letters, Scripted
 from tests.screens import Terminal
 
@@ -118,3 +121,16 @@ def test_ctrl_c_while_the_process_of_a_command_imports_its_libraries_is_one_line
 
     assert run_on_terminal("slow", {}) == 130
     assert capfd.readouterr().err.strip() == "aitrain: stopped"
+
+
+def test_the_process_of_a_command_ends_with_it_also_if_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"slow.py": "import os, time; print(os.getpid(), flush=True); time.sleep(600)"})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code = "from aitrain.launch.command_processes import *; run_on_terminal('slow', {})"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        pid = int(command.stdout.readline())
+        command.kill()
+    assert eventually(lambda: not is_alive(pid))
