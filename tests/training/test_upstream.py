@@ -40,13 +40,15 @@ from aitrain.launch.resource_estimate import TILE
 pytestmark = pytest.mark.slow
 
 DOCUMENTED = {
-    "accelerator", "add_callback", "args", "compute_loss", "compute_loss_context_manager", "create_model_card",
+    "accelerator", "add_callback", "args", "compute_loss", "compute_loss_context_manager", "control",
+    "create_model_card",
     "is_deepspeed_enabled", "is_fsdp_enabled", "lr_scheduler", "model", "model_wrapped", "optimizer",
     "processing_class", "remove_callback", "save_model", "state", "train", "training_step",
 }  # fmt: skip
 """Public members of transformers' Trainer."""
 CALLBACK_EVENTS = {
-    "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin", "on_train_end",
+    "on_epoch_end", "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin",
+    "on_train_end",
 }  # fmt: skip
 NOT_INSIDE = {
     "_exit", "_replace", "_trial_id", "_abc", "_contextvars", "_frozen_importlib", "_lru_list_elem", "_struct", "_max",
