@@ -363,9 +363,11 @@ class Processes:
         who = "The training process" if self.world == 1 else f"Rank {rank} of {self.world}"
         how = "see the output of its launcher" if code is None else f"exit code {code}"
         if code is not None and code < 0:
-            how = signal.Signals(-code).name + (" (out of memory?)" if code == -signal.SIGKILL else "")
-            if code == -signal.SIGABRT and self.world > 1:
-                how += ", as NCCL does after --ddp-timeout; see the end of train.log"
+            causes = {
+                signal.SIGKILL: " (out of memory?)",
+                signal.SIGABRT: " (NCCL, after --ddp-timeout? See train.log)",
+            }
+            how = signal.Signals(-code).name + causes.get(signal.Signals(-code), "")
         return f"{who} ended without an error message: {how}"
 
     def _end(self) -> Failed | Ended:

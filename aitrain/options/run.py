@@ -258,9 +258,9 @@ class BatchOptions(Options):
     """Without --rl-prompts-per-step, a step has this many times --batch-size completions on each process."""
     rl_trim_padding: bool = True
     """Sort the completions of a step by length into forward passes that are each padded to their own longest one only.
-    Without a KL term in the loss, those with an advantage of 0 are left out. The gradient is the same. Off by itself
-    where it would not be: with rl_loss_type bnpo, an entropy bonus or quantile, a custom loss, the loss of a router,
-    and with DeepSpeed."""
+    Without a KL term in the loss, completions with an advantage of 0 are left out. The gradient is the same. Off by
+    itself where it would not be: with rl_loss_type bnpo, an entropy bonus or quantile, a custom loss, the loss of a
+    router, and with DeepSpeed."""
     share_prefixes: bool = True
     """Compute the prompt of a group's completions once, where that takes fewer tokens. The result is the same to
     rounding. Off by itself without --rl-trim-padding, with dropout or DeepSpeed, and for models that have other caches

@@ -186,9 +186,10 @@ def _facts(run: RunFolder, again: RunFolder) -> dict[str, tuple[str, str]]:
 def _made_with(folder: RunFolder) -> tuple[dict[str, str], dict[str, str]]:
     """Versions, hardware and source of a run, and its options, without those that the command chooses."""
     made, options = read_object(folder.environment), as_object(read_yaml(folder.config.read_text(encoding="utf-8")))
-    facts = {name: made.get(name) for name in ("python", "platform", "cpus", "gpus", "git_commit", "class")}
+    facts = {
+        name: made.get(name) for name in ("python", "platform", "cpus", "gpus", "git_commit", "class", "chat_template")
+    }
     facts = {**as_object(made.get("packages")), **facts, "environment's source": made.get("sha256")}
-    facts["chat template"] = made.get("chat_template")
     chosen = {*OWN_OPTIONS, "num_processes", *(name for name in options if name.startswith("rl_env"))}
     given = {name: value for name, value in options.items() if name not in chosen}
     shown = [{name: as_text(value) or "-" for name, value in values.items()} for values in (facts, given)]

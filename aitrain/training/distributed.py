@@ -62,10 +62,13 @@ def of_first(value: T) -> T:
     return values[0]
 
 
-def agree_on(control: TrainerControl) -> None:
-    """Make all ranks log, save or evaluate if a callback on any of them asked for it. Every rank must call this."""
+def agree_on(control: TrainerControl) -> bool:
+    """Make all ranks log or save if a callback on any of them asked for it. Returns whether one asked for an
+    evaluation, which transformers cannot make: it has no held-out cases. Every rank must call this."""
     asked = gather_object([(control.should_log, control.should_save, control.should_evaluate)])
-    control.should_log, control.should_save, control.should_evaluate = map(any, zip(*asked, strict=True))
+    control.should_log, control.should_save, is_evaluation_due = map(any, zip(*asked, strict=True))
+    control.should_evaluate = False
+    return is_evaluation_due
 
 
 @contextmanager

@@ -160,11 +160,10 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Stop if any process was asked to. Else score if it is due, or a callback of the user's asks for it; with
         --save-best, save the best step so far. A collective operation, so that every process calls it in every step."""
-        agree_on(control)
+        is_due = agree_on(control) or self._is_due(state)
         if self.context.stop.on_any_rank() and state.global_step < state.max_steps:
             self.stopped = control.should_training_stop = control.should_save = True
-        is_due, is_last = self._is_due(state) or control.should_evaluate, state.global_step >= state.max_steps
-        control.should_evaluate = False  # transformers has no held-out cases
+        is_last = state.global_step >= state.max_steps
         # --save-best scores the last step in any case; a run that continues deletes that scoring where none is due
         self.state.owes_evaluation = (is_due and control.should_training_stop) or (
             is_last and (is_due or self.context.config.save_best)
@@ -178,7 +177,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Agree on what callbacks ask for at the end of the training, which transformers takes for one epoch."""
         agree_on(control)
-        control.should_evaluate = False
 
     def _is_due(self, state: TrainerState) -> bool:
         return is_due(self.context.config, self.trainer.schedule, state.global_step)

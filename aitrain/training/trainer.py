@@ -583,7 +583,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             logs |= server.metrics
         super().log(logs, start_time)
         agree_on(self.control)
-        self.control.should_evaluate = False  # transformers has no held-out cases
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """No-op: ui/card.py writes the card of a run."""

@@ -55,7 +55,7 @@ def test_rows_that_no_judge_can_score_are_refused_before_training(here: Path) ->
     write(here, {"train.jsonl": json_lines([{"prompt": "Say it.", "data_source": "chat", "ground_truth": None}])})
     with pytest.raises(EnvironmentFailed, match="row 0: there is no judge for the data_source chat"):
         cases_of(made("rows:train.jsonl"))
-    with pytest.raises(EnvironmentFailed, match=r"row 0: the judge exact needs a column ground_truth \(it is empty"):
+    with pytest.raises(EnvironmentFailed, match=r"row 0: the judge exact needs a value in the column ground_truth"):
         cases_of(made("rows:train.jsonl", judges="exact"))
 
 

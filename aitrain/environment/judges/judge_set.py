@@ -261,17 +261,19 @@ class Judges:
             if judge.place == "math":
                 require_math_verify()
             for one in inspect.signature(judge.function).parameters.values():
-                is_needed = one.default is one.empty and not one.kind.name.startswith("VAR")
-                # a rule would take None for the text "None", and give empty answers the score of an empty truth
-                value = row.get(one.name)
-                is_empty = judge.place in RULES and (value is None or not str(value).strip())
-                if not is_needed or one.name in GIVEN or not (is_empty or one.name not in row):
+                if one.default is not one.empty or one.kind.name.startswith("VAR") or one.name in GIVEN:
                     continue
-                known, remedy = "it is empty", "Leave such rows out, or give it a value."
                 if one.name not in row:
-                    known = f"there are: {', '.join(row)}"
-                    remedy = f'Map one to it: --rl-env-config \'{{"columns": {{"{one.name}": "its name"}}}}\''
-                raise EnvironmentFailed(f"the judge {judge.name} needs a column {one.name} ({known})\n{remedy}")
+                    raise EnvironmentFailed(
+                        f"the judge {judge.name} needs a column {one.name} (there are: {', '.join(row)})\n"
+                        f'Map one to it: --rl-env-config \'{{"columns": {{"{one.name}": "its name"}}}}\''
+                    )
+                # a rule would take None for the text "None", and give empty answers the score of an empty truth
+                if judge.place in RULES and (row[one.name] is None or not str(row[one.name]).strip()):
+                    raise EnvironmentFailed(
+                        f"the judge {judge.name} needs a value in the column {one.name}, which is empty\n"
+                        "Leave such rows out, or give them one."
+                    )
 
 
 def _called(judges: Sequence[Judge], arguments: Mapping[str, Any]) -> list[Any]:
