@@ -109,9 +109,9 @@ SERVED = {
         # an eighth of the states; embedding, head and two layers gathered, with gradients of the layers
         ("Qwen3-32B", {"distributed_backend": "fsdp2", "num_processes": 8, "batch_size": 1},
          32.8e9 * (4 + 4 + 8) / 8 + 2 * (1.56e9 + 0.98e9) + 4 * 0.98e9 + 1536 * 64 * 5120 * 2 + 2 * 1.56e9 / 2 * 4),
-        # keys and values of 256 completions, activations of 32 prompts, logits
+        # keys and values of 256 completions in bf16, activations of 32 prompts, logits
         ("Qwen2.5-0.5B", {"use_vllm": False, "vllm_mode": "colocate"},
-         494e6 * (4 + 8 + 2) + 256 * 1536 * 24 * 2 * 128 * 4 + 32 * 512 * 20e3 * 4 + 256 * 151_936 * 16),
+         494e6 * (4 + 8 + 2) + 256 * 1536 * 24 * 2 * 128 * 2 + 32 * 512 * 20e3 * 4 + 256 * 151_936 * 16),
     ],
 )  # fmt: skip
 def test_the_estimate_is_that_of_a_calculation_by_hand(model: str, options: dict[str, Any], expected: float) -> None:

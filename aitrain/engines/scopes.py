@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from peft import PeftModel
 from transformers import TrainingArguments
 
@@ -41,6 +42,13 @@ def frozen_heap() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def use_autocast(accelerator: Accelerator, model: Any) -> None:
+    """Compute a model in the number format of a training, as accelerate does from `train` on; its `generate` converts
+    the trained weights once, not for each token."""
+    accelerator.prepare_model(model, evaluation_mode=True)
+    model.generate = accelerator.autocast()(model.generate)
 
 
 def use_device(device: torch.device) -> None:

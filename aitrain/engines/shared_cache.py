@@ -14,7 +14,7 @@ Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
     PreTrainedModel._is_stateful                    True of a model with a state that is no cache of keys and values
     DynamicCache(config=)                           has the layers that generate's own cache has
     DynamicCache.batch_select_indices(indices)      also repeats rows
-    DynamicCache.update(keys, values, layer)        of shape (rows, heads, tokens, head_dim)
+    DynamicCache.update(keys, values, layer)        of shape (rows, heads, tokens, head_dim); each layer calls it
 """
 
 from __future__ import annotations
@@ -40,6 +40,20 @@ CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ els
 """Name of a cache in the arguments and outputs of models."""
 LEAST_SAVED = 512
 """Tokens that a shared prompt must save, so that the additional forward pass is worth it."""
+
+
+class AutocastCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
+    """Keeps keys and values in the number format of autocast, to which attention would convert all of them for each new
+    token: rotary positions make float32 of the keys."""
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **named: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds the keys and values of new tokens; returns those of all, as the base does."""
+        if torch.is_autocast_enabled(keys.device.type):
+            dtype = torch.get_autocast_dtype(keys.device.type)
+            keys, values = keys.to(dtype), values.to(dtype)
+        return super().update(keys, values, layer, *more, **named)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -96,12 +110,12 @@ def distinct_prompts(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tenso
 
 
 def with_prompts_once(model: Any, rows: PaddedRows) -> PaddedRows:
-    """The rows with a cache in which equal ones were computed once, if that saves LEAST_SAVED tokens."""
+    """The rows with a cache: of equal ones, computed once, if that saves LEAST_SAVED tokens, else an empty one."""
     distinct, attended, numbers = distinct_prompts(rows.ids, rows.mask)
+    cache = AutocastCache(config=model.config)
     if (len(rows.ids) - len(distinct)) * (rows.ids.shape[1] - 1) < LEAST_SAVED:
-        return rows
+        return PaddedRows(rows.ids, rows.mask, cache)
     ids, mask = distinct[:, :-1], attended[:, :-1]
-    cache = DynamicCache(config=model.config)
     given: dict[str, Any] = {CACHE: cache}
     if "position_ids" in _arguments(model):  # which then are those of `generate`
         given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
@@ -166,7 +180,7 @@ def with_kept_rows(
     layers = [row.layers for row in kept if row]
     if not layers or not any(counts):
         return None
-    cache, empty = DynamicCache(config=model.config), [(keys[:0], values[:0]) for keys, values in layers[0]]
+    cache, empty = AutocastCache(config=model.config), [(keys[:0], values[:0]) for keys, values in layers[0]]
     for layer, none in enumerate(empty):
         parts = [row.layers.pop(0) if row else none for row in kept]
         keys, values = (

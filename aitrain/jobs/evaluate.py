@@ -21,7 +21,7 @@ from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import evaluation_mode, frozen_heap, innermost
+from aitrain.engines.scopes import evaluation_mode, frozen_heap, innermost, use_autocast
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
@@ -193,7 +193,7 @@ def _prepare(
             engine = completer = _server_engine(context, config, reference, policy, longest)
             size = config.concurrency or SERVED_BATCH
         else:
-            accelerator.prepare_model(innermost(policy.model), evaluation_mode=True)  # the autocast of a training
+            use_autocast(accelerator, innermost(policy.model))
             engine = policy.engine()
             size = config.concurrency or max(BATCH, config.completions_per_pass)
         scoring = offer_model(runner, policy.model, shown.chat.tokenizer, completer)

@@ -155,7 +155,8 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
         cache = rows * shape.cached_values * (prompt + completion)
         first = prompts * prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
         logits = rows * shape.vocabulary * 4 * LOGITS
-        generation = (cache + first) * weights.width + logits + gathered + cached
+        cache *= 2 if casts and config.share_prefixes else weights.width  # AutocastCache
+        generation = cache + first * weights.width + logits + gathered + cached
 
     rows, length = batch.largest_pass(prompt + completion)
     # values for one token that a layer keeps for its backward pass: around the norms, with what autocast copies; of

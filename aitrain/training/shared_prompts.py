@@ -83,10 +83,13 @@ class SharedPrompts:
         self.is_joined = False
         """Whether the backward pass of the next pass continues through the prompts."""
 
-    def log_probs(self, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def log_probs(
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, in_loss: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies of the completions' tokens, of shape (rows, tokens of completions).
 
-        `ids`, `mask`: whole rows, whose prompts are all of the block's, of shape (rows, tokens).
+        `ids`, `mask`: whole rows, whose prompts are all of the block's, of shape (rows, tokens). `in_loss`: the tokens
+        of completions that are computed, in place of all; the values of the others are 0.
         """
         cache = copy.copy(self._cache)
         _, _, cache.numbers = distinct_prompts(ids[:, : self.tokens + 1], mask[:, : self.tokens + 1])
@@ -99,6 +102,8 @@ class SharedPrompts:
             layer.keys, layer.values = next(tensors), next(tensors)
         own = ids[:, self.tokens :]
         labels = own.masked_fill(mask[:, self.tokens :] == 0, -100)
+        if in_loss is not None:
+            labels[:, 1:].masked_fill_(~in_loss, -100)
         output = _forward(model, cache, input_ids=own, attention_mask=mask, labels=labels, fused_lm_head=True)
         return output.log_probs, output.entropy
 

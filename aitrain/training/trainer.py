@@ -29,6 +29,8 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
     trl.trainer.grpo_trainer.prepare_fsdp(model, accelerator)   replaced while TRL makes the reference model
     trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see engines/logprob_check.py
+    trl.trainer.utils._use_triton(device)                   replaced in trimmed passes: whether the head computes only
+                                                            tokens with a label, which on a CPU TRL does not
     Trainer.training_step(...), ._get_grad_norm(model, grad_norm)   overridden: the latter is called once per step,
                                                             after clipping and before optimizer.step, which skips
                                                             parameters without a gradient; the public
@@ -85,6 +87,7 @@ from aitrain.engines.scopes import (
     innermost,
     replaced,
     savable_generation_config,
+    use_autocast,
 )
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.sharded_tensors import gathered, is_sharded, whole
@@ -135,6 +138,8 @@ from aitrain.training.shared_prompts import SharedPrompts, why_apart
 from aitrain.training.step_events import NonFiniteGuard, StepEvents
 from aitrain.training.training_batch import TrainingBatch, episode_metrics
 
+LOGPROBS = {"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"}
+"""Earlier log-probabilities in the inputs of a loss; as those of the pass, 0 for tokens that are not in the loss."""
 CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 """Metrics of the loss that are means over rows if there is one ratio for a completion."""
 
@@ -171,6 +176,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """Whether the prompt of several rows is computed once."""
     _prompts: SharedPrompts | None = None
     """Those of the forward passes that are being made, if they are computed once."""
+    _in_loss: torch.Tensor | None = None
+    """The tokens of a pass whose log-probabilities are computed, of shape (rows, tokens of completions); None: all."""
 
     def __init__(
         self,
@@ -213,7 +220,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self.model.to(self.accelerator.device)
         else:
             model = innermost(self.model)  # whose `forward` an adapter's `generate` calls
-            self.accelerator.prepare_model(model, evaluation_mode=True)  # its autocast, without DDP
+            use_autocast(self.accelerator, model)
             model._is_accelerate_prepared = False  # so that `train` adds DDP
         refuse_unsharded(config, self.accelerator.device.type, not is_sharded(self.model))
         self.remove_callback(PrinterCallback)
@@ -394,10 +401,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             everywhere: torch.Tensor = gather(values)
             return everywhere
 
+        is_in_loss = None
+        if self._prompts is not None and self.algorithm.custom_loss is None:
+            is_in_loss = (rows["completion_mask"] * rows["tool_mask"]).bool()
+            rows = rows | {name: rows[name].masked_fill(~is_in_loss, 0.0) for name in LOGPROBS & rows.keys()}
         # the passes of a generation batch, if all were like this one
         pieces = divisor * updates if math.isfinite(divisor) else 1.0
         with (
-            replaced(self, {"current_gradient_accumulation_steps": divisor}),
+            replaced(self, {"current_gradient_accumulation_steps": divisor, "_in_loss": is_in_loss}),
             replaced(self.args, {"steps_per_generation": pieces}),
             replaced(accelerator, {"gather": gathered_rows}),
         ):
@@ -491,7 +502,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             logps = self._in_own_passes(model, input_ids, attention_mask, logits_to_keep)
             return logps, None, None
         if self._prompts is not None:
-            return *self._prompts.log_probs(model, input_ids, attention_mask), None
+            with self._head_of_labels():
+                return *self._prompts.log_probs(model, input_ids, attention_mask, self._in_loss), None
         compute = super()._get_per_token_logps_and_entropies
         too_wide = self.context is not None and input_ids.shape[1] > self.context
         to_left = self.aligns_rows or too_wide
@@ -499,9 +511,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return compute(model, input_ids, attention_mask, logits_to_keep, **more)
         rows = AlignedRows.of(input_ids, attention_mask, to_left)
         count = rows.ids.shape[1] - 1 if to_left else logits_to_keep
-        logps, entropies, loss = compute(model, rows.ids, rows.mask, count, **more)
+        with self._head_of_labels():
+            logps, entropies, loss = compute(model, rows.ids, rows.mask, count, **more)
         entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
         return rows.moved_back(logps, logits_to_keep), entropies, loss
+
+    def _head_of_labels(self) -> AbstractContextManager[None]:
+        """Context in which trimmed passes compute the model's head only for tokens that have a label."""
+        return replaced(trl_utils, {"_use_triton": lambda _: True} if self.trims else {})
 
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         """Log-probabilities of a padded generation batch; of tokens that a trimmed pass leaves out, 0."""

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
+    DynamicCache,
     FalconH1Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -29,6 +30,7 @@ from aitrain.batch import PassLimit
 from aitrain.engines import hf, shared_cache
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
+from aitrain.engines.shared_cache import AutocastCache
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.engine import Decoding, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
@@ -132,9 +134,11 @@ def test_gradients_of_any_groups_are_those_of_rows_apart(
         for number, rows in enumerate(block):
             places = [shown.index(row) for row in rows]
             shared.is_joined = joins and number == len(block) - 1
-            logps, _ = shared.log_probs(model, ids[places], mask[places])
-            (logps * weights[rows, :width]).sum().backward()
-            assert (logps - expected[places]).abs().max() < 1e-6  # of equal padding: it moves float32 positions
+            of_loss = weights[rows, :width]
+            logps, _ = shared.log_probs(model, ids[places], mask[places], of_loss > 0)
+            (logps * of_loss).sum().backward()
+            # of equal padding: it moves float32 positions
+            assert (logps - expected[places] * (of_loss > 0)).abs().max() < 1e-6
         if not joins:
             shared.backward()
 
@@ -247,3 +251,16 @@ def test_tokens_of_all_turns_are_those_of_each_episode_alone(
     for number in (2, 4, 8, 9):
         assert [together[number]] == asyncio.run(play(engine(False), prompts, [number], how))
     assert len({len(answer) for answers in together for answer in answers}) > 3
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_keys_that_are_kept_in_the_format_of_autocast_give_the_same_logits(kind: str) -> None:
+    model, ids = model_of(SHARING[kind]).eval(), torch.arange(3, 30).view(3, 9)
+    how: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "output_logits": True}
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = (
+            model.generate(ids, past_key_values=cache(config=model.config), return_dict_in_generate=True, **how)
+            for cache in (AutocastCache, DynamicCache)
+        )
+    assert ours.past_key_values.layers[0].keys.dtype == torch.bfloat16
+    assert all(map(torch.equal, ours.logits, theirs.logits))

@@ -221,6 +221,7 @@ INSIDE: list[tuple[Any, str]] = [
     (LlamaForCausalLM, "_is_stateful"),
     (torch.Tensor, "_version"),
     (trl_utils, "_ChunkedLogProbFunction"),
+    (trl_utils, "_use_triton"),
     *((typer._click, name) for name in ("Command", "Context", "HelpFormatter", "Parameter")),
     (typer._click.exceptions, "NoArgsIsHelpError"),
     (TyperGroup, "get_params"),
