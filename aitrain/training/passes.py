@@ -9,7 +9,7 @@ rows of a step over all P processes, whose gradients DDP averages, and n the row
 * metrics of the loss are means over the step, weighted by tokens or rows of each pass.
 
 Kept rows whose advantage is 0 count in K, but are not computed where the loss has no other term, as their gradient is
-0. In a step without any advantage all are computed, for the metrics.
+0. In a step without any advantage all are, for the metrics, but only the last pass has a backward pass.
 
 With every row kept and passes of equal size the gradient is TRL's own for as many micro-batches.
 
@@ -73,6 +73,8 @@ class StepPasses:
     """Whether a row is in the loss, on any process."""
     blocks: list[int] | None
     """The number of passes in each block; None where each row is computed with its own prompt."""
+    is_flat: bool
+    """Whether the step's gradient is 0, as no row is in the loss or has the advantage that it needs."""
 
     def mean(self, name: str, values: list[float], over_rows: bool) -> float:
         """A metric of the step, given the values that its passes have logged."""
@@ -105,15 +107,14 @@ def passes_of(
             if value.dim():
                 padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
                 everywhere[name] = accelerator.gather(padded)
-    kept: list[bool] = everywhere[KEPT].tolist()
+    learned = kept = list[bool](everywhere[KEPT].tolist())
     blocks: list[list[Block]] | None = None
     if trims:
         of_prompts, of_completions = (everywhere[name].sum(1).tolist() for name in ("prompt_mask", "completion_mask"))
         lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
-        computed = kept
         if needs_advantage:
-            has_gradient = everywhere[KEPT] & (everywhere["advantages"] != 0)
-            computed = has_gradient.tolist() if has_gradient.any() else kept
+            learned = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
+        computed = learned if any(learned) else kept
         of_processes, first, source = _trimmed_passes(computed, lengths, limit, processes), 0, everywhere
         if shares:
             _, _, prompts = distinct_prompts(everywhere["prompt_ids"], everywhere["prompt_mask"])
@@ -141,6 +142,7 @@ def passes_of(
         torch.stack([_weights(values, together) for values in (tokens, everywhere[KEPT])]),
         any(kept),
         None if blocks is None else list(map(len, blocks[rank])),
+        not any(learned),
     )
 
 

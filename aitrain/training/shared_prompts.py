@@ -112,7 +112,8 @@ class SharedPrompts:
         pairs = list(zip(self._computed, self._leaves, strict=True))
         tensors = [*self._outputs, *(one for one, leaf in pairs if leaf.grad is not None)]
         gradients = [*map(torch.zeros_like, self._outputs), *(leaf.grad for _, leaf in pairs if leaf.grad is not None)]
-        torch.autograd.backward(tensors, gradients)
+        if tensors:  # none for a gradient of 0
+            torch.autograd.backward(tensors, gradients)
 
 
 def _forward(model: Any, cache: DynamicCache, **inputs: Any) -> Any:

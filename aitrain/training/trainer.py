@@ -29,8 +29,8 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
     trl.trainer.grpo_trainer.prepare_fsdp(model, accelerator)   replaced while TRL makes the reference model
     trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see engines/logprob_check.py
-    trl.trainer.utils._use_triton(device)                   replaced in trimmed passes: whether the head computes only
-                                                            tokens with a label, which on a CPU TRL does not
+    trl.trainer.utils._use_triton(device)                   replaced in trimmed passes: whether the head is computed
+                                                            only for tokens with a label
     Trainer.training_step(...), ._get_grad_norm(model, grad_norm)   overridden: the latter is called once per step,
                                                             after clipping and before optimizer.step, which skips
                                                             parameters without a gradient; the public
@@ -365,7 +365,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             # before the last one, gradients are added up, not exchanged; with FSDP2 they are, as they would stay whole
             is_last = number == len(passes.rows)
             accelerator.gradient_state._set_sync_gradients(is_last)  # for DeepSpeed, and TRL's adaptive entropy
-            with activity.own.doing("forward and backward pass"):
+            learns = is_last or self.is_sharded or not passes.is_flat
+            with torch.set_grad_enabled(learns), activity.own.doing("forward and backward pass"):
                 if number - 1 in begins:
                     with alone():
                         self._prompts = self.share_prompts(model, rows["prompt_ids"], rows["prompt_mask"])
@@ -373,9 +374,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                     self._prompts.is_joined = isinstance(model, DistributedDataParallel)
                 with nullcontext() if is_last or self.is_sharded else alone():
                     loss = self.loss_of_pass(model, rows, divisor)
-                    if not is_last:
+                    total += 0 if is_last else loss.detach()
+                    if learns and not is_last:
                         accelerator.backward(loss)
-                        total += loss.detach()
                         if self._prompts is not None and number in begins:
                             self._prompts.backward()
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
@@ -411,6 +412,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             replaced(self, {"current_gradient_accumulation_steps": divisor, "_in_loss": is_in_loss}),
             replaced(self.args, {"steps_per_generation": pieces}),
             replaced(accelerator, {"gather": gathered_rows}),
+            replaced(trl_utils, {"_use_triton": lambda _: True} if self.trims else {}),
         ):
             return self._loss_of_algorithm(model, rows)
 
@@ -502,8 +504,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             logps = self._in_own_passes(model, input_ids, attention_mask, logits_to_keep)
             return logps, None, None
         if self._prompts is not None:
-            with self._head_of_labels():
-                return *self._prompts.log_probs(model, input_ids, attention_mask, self._in_loss), None
+            return *self._prompts.log_probs(model, input_ids, attention_mask, self._in_loss), None
         compute = super()._get_per_token_logps_and_entropies
         too_wide = self.context is not None and input_ids.shape[1] > self.context
         to_left = self.aligns_rows or too_wide
@@ -511,14 +512,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return compute(model, input_ids, attention_mask, logits_to_keep, **more)
         rows = AlignedRows.of(input_ids, attention_mask, to_left)
         count = rows.ids.shape[1] - 1 if to_left else logits_to_keep
-        with self._head_of_labels():
-            logps, entropies, loss = compute(model, rows.ids, rows.mask, count, **more)
+        logps, entropies, loss = compute(model, rows.ids, rows.mask, count, **more)
         entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
         return rows.moved_back(logps, logits_to_keep), entropies, loss
-
-    def _head_of_labels(self) -> AbstractContextManager[None]:
-        """Context in which trimmed passes compute the model's head only for tokens that have a label."""
-        return replaced(trl_utils, {"_use_triton": lambda _: True} if self.trims else {})
 
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         """Log-probabilities of a padded generation batch; of tokens that a trimmed pass leaves out, 0."""
