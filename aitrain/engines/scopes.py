@@ -47,9 +47,8 @@ def frozen_heap() -> Iterator[None]:
 
 def use_autocast(accelerator: Accelerator, model: Any) -> None:
     """Compute a model in the number format of a training, as accelerate does from `train` on; its `generate` converts
-    the trained weights once, not for each token."""
+    the trained weights once, not for each token. It stays a method, as a model with a function there has no pickle."""
     accelerator.prepare_model(model, evaluation_mode=True)
-    # a method, as accelerate's `forward` is: a function would keep the model from being pickled
     model.generate = MethodType(accelerator.autocast()(type(model).generate), model)
 
 

@@ -51,8 +51,7 @@ class AutocastCache(DynamicCache):  # type: ignore[misc]  # transformers has no 
     ) -> Any:
         """Keys and values of the layer, earlier ones included."""
         if torch.is_autocast_enabled(device := key_states.device.type):
-            dtype = torch.get_autocast_dtype(device)
-            key_states, value_states = key_states.to(dtype), value_states.to(dtype)
+            key_states, value_states = (one.to(torch.get_autocast_dtype(device)) for one in (key_states, value_states))
         return super().update(key_states, value_states, layer_idx, *more, **named)
 
 

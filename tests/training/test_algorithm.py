@@ -95,7 +95,7 @@ def test_the_leave_one_out_baseline_is_the_mean_of_the_others_with_a_score() -> 
 
 @pytest.mark.parametrize(
     ("turns", "penalty"),
-    [([80], 0.0), ([90], 0.25), ([100], 0.5), ([10, 95, 20], 0.375), ([85], 0.125), ([], 0.0)],
+    [([80], 0.0), ([90], 0.25), ([100], 0.5), ([10, 95, 20], 0.375), ([], 0.0)],
 )
 def test_the_overlong_penalty_grows_linearly_over_the_buffer_of_the_longest_completion(
     turns: list[int], penalty: float
