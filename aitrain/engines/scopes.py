@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -46,9 +47,9 @@ def frozen_heap() -> Iterator[None]:
 
 def use_autocast(accelerator: Accelerator, model: Any) -> None:
     """Compute a model in the number format of a training, as accelerate does from `train` on; its `generate` converts
-    the trained weights once, not for each token."""
+    the trained weights once, not for each token. It stays a method, as a model with a function there has no pickle."""
     accelerator.prepare_model(model, evaluation_mode=True)
-    model.generate = accelerator.autocast()(model.generate)
+    model.generate = MethodType(accelerator.autocast()(type(model).generate), model)
 
 
 def use_device(device: torch.device) -> None:

@@ -47,13 +47,12 @@ class AutocastCache(DynamicCache):  # type: ignore[misc]  # transformers has no 
     token: rotary positions make float32 of the keys."""
 
     def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **named: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds the keys and values of new tokens; returns those of all, as the base does."""
-        if torch.is_autocast_enabled(keys.device.type):
-            dtype = torch.get_autocast_dtype(keys.device.type)
-            keys, values = keys.to(dtype), values.to(dtype)
-        return super().update(keys, values, layer, *more, **named)  # type: ignore[no-any-return]
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *more: Any, **named: Any
+    ) -> Any:
+        """Keys and values of the layer, earlier ones included."""
+        if torch.is_autocast_enabled(device := key_states.device.type):
+            key_states, value_states = (one.to(torch.get_autocast_dtype(device)) for one in (key_states, value_states))
+        return super().update(key_states, value_states, layer_idx, *more, **named)
 
 
 @dataclass(frozen=True)

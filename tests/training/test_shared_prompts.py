@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,7 +23,6 @@ from transformers import (
     MambaConfig,
     MistralConfig,
     MixtralConfig,
-    Qwen2Config,
     Qwen3Config,
 )
 from trl.trainer.utils import add_fused_lm_head
@@ -30,6 +31,7 @@ from aitrain.batch import PassLimit
 from aitrain.engines import hf, shared_cache
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
+from aitrain.engines.scopes import use_autocast
 from aitrain.engines.shared_cache import AutocastCache
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.engine import Decoding, GenerationRequest
@@ -49,7 +51,6 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 LAYERS = ["sliding_attention", "full_attention"]
 SHARING = {
     "llama": LlamaConfig(**SMALL),
-    "qwen2": Qwen2Config(**SMALL),
     "qwen3": Qwen3Config(**SMALL, head_dim=8),
     "gemma3": Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8, layer_types=LAYERS),
     "mistral": MistralConfig(**SMALL, sliding_window=8),
@@ -256,11 +257,12 @@ def test_tokens_of_all_turns_are_those_of_each_episode_alone(
 @pytest.mark.parametrize("kind", SHARING)
 def test_keys_that_are_kept_in_the_format_of_autocast_give_the_same_logits(kind: str) -> None:
     model, ids = model_of(SHARING[kind]).eval(), torch.arange(3, 30).view(3, 9)
+    use_autocast(Mock(autocast=lambda: torch.autocast("cpu", torch.bfloat16)), model)
+    pickle.dumps(model)
     how: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "output_logits": True}
-    with torch.autocast("cpu", torch.bfloat16):
-        ours, theirs = (
-            model.generate(ids, past_key_values=cache(config=model.config), return_dict_in_generate=True, **how)
-            for cache in (AutocastCache, DynamicCache)
-        )
+    ours, theirs = (
+        model.generate(ids, past_key_values=cache(config=model.config), return_dict_in_generate=True, **how)
+        for cache in (AutocastCache, DynamicCache)
+    )
     assert ours.past_key_values.layers[0].keys.dtype == torch.bfloat16
     assert all(map(torch.equal, ours.logits, theirs.logits))
