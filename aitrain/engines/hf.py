@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
@@ -31,6 +31,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, innermost, replaced
 from aitrain.engines.shared_cache import (
     CACHE,
+    AutocastCache,
     KeptRow,
     PaddedRows,
     can_share,
@@ -105,11 +106,12 @@ class HFEngine(BatchingEngine):
         now, running, room = list(rows), list(range(len(rows))), max_tokens
         prepared = nullcontext(self.model) if self.unwrapped is None else self.unwrapped()
         with prepared as model, torch.no_grad(), own_defaults_only(model):
-            # ranks that generate together must make the same forward passes
-            shares = self.shares_prompts and not (self.is_shared or self.cache_implementation) and can_share(model)
+            can = not self.cache_implementation and can_share(model)
+            shares = can and self.shares_prompts and not self.is_shared  # ranks must make the same forward passes
             batch = padded(prompts, self.tokenizer.pad_token_id, self.model.device)
-            if shares:
-                batch = with_kept_rows(model, batch, prompts, kept) or with_prompts_once(model, batch)
+            if can:
+                shared = shares and (with_kept_rows(model, batch, prompts, kept) or with_prompts_once(model, batch))
+                batch = shared or replace(batch, cache=AutocastCache(config=model.config))
             while running:
                 live = [now[place] for place in running]
                 output, grown = self._generate(model, batch, live, sampling, room, shares)

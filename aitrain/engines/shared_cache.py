@@ -108,13 +108,12 @@ def distinct_prompts(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tenso
     return ids[first], mask[first], numbers
 
 
-def with_prompts_once(model: Any, rows: PaddedRows) -> PaddedRows:
-    """The rows with a cache: of equal ones, computed once, if that saves LEAST_SAVED tokens, else an empty one."""
+def with_prompts_once(model: Any, rows: PaddedRows) -> PaddedRows | None:
+    """The rows with a cache in which equal ones were computed once, if that saves LEAST_SAVED tokens."""
     distinct, attended, numbers = distinct_prompts(rows.ids, rows.mask)
-    cache = AutocastCache(config=model.config)
     if (len(rows.ids) - len(distinct)) * (rows.ids.shape[1] - 1) < LEAST_SAVED:
-        return PaddedRows(rows.ids, rows.mask, cache)
-    ids, mask = distinct[:, :-1], attended[:, :-1]
+        return None
+    ids, mask, cache = distinct[:, :-1], attended[:, :-1], AutocastCache(config=model.config)
     given: dict[str, Any] = {CACHE: cache}
     if "position_ids" in _arguments(model):  # which then are those of `generate`
         given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)

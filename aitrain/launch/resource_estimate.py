@@ -155,7 +155,7 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
         cache = rows * shape.cached_values * (prompt + completion)
         first = prompts * prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
         logits = rows * shape.vocabulary * 4 * LOGITS
-        cache *= 2 if casts and config.share_prefixes else weights.width  # AutocastCache
+        cache *= 2 if casts else weights.width  # AutocastCache
         generation = cache + first * weights.width + logits + gathered + cached
 
     rows, length = batch.largest_pass(prompt + completion)
