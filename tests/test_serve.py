@@ -59,7 +59,7 @@ def test_a_whole_model_has_the_name_of_its_run_the_context_that_fits_and_its_thi
     assert '--default-chat-template-kwargs={"enable_thinking": false, "thinking": false}' in words
 
 
-@pytest.mark.parametrize("odd", [{"use_dora": True}, {"bias": "all"}, {"alpha_pattern": {"q_proj": 64}}])
+@pytest.mark.parametrize("odd", [{"bias": "all"}, {"alpha_pattern": {"q_proj": 64}}])
 def test_an_adapter_that_vllm_cannot_load_or_would_scale_is_refused(
     run: Make, odd: dict[str, object]
 ) -> None:
