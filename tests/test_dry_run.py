@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
         {}, 3, "kind of prompt",
     ),
     "too few cases for a batch": (ENV, {"rl_prompts_per_step": 32}, 2, "32 prompts"),
-    "layers that are not there": (ENV, {"peft": True, "target_modules": "foo"}, 2, "foo"),
+    "a layer that is not there": (ENV, {"peft": True, "target_modules": "v_proj,q_prod"}, 2, "Did you mean q_proj?"),
     "output below a file": (ENV, {"output_dir": "env.py/runs"}, 2, "env.py/runs"),
     "fields of TRL that exclude each other": (
         ENV, {"trl": {"log_completions_hub_repo": "a/b"}}, 2, "log_completions",
@@ -96,10 +96,14 @@ def test_an_environment_that_cannot_score_any_answer_is_refused(value: str, conf
 
 
 def test_a_dry_run_shows_the_plan_the_cases_and_what_is_not_checked(aitrain_grpo: Run, here: Path) -> None:
-    write(here, {"env.py": replaced("class Env:", "print('noise')\nclass Env:")})
+    told = "[{'role': 'system', 'content': 'Count.'}, {'role': 'user', 'content': str(number)}]"
+    env = replaced("class Env:", "print('noise')\nclass Env:", replaced('f"say {number}"', told))
+    write(
+        here, {"env.py": env, "users.jinja": "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"}
+    )
     aitrainings = ["--rl_env_module", "env", "--rl_prompts_per_step=6"]
     named = ["--model", "tiny", "--project-name", "mine", *aitrainings]
-    done = aitrain_grpo(*named, "--num-processes=3", "--epochs=3", "--dry-run")
+    done = aitrain_grpo(*named, "--num-processes=3", "--epochs=3", "--dry-run", "--chat-template=users.jinja")
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -110,8 +114,9 @@ def test_a_dry_run_shows_the_plan_the_cases_and_what_is_not_checked(aitrain_grpo
     assert (plan["processes"], plan["run folder"]) == ("3 on CPU", "runs/mine")
     assert any(line.startswith("12 cases to train on, 8 held out, 6 steps") for line in lines)
     assert "not checked: the weights of tiny" in lines
+    assert "! The chat template leaves system messages out: the model does not see the environment's." in lines
     assert "noise" not in done.stdout
-    assert listing(here) == ["env.py"]
+    assert listing(here) == ["env.py", "users.jinja"]
 
 
 def test_what_the_environment_started_ends_with_the_dry_run(config: Make) -> None:

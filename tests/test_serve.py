@@ -59,10 +59,11 @@ def test_a_whole_model_has_the_name_of_its_run_the_context_that_fits_and_its_thi
     assert '--default-chat-template-kwargs={"enable_thinking": false, "thinking": false}' in words
 
 
-def test_an_adapter_that_vllm_cannot_load_is_refused(run: Make) -> None:
-    run({**LORA, "use_dora": True})
+@pytest.mark.parametrize("odd", [{"bias": "all"}, {"alpha_pattern": {"q_proj": 64}}])
+def test_an_adapter_that_vllm_cannot_load_or_would_scale_is_refused(run: Make, odd: dict[str, object]) -> None:
+    run({**LORA, "bias": "none", "rank_pattern": {}, **odd})
     code, _, err = run_in_process("serve mine --print")
-    assert (code, "use_dora" in err) == (2, True)
+    assert (code, next(iter(odd)) in err) == (2, True)
 
 
 def test_without_a_key_of_the_users_it_makes_one_and_shows_it(

@@ -175,7 +175,7 @@ def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool) 
     except (Exception, SystemExit) as error:
         raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
     if len(rows) == 0:
-        raise EnvironmentFailed(f"{name} returned no rows: there is nothing to train on")
+        raise EnvironmentFailed(f"{name} returned no rows")
     first = ""
     for number, row in enumerate(rows):
         kind = _kind_of_prompt(f"row {number} of {name}", row, needs_prompt)

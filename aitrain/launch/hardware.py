@@ -96,12 +96,12 @@ class Hardware:
             ConfigError: there is no such kind.
         """
         name, _, count = text.upper().partition("X")
-        if name not in KINDS or not re.fullmatch("[1-9][0-9]*", count or "1"):
+        if name not in KINDS or not re.fullmatch("[1-9][0-9]?", count or "1"):
             sizes = " or ".join(kind for kind in KINDS if kind.startswith(f"{name}-"))
             near = f" Did you mean {sizes}?" if sizes else did_you_mean(name, KINDS)
             raise ConfigError(
                 f"gpu: no kind of GPU is called {text}.{near}\n"
-                f"There are {', '.join(KINDS)}; eight of them are written as H100x8."
+                f"There are {', '.join(KINDS)}; eight of them are written as H100x8, and a machine has at most 99."
             )
         return cls(KINDS[name], int(count or 1), machines)
 

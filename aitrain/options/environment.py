@@ -134,7 +134,7 @@ class EnvironmentOptions(Options):
     def _rules_of_several(self, places: list[str]) -> Iterator[str]:
         names = [name for name, _ in map(named_place, places)]
         if twice := next((name for name in names if names.count(name) > 1), ""):
-            yield f"rl_env: two environments are called {twice}: name them, as in NAME={places[-1]}"
+            yield f"rl_env: two environments are called {twice}: name them, as in NAME={named_place(places[-1])[1]}"
         if self.rl_env_class is not None:
             yield "rl_env_class: with several environments, name the class of each in rl_env, as in file.py:Class"
         if self.rl_env_weights is not None and len(weights_of(self.rl_env_weights)) != len(names):

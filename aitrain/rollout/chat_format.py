@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -264,6 +265,12 @@ class ChatFormat:
             except Exception as error:
                 return f"refuses a conversation of two turns ({describe_error(error)})"
         return ""
+
+    def drops_system(self) -> bool:
+        """Whether the template renders nothing of a system message."""
+        with suppress(Exception):  # it refuses them, which is told with the prompt
+            return MARK not in self._rendered([{"role": "system", "content": MARK}, _USER_MESSAGE])
+        return False
 
     def check_tools(self) -> None:
         """Check that the template can render tool calls and their results.

@@ -65,18 +65,22 @@ def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
     environment renders with the tokenizer.
 
     Raises:
-        ConfigError: the chat template does not offer it.
+        ConfigError: the chat template does not offer it, or a thought's first tag alone has more tokens.
     """
     chat = replace(chat, thoughts=thought_tags(chat))
     if thinking is None:
         return chat
-    offered, is_budget = offered_thinking(chat), isinstance(thinking, int)
-    if (BUDGET if is_budget else thinking) not in offered:
+    offered = offered_thinking(chat)
+    if (BUDGET if isinstance(thinking, int) else thinking) not in offered:
         raise ConfigError(
             f"thinking: {thinking} is not known to this model's chat template, which has"
             f" {', '.join(offered) or 'no thinking'}"
         )
-    variables = template_variables(thinking)
+    variables, tags = template_variables(thinking), chat.thoughts
+    if isinstance(thinking, int) and tags and not rendered(chat, **variables).rstrip().endswith(tags.begin):
+        least = len(chat.tokenizer.encode(tags.begin, add_special_tokens=False))
+        if thinking < least:  # the thought would not have begun where it is to be ended
+            raise ConfigError(f"thinking: a budget of {thinking} tokens ends before {tags.begin}, which has {least}")
     tokenizer: Any = copy.copy(chat.tokenizer)
     defaults = (
         f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"

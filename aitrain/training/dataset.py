@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list, set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from aitrain.environment.contract import Case, Prompt, check_contract, check_methods, env_kind
+from aitrain.environment.contract import Case, Prompt, as_messages, check_contract, check_methods, env_kind
 from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note, number_apart
 from aitrain.environment.runner import EnvRunner, Runner
 from aitrain.environment.tools import Tools
@@ -69,6 +69,9 @@ class ShownCases:
         for name, runner in context.runner.parts.items():
             is_chat = built[name][0].is_chat or runner.kind == "rollout"
             tools[name], chat = shown_episodes(runner.environment, chat, is_chat, runner.notify)
+            asked = as_messages(built[name][0][0].prompt)
+            if asked and asked[0]["role"] == "system" and chat.drops_system():
+                runner.notify("The chat template leaves system messages out: the model does not see the environment's.")
         return cls(built, chat, tools)
 
     def most_new_tokens(self, runner: Runner) -> int | None:

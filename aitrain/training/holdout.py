@@ -69,8 +69,11 @@ class DatasetSplit:
                 f"{self.overlap} of {len(self.held_out)} held-out cases have the same prompt as a training case:"
                 " their score does not show what was learned for new prompts."
             )
+        without = [part.env for part in parts_of(self.held_out) if not len(part)]
         if not len(self.held_out):
             yield f"No held-out cases, so no score before and after: {self.why_none}."
+        elif without:
+            yield f"No held-out cases of {', '.join(without)}: the held-out score is that of the others."
 
 
 @dataclass(frozen=True)

@@ -333,16 +333,25 @@ def context_length(config: TrainConfig, configuration: PretrainedConfig) -> int 
     return min(limits) if limits else None
 
 
-def lora_config(config: TrainConfig) -> LoraConfig | None:
-    """The adapter to train, or None for full fine-tuning."""
+def lora_config(config: TrainConfig, model: PreTrainedModel) -> LoraConfig | None:
+    """The adapter to train, or None for full fine-tuning.
+
+    Raises:
+        ConfigError: the model has not all of target_modules; peft passes over what it does not find.
+    """
     if not config.peft:
         return None
-    targets: str | list[str] = [name.strip() for name in config.target_modules.split(",")]
+    is_all, layers = config.target_modules == "all-linear", [f".{name}" for name, _ in model.named_modules()]
+    targets = [name.strip() for name in config.target_modules.split(",")]
+    for name in [] if is_all else targets:
+        if not any(layer.endswith(f".{name}") for layer in layers):
+            near = did_you_mean(name, {layer.rpartition(".")[2] for layer in layers})
+            raise ConfigError(f"target_modules: the model has no layer called {name}.{near}")
     return LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
-        target_modules="all-linear" if config.target_modules == "all-linear" else targets,
+        target_modules="all-linear" if is_all else targets,
         bias="none",
         task_type="CAUSAL_LM",
     )

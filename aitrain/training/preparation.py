@@ -209,7 +209,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     context.note(fit_warmup(arguments), "info")
     inputs = TrainerInputs(
         model, tokenizer, arguments, split.train, context.runner, shown.chat, limits_of(context.runner, context_tokens),
-        prompts, schedule, batch, lora_config(config), algorithm, callbacks,
+        prompts, schedule, batch, lora_config(config, model), algorithm, callbacks,
     )  # fmt: skip
     return inputs, split
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from aitrain.errors import ConfigError, RunFailed, did_you_mean
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.redaction import RedactedLog
-from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import read_object
 from aitrain.vllm.server_arguments import KEY_VARIABLE, LOOPBACK, argument_words, bound_address, key_header, new_key
@@ -324,6 +323,12 @@ def shell_command(plan: ServerConfig, port: int) -> str:
     return " ".join([*variables, shlex.join(["python", *plan.words(port)[1:]])])
 
 
+BEYOND_VLLM = (
+    "use_dora", "modules_to_save", "lora_bias", "bias", "trainable_token_indices", "rank_pattern", "alpha_pattern"
+)  # fmt: skip
+"""Settings of an adapter that vLLM refuses, or leaves out: it scales all layers by lora_alpha / r."""
+
+
 def adapter_rank(reference: ModelReference) -> int | None:
     """The rank of a model's adapter; None without an adapter.
 
@@ -333,12 +338,12 @@ def adapter_rank(reference: ModelReference) -> int | None:
     if reference.adapter is None:
         return None
     config = read_object(reference.adapter / ADAPTER_CONFIG)
-    odd = [name for name in ("use_dora", "modules_to_save", "lora_bias") if config.get(name)]
+    odd = [name for name in BEYOND_VLLM if config.get(name) and config[name] != "none"]
     if config.get("peft_type") != "LORA" or odd:
         what = ", ".join(odd) or f"of type {config.get('peft_type')}"
         raise ConfigError(
             f"{reference.adapter}: vLLM cannot load an adapter with {what} beside its base\n"
             f"Merge it, and serve the result: aitrain export {reference.given}"
         )
-    ranks = (config.get("r"), *as_object(config.get("rank_pattern")).values())
-    return max((rank for rank in ranks if isinstance(rank, int)), default=1)
+    rank = config.get("r")
+    return rank if isinstance(rank, int) else 1

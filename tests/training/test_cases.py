@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
-from aitrain.environment.dataset import Cases
+from aitrain.environment.dataset import Cases, MixedCases
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.batch_source import UniformOrder
@@ -155,3 +155,5 @@ def test_what_an_eval_dataset_shares_with_training_and_what_is_too_long_is_count
     found = split((Cases(rows, range(8)), own_eval), TrainConfig(), limit)
     assert (found.overlap, found.dropped, found.train.numbers) == (2, 2, [1, 2, 3, 5, 6, 7])
     assert [int(note.split()[0]) for note in found.notes(60)] == [2, 2]
+    (*_, note) = replace(found, held_out=MixedCases([own_eval, Cases([], [], env="b")])).notes(60)
+    assert note == "No held-out cases of b: the held-out score is that of the others."

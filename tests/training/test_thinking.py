@@ -121,8 +121,8 @@ def test_what_a_template_offers_is_found_by_rendering_it(speaks: Speaks, name: s
     tokenizer = template(speaks, name)
     chat = chat_format(tokenizer, TrainConfig())
     assert list(offered_thinking(chat)) == [word.replace("N", "a number of tokens") for word in offered.split()]
-    for value in ("on", "off", "low", 9):
-        if ("N" if value == 9 else value) in offered.split():
+    for value in ("on", "off", "low", 99):
+        if ("N" if value == 99 else value) in offered.split():
             chat_format(tokenizer, TrainConfig(thinking=value))
         else:
             with pytest.raises(ConfigError, match=f"thinking: {value} is not known"):
@@ -138,6 +138,8 @@ def test_off_works_also_where_the_environment_renders_the_prompt_and_a_budget_do
         assert by_environment.rstrip().endswith("<think>\n\n</think>")
     with pytest.raises(ConfigError, match="prompts are strings"):
         shown_episodes(Sums(), replace(chat, thinking=9), False)
+    with pytest.raises(ConfigError, match="6 tokens ends before <think>, which has 7"):
+        chat_format(template(speaks, "qwen3"), TrainConfig(thinking=6))
     episode, _ = played(Sums(), template(speaks, "qwen3"), thinks(), thinking="off")
     assert (episode.result.score, episode.thought_tokens) == (1.0, [0])
 

@@ -62,18 +62,24 @@ class RowSource:
     system: str | None = None
     few_shot: int = 0
 
-    def cases(self) -> list[Row]:
-        """The rows as cases; of these, the first `few_shot` are shown as solved ones in the prompts of the others.
+    def cases(self, eval_data: Data | None = None) -> list[Row]:
+        """The rows of `data`, or of `eval_data`, as cases; the first `few_shot` of `data` are shown as solved ones in
+        the prompts of the others.
 
         Raises:
             ConfigError: see files_of.
             EnvironmentFailed: a file cannot be read, or a row is in none of the forms.
         """
-        rows = [self._case(row, place) for name in files_of(self.data) for place, row in read_rows(name, self.split)]
-        rows = choose(rows, None if self.size is None else self.size + self.few_shot, self.seed)
-        if not rows:
-            raise EnvironmentFailed(f"There are no rows in {', '.join(files_of(self.data))}")
+        rows = choose(self._rows(self.data), None if self.size is None else self.size + self.few_shot, self.seed)
+        if eval_data is not None:
+            rows = [*rows[: self.few_shot], *self._rows(eval_data)]
         return with_solved(rows, self.few_shot, self.system)
+
+    def _rows(self, data: Data | None) -> list[Row]:
+        rows = [self._case(row, place) for name in files_of(data) for place, row in read_rows(name, self.split)]
+        if not rows:
+            raise EnvironmentFailed(f"There are no rows in {', '.join(files_of(data))}")
+        return rows
 
     def _case(self, row: Any, place: str) -> Row:
         """A row with `prompt` and the new columns, in whichever of the forms it is.
@@ -176,20 +182,23 @@ def _are_messages(value: Any) -> bool:
 
 
 def with_solved(rows: list[Row], few_shot: int, system: str | None) -> list[Row]:
-    """The rows after the first few, which are solved cases in their prompts, with this system prompt.
+    """The rows after the first few, which are solved cases in their prompts, with this system prompt. A copy of
+    one of the first few is left out, as its answer would be in its prompt.
 
     Raises:
         EnvironmentFailed: one of the first few has no answer.
     """
     solved = []
     for row in rows[:few_shot]:
-        asked = [message["content"] for message in as_messages(row["prompt"]) if message["role"] == "user"]
-        if not asked or not isinstance(row.get("answer"), (str, int, float)):
+        questions = [message["content"] for message in as_messages(row["prompt"]) if message["role"] == "user"]
+        if not questions or not isinstance(row.get("answer"), (str, int, float)):
             raise EnvironmentFailed("few_shot needs a column `answer` with right answers: name one with `columns`")
-        solved.append((str(asked[-1]), str(row["answer"])))
+        solved.append((str(questions[-1]), str(row["answer"])))
     if not solved and system is None:
         return rows
-    return [{**row, "prompt": prompted(as_messages(row["prompt"]), system, solved)} for row in rows[few_shot:]]
+    shown = [(row["prompt"], row["answer"]) for row in rows[:few_shot]]
+    asked = [row for row in rows[few_shot:] if (row["prompt"], row.get("answer")) not in shown]
+    return [{**row, "prompt": prompted(as_messages(row["prompt"]), system, solved)} for row in asked]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -216,11 +225,7 @@ class ScoredRows(RowSource):
 
     def build_eval_dataset(self) -> list[Row]:
         """The rows of `eval_data`."""
-        assert self.eval_data is not None
-        held_out = RowSource(
-            data=self.eval_data, split=self.split, columns=self.columns, system=self.system, few_shot=self.few_shot
-        )
-        return self._checked(held_out.cases())
+        return self._checked(self.cases(self.eval_data))
 
     def score_episode(self, **episode: Any) -> Score:
         """The weighted sum of the judges that look at one answer."""

@@ -201,20 +201,26 @@ class LegacyVerifiers(VerifiersEnvironment):
 
     def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""
-        return self._rows(self.env.get_dataset())
+        return with_solved(self._rows(self.env.get_dataset(), self.count), self.few_shot, self.system)
 
     @property
     def build_eval_dataset(self) -> Callable[[], list[Message]] | None:
-        """The environment's own held-out rows; None if it has none."""
+        """The environment's own held-out rows, with the solved cases of the others; None if it has none."""
         has_own = self.env.eval_dataset is not None or self.env.eval_dataset_source is not None
-        return (lambda: self._rows(self.env.get_eval_dataset())) if has_own else None
 
-    def _rows(self, dataset: Foreign) -> list[Message]:
+        def build() -> list[Message]:
+            solved = self._rows(self.env.get_dataset(), self.count)[: self.few_shot] if self.few_shot else []
+            asked = self._rows(self.env.get_eval_dataset(), self.size)
+            return with_solved([*solved, *asked], self.few_shot, self.system)
+
+        return build if has_own else None
+
+    def _rows(self, dataset: Foreign, count: int | None) -> list[Message]:
         rows = []
-        for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.count, self.seed)):
+        for row in (dict(dataset[number]) for number in choose(range(len(dataset)), count, self.seed)):
             asked = list(map(as_openai, as_messages(row.pop("prompt"))))
             rows.append({"prompt": asked, "answer": row.get("answer"), "vf_input": row})
-        return with_solved(rows, self.few_shot, self.system)
+        return rows
 
     async def rollout(self, prompt: list[Message], vf_input: Message, endpoint: Endpoint) -> Score:
         """The environment's rollout; then the score of its rubric, each function of which is a metric."""
