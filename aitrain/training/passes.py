@@ -73,8 +73,8 @@ class StepPasses:
     """Whether a row is in the loss, on any process."""
     blocks: list[int] | None
     """The number of passes in each block; None where each row is computed with its own prompt."""
-    is_flat: bool
-    """Whether the step's gradient is 0, as no row is in the loss or has the advantage that it needs."""
+    has_gradient: bool
+    """Whether a row is in the loss, on any process, and has an advantage if it needs one."""
 
     def mean(self, name: str, values: list[float], over_rows: bool) -> float:
         """A metric of the step, given the values that its passes have logged."""
@@ -142,7 +142,7 @@ def passes_of(
         torch.stack([_weights(values, together) for values in (tokens, everywhere[KEPT])]),
         any(kept),
         None if blocks is None else list(map(len, blocks[rank])),
-        not any(learned),
+        any(learned),
     )
 
 

@@ -365,8 +365,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             # before the last one, gradients are added up, not exchanged; with FSDP2 they are, as they would stay whole
             is_last = number == len(passes.rows)
             accelerator.gradient_state._set_sync_gradients(is_last)  # for DeepSpeed, and TRL's adaptive entropy
-            learns = is_last or self.is_sharded or not passes.is_flat
-            with torch.set_grad_enabled(learns), activity.own.doing("forward and backward pass"):
+            learns = is_last or self.is_sharded or passes.has_gradient
+            with nullcontext() if learns else torch.no_grad(), activity.own.doing("forward and backward pass"):
                 if number - 1 in begins:
                     with alone():
                         self._prompts = self.share_prompts(model, rows["prompt_ids"], rows["prompt_mask"])
