@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,7 +25,7 @@ class Command:
     """`aitrain grpo` on the small model, in a folder of its own."""
 
     def __init__(self, model: Path, folder: Path, *aitrain: str) -> None:
-        self.model, self.folder, self.aitrain = model, folder, aitrain or (sys.executable, "-m", "aitrain")
+        self.model, self.folder, self.aitrain = model, folder, aitrain
 
     def start(self, environment: str, *flags: str, **variables: str) -> subprocess.Popen[str]:
         named = ["--model", str(self.model), "--rl-env", f"{ENVIRONMENTS}:{environment}", *FLAGS, *flags]
@@ -260,9 +259,9 @@ def test_another_command_under_a_launcher_is_refused_once_in_one_sentence(monkey
 
 @pytest.mark.slow
 def test_processes_with_mpirun_s_variables_meet_without_a_store_of_their_launcher(
-    small_model: Path, folder: Path
+    small_model: Path, folder: Path, preloaded_aitrain: Path
 ) -> None:
-    command = Command(small_model, folder)
+    command = Command(small_model, folder, str(preloaded_aitrain / "aitrain"))
     ranks = [command.start("Slow", *TRAIN, "--max-steps=1", **variables(rank)) for rank in (0, 1)]
     ends = [rank.communicate(timeout=240) for rank in ranks]
 
