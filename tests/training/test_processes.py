@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -259,9 +260,9 @@ def test_another_command_under_a_launcher_is_refused_once_in_one_sentence(monkey
 
 @pytest.mark.slow
 def test_processes_with_mpirun_s_variables_meet_without_a_store_of_their_launcher(
-    small_model: Path, folder: Path, preloaded_aitrain: Path
+    small_model: Path, folder: Path
 ) -> None:
-    command = Command(small_model, folder, str(preloaded_aitrain / "aitrain"))
+    command = Command(small_model, folder, sys.executable, "-m", "aitrain")
     ranks = [command.start("Slow", *TRAIN, "--max-steps=1", **variables(rank)) for rank in (0, 1)]
     ends = [rank.communicate(timeout=240) for rank in ranks]
 
