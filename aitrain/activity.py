@@ -209,11 +209,6 @@ def tick(*_: object) -> None:
     own.tick()
 
 
-def add_tokens(count: int) -> None:
-    """Count tokens that this process sampled."""
-    own.add_tokens(count)
-
-
 def rollouts() -> Snapshot:
     """The rollouts of the processes that share the memory, as one; without episodes if none are played. Processes that
     have ended theirs count while others still play."""

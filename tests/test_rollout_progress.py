@@ -45,7 +45,7 @@ class Watched(Scripted):
     async def generate(self, request: GenerationRequest) -> Completion:
         self.seen.append(activity.rollouts())
         completion = await super().generate(request)
-        activity.add_tokens(len(completion.ids))
+        activity.own.add_tokens(len(completion.ids))
         return completion
 
 

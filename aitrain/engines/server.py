@@ -162,7 +162,7 @@ class VLLMServerEngine:
                     "Start it with --generation-config vllm: its model's own settings limit them otherwise."
                 )
             logprobs: list[float] | None = choice["logprobs"]["token_logprobs"] if self.has_logprobs else None
-            activity.add_tokens(len(ids))
+            activity.own.add_tokens(len(ids))
             return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
 
         async with self.slots:
