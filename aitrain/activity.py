@@ -11,7 +11,7 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,17 +79,8 @@ class Part:
     moves_files: bool = False
 
 
-@dataclass(eq=False)
-class PlayedEpisodes:
-    """Counts the episodes of one rollout that are over."""
-
-    activity: Activity
-    done: int = 0
-
-    def end(self, count: int = 1) -> None:
-        """Count episodes whose conversation is over."""
-        self.done += count
-        self.activity.slot.done += count
+EndEpisodes: TypeAlias = Callable[[int], None]
+"""Counts episodes of a rollout whose conversation is over."""
 
 
 class Activity:
@@ -133,20 +124,26 @@ class Activity:
             yield
 
     @contextmanager
-    def rollout(self, episodes: int) -> Iterator[PlayedEpisodes]:
+    def rollout(self, episodes: int) -> Iterator[EndEpisodes]:
         """A rollout of this number of episodes, which counts those that are over."""
-        slot, played = self.slot, PlayedEpisodes(self)
+        slot, done = self.slot, 0
+
+        def end(count: int) -> None:
+            nonlocal done
+            done += count
+            slot.done += count
+
         if not self._rollouts:
             slot.done = slot.episodes = slot.tokens = 0
             slot.since, slot.ended = time.time(), 0.0
         self._rollouts += 1
         slot.episodes += episodes
         try:
-            yield played
+            yield end
         finally:
             self._rollouts -= 1
             if self._rollouts:
-                slot.done -= played.done
+                slot.done -= done
                 slot.episodes -= episodes
             else:
                 slot.ended = time.time()

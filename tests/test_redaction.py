@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -61,7 +62,7 @@ def test_every_form_of_it_is_masked(form: str, tmp_path: Path) -> None:
     assert MASK in redact(f"before {form} after")
     assert "cr" not in redact(f"before {form} after")
     log = tmp_path / "some.log"
-    with RedactedLog(log, os.environ) as pipe:
+    with closing(RedactedLog(log, os.environ)) as pipe:
         subprocess.run(["cat"], input=b"\xff " + form.encode() + b" after", stdout=pipe.pipe, check=True)
     assert log.read_bytes().startswith(b"\xff ")
     assert b"cr" not in log.read_bytes()
@@ -111,7 +112,7 @@ def through_a_stream(text: str, tmp_path: Path) -> str:
 def through_a_log(text: str, tmp_path: Path) -> str:
     """Written by two programs, in the middle of a line."""
     half = len(text) // 2
-    with RedactedLog(tmp_path / "log", os.environ) as log:
+    with closing(RedactedLog(tmp_path / "log", os.environ)) as log:
         for part in (text[:half], text[half:]):
             subprocess.run(["printf", "%s", part], stdout=log.pipe, check=True)
     return (tmp_path / "log").read_text()

@@ -330,7 +330,7 @@ def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
 Bounds = tuple[float, float]
 """The lowest and the highest score that a run allows (`--rl-score-range`)."""
 
-ZERO_TO_ONE: Bounds = (0.0, 1.0)
+UNIT: Bounds = (0.0, 1.0)
 LARGEST_SCORE = 1e18
 """With larger ones, positive or negative, the float32 variance of a group's scores would overflow."""
 LARGEST_METRIC = 1e300
@@ -349,7 +349,7 @@ class ScoreResult:
     is_unfinished: bool = False
     """Whether a limit ended the episode, for which the environment has no score."""
 
-    def in_range(self, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
+    def in_range(self, bounds: Bounds = UNIT) -> ScoreResult:
         """The result in a run that allows these scores: one outside of them is a failure, and that of an unfinished
         episode is 0, or the lowest of a range without 0."""
         low, high = (min(max(bound, -LARGEST_SCORE), LARGEST_SCORE) for bound in bounds)

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -132,7 +132,7 @@ class Processes:
             stack.enter_context(self.watchdog)
             if self.ranks[0].local_rank == 0:
                 stack.enter_context(SystemRecorder(self.folder.system_of(self.node)))
-            log = stack.enter_context(RedactedLog(self.log, self._environment()))
+            log = stack.enter_context(closing(RedactedLog(self.log, self._environment())))
             reading, writing = os.pipe()
             try:
                 self._start(log, writing)

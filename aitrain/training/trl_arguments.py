@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, Trainer, get_scheduler
+from transformers import get_scheduler
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
@@ -137,11 +137,6 @@ def explain_refusals() -> Iterator[None]:
         yield
     except (ValueError, ImportError, NotImplementedError) as error:
         raise _refused(error) from error
-
-
-def check_optimizer(arguments: GRPOConfig, model: PreTrainedModel) -> None:
-    """Look the optimizer up, which transformers does only when training begins: some need a package or a GPU."""
-    Trainer.get_optimizer_cls_and_kwargs(arguments, model)
 
 
 def _refused(error: Exception) -> ConfigError:
