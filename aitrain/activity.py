@@ -9,12 +9,10 @@ import ctypes
 import math
 import mmap
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 VARIABLE = "AITRAIN_ACTIVITY"
@@ -169,24 +167,6 @@ class Activity:
             part = self._nested[-1]
             name = f"{name}, {part.name}"
         slot.allows, slot.moves_files, slot.phase = part.allows, part.moves_files, name.encode()[:LONGEST_NAME]
-
-
-class SharedMemory:
-    """Memory for the activities of several processes: a mapped file, in /dev/shm where that exists, as writing to a
-    full or lost disk would end or block the process."""
-
-    def __init__(self, processes: int) -> None:
-        in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        handle, name = tempfile.mkstemp(prefix="aitrain-activity-", dir=in_memory)
-        with os.fdopen(handle, "r+b") as file:
-            file.write(bytes(SLOT * processes))  # allocates it
-            file.flush()
-            self.memory = mmap.mmap(file.fileno(), SLOT * processes)
-        self.path = Path(name)
-
-    def unlink(self) -> None:
-        """Remove the file; processes that have opened it keep the memory."""
-        self.path.unlink(missing_ok=True)
 
 
 own = Activity(bytearray(SLOT))

@@ -258,12 +258,11 @@ def check_methods(environment: object) -> None:
 
 
 def check_contract(environment: Any, columns: Iterable[str]) -> None:
-    """Check the environment's methods and their parameters; `columns` are those that every row of its dataset has.
+    """Check the parameters of the environment's methods; `columns` are those that every row of its dataset has.
 
     Raises:
-        EnvironmentFailed: a method is missing, or has a required parameter that is neither known nor a column.
+        EnvironmentFailed: a method has a required parameter that is neither known nor a column.
     """
-    check_methods(environment)
     kind, columns = env_kind(environment), set(columns)
     _check_parameters(environment, kind, ARGUMENTS.get(kind, START_ARGUMENTS), columns)
     if scores_groups(environment):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.runs.run_folder import LOCK, lock_file, read_lines, read_object
+from aitrain.runs.new_folder import LOCK, lock_file
+from aitrain.runs.run_folder import read_lines, read_object
 from aitrain.ui.overview import Overview
 from tests.conftest import episodes_of, free_port, processes_in, run_in_process
 from tests.execution.waiting import eventually
