@@ -76,13 +76,7 @@ MODEL_ARGUMENTS = ("model", "tokenizer")
 START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
 """Parameters that `episode` and `start` may have, beside the columns of the dataset."""
 
-ROLLOUT_ARGUMENTS = (*START_ARGUMENTS, "endpoint")
-"""Parameters that `rollout` may have, beside the columns of the dataset."""
-
-REFERENCE_ARGUMENTS = ("case_idx", "prompt", "case")
-"""Parameters that `reference` may have, beside the columns of the case's row."""
-
-ARGUMENTS = {"score_episode": SCORE_ARGUMENTS, "rollout": ROLLOUT_ARGUMENTS}
+ARGUMENTS = {"score_episode": SCORE_ARGUMENTS, "rollout": (*START_ARGUMENTS, "endpoint")}
 """Parameters of the methods of ENV_KINDS; START_ARGUMENTS for the others."""
 
 GROUP_LISTS = ("completions", "texts", "messages", "scores", "metrics")
@@ -293,7 +287,7 @@ def call_reference(environment: Any, case: Case) -> Any:
     Raises:
         EnvironmentFailed: it has a required parameter that is neither known nor a column of the case.
     """
-    _check_parameters(environment, "reference", REFERENCE_ARGUMENTS, set(case.row))
+    _check_parameters(environment, "reference", ("case_idx", "prompt", "case"), set(case.row))
     return call_by_name(environment.reference, case.arguments())
 
 
