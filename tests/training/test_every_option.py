@@ -38,6 +38,7 @@ from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 from tests.training.loss_bench import CPU
 
 Observe = Callable[[TrainConfig], object]
+MODEL = model.model_without_weights(TrainConfig(model="tiny"), torch.float32)
 
 
 # -- where effects are seen
@@ -47,7 +48,7 @@ def settings(config: TrainConfig) -> object:
     """What TRL and peft are given, what is added to TRL's algorithm, and what becomes of a score of 2."""
     callbacks = [type(one) for one in custom_callbacks(config, print)]
     plan = plan_batch(config, 1)
-    made = grpo_arguments(config, plan, CPU), plan, AlgorithmParts.of(config), model.lora_config(config)
+    made = grpo_arguments(config, plan, CPU), plan, AlgorithmParts.of(config), model.lora_config(config, MODEL)
     return str(made), callbacks, choose_precision(config), parse_score(2.0).in_range(config.score_bounds).score
 
 
