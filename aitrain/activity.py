@@ -9,12 +9,10 @@ import ctypes
 import math
 import mmap
 import os
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 VARIABLE = "AITRAIN_ACTIVITY"
@@ -79,17 +77,8 @@ class Part:
     moves_files: bool = False
 
 
-@dataclass(eq=False)
-class PlayedEpisodes:
-    """Counts the episodes of one rollout that are over."""
-
-    activity: Activity
-    done: int = 0
-
-    def end(self, count: int = 1) -> None:
-        """Count episodes whose conversation is over."""
-        self.done += count
-        self.activity.slot.done += count
+EndEpisodes: TypeAlias = Callable[[int], None]
+"""Counts episodes of a rollout whose conversation is over."""
 
 
 class Activity:
@@ -133,20 +122,26 @@ class Activity:
             yield
 
     @contextmanager
-    def rollout(self, episodes: int) -> Iterator[PlayedEpisodes]:
+    def rollout(self, episodes: int) -> Iterator[EndEpisodes]:
         """A rollout of this number of episodes, which counts those that are over."""
-        slot, played = self.slot, PlayedEpisodes(self)
+        slot, done = self.slot, 0
+
+        def end(count: int) -> None:
+            nonlocal done
+            done += count
+            slot.done += count
+
         if not self._rollouts:
             slot.done = slot.episodes = slot.tokens = 0
             slot.since, slot.ended = time.time(), 0.0
         self._rollouts += 1
         slot.episodes += episodes
         try:
-            yield played
+            yield end
         finally:
             self._rollouts -= 1
             if self._rollouts:
-                slot.done -= played.done
+                slot.done -= done
                 slot.episodes -= episodes
             else:
                 slot.ended = time.time()
@@ -174,24 +169,6 @@ class Activity:
         slot.allows, slot.moves_files, slot.phase = part.allows, part.moves_files, name.encode()[:LONGEST_NAME]
 
 
-class SharedMemory:
-    """Memory for the activities of several processes: a mapped file, in /dev/shm where that exists, as writing to a
-    full or lost disk would end or block the process."""
-
-    def __init__(self, processes: int) -> None:
-        in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        handle, name = tempfile.mkstemp(prefix="aitrain-activity-", dir=in_memory)
-        with os.fdopen(handle, "r+b") as file:
-            file.write(bytes(SLOT * processes))  # allocates it
-            file.flush()
-            self.memory = mmap.mmap(file.fileno(), SLOT * processes)
-        self.path = Path(name)
-
-    def unlink(self) -> None:
-        """Remove the file; processes that have opened it keep the memory."""
-        self.path.unlink(missing_ok=True)
-
-
 own = Activity(bytearray(SLOT))
 """The activity of this process."""
 
@@ -207,11 +184,6 @@ def share(rank: int) -> None:
 def tick(*_: object) -> None:
     """Count progress of this process. Takes any arguments, so that it can be a hook."""
     own.tick()
-
-
-def add_tokens(count: int) -> None:
-    """Count tokens that this process sampled."""
-    own.add_tokens(count)
 
 
 def rollouts() -> Snapshot:

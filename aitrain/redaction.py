@@ -322,12 +322,6 @@ class RedactedLog:
         assert self._process.stdin is not None
         return self._process.stdin
 
-    def __enter__(self) -> RedactedLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Wait until all is written, for a short time if a process that is left still has the pipe."""
         if self.pipe.closed:

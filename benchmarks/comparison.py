@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from aitrain.environment.contract import UNIT
 from aitrain.runs.comparison import compare_all
-from aitrain.runs.held_out import UNIT, verdict_of
+from aitrain.runs.held_out import verdict_of
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.records import read_rollouts
 from aitrain.runs.statistics import Power, ScoredEnv, of_changes

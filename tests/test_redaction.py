@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -58,14 +59,16 @@ def test_secrets_are_told_by_name_and_length_and_are_no_paths(monkeypatch: pytes
     "form", [VALUE, json.dumps(VALUE), repr(VALUE), quote(VALUE), " ".join(VALUE.split())], ids=range(5)
 )
 def test_every_form_of_it_is_masked(form: str, tmp_path: Path) -> None:
-    assert MASK in redact(f"before {form} after")
-    assert "cr" not in redact(f"before {form} after")
+    hidden = redact(f"before {form} after")
+    assert MASK in hidden
+    assert "cr" not in hidden
     log = tmp_path / "some.log"
-    with RedactedLog(log, os.environ) as pipe:
+    with closing(RedactedLog(log, os.environ)) as pipe:
         subprocess.run(["cat"], input=b"\xff " + form.encode() + b" after", stdout=pipe.pipe, check=True)
-    assert log.read_bytes().startswith(b"\xff ")
-    assert b"cr" not in log.read_bytes()
-    assert log.read_bytes().endswith(b"after")
+    written = log.read_bytes()
+    assert written.startswith(b"\xff ")
+    assert b"cr" not in written
+    assert written.endswith(b"after")
 
 
 RANDOM = "q8Zt51mVw0aPLr73bXy2"
@@ -111,7 +114,7 @@ def through_a_stream(text: str, tmp_path: Path) -> str:
 def through_a_log(text: str, tmp_path: Path) -> str:
     """Written by two programs, in the middle of a line."""
     half = len(text) // 2
-    with RedactedLog(tmp_path / "log", os.environ) as log:
+    with closing(RedactedLog(tmp_path / "log", os.environ)) as log:
         for part in (text[:half], text[half:]):
             subprocess.run(["printf", "%s", part], stdout=log.pipe, check=True)
     return (tmp_path / "log").read_text()
@@ -192,16 +195,17 @@ def test_an_option_with_a_secret_is_refused_before_it_is_written(given: dict[str
 
 
 def test_a_log_is_written_while_its_lines_come_and_survives_its_opener(tmp_path: Path) -> None:
-    log = RedactedLog(tmp_path / "log", os.environ)
+    file = tmp_path / "log"
+    log = RedactedLog(file, os.environ)
     log.pipe.write(b"one\ntwo")
     log.pipe.flush()
-    while not (tmp_path / "log").exists() or (tmp_path / "log").read_bytes() != b"one\n":
+    while not file.exists() or file.read_bytes() != b"one\n":
         assert log._process.poll() is None
     os.kill(log._process.pid, signal.SIGINT)
     os.kill(log._process.pid, signal.SIGTERM)
     log.pipe.write(b" three")
     log.close()
-    assert (tmp_path / "log").read_bytes() == b"one\ntwo three"
+    assert file.read_bytes() == b"one\ntwo three"
 
 
 def test_weights_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:

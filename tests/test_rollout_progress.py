@@ -45,7 +45,7 @@ class Watched(Scripted):
     async def generate(self, request: GenerationRequest) -> Completion:
         self.seen.append(activity.rollouts())
         completion = await super().generate(request)
-        activity.add_tokens(len(completion.ids))
+        activity.own.add_tokens(len(completion.ids))
         return completion
 
 
@@ -70,10 +70,10 @@ def test_a_heartbeat_tells_of_the_rollouts_of_all_ranks_where_they_take_seconds(
         heartbeat.beat()
         return read_object(tmp_path / "status.json").get("rollout")
 
-    with activity.own.rollout(3) as played, Activity(memory, 1).rollout(1):
+    with activity.own.rollout(3) as end, Activity(memory, 1).rollout(1):
         assert beat() == {}
         activity.own.slot.since -= 2 * BEAT
-        played.end()
+        end(1)
         assert beat() == {"done": 1, "episodes": 4, "tokens_per_second": None}
         activity.own.add_tokens(100)
         assert 0 < beat()["tokens_per_second"] <= 100 / BEAT / 2

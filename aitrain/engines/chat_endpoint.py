@@ -83,7 +83,7 @@ class ChatEndpoint:
             message["tool_calls"] = choice.message.tool_calls
         is_cut = choice.finish_reason == "length"
         ids = self.chat.completion_ids(message, min(tokens, request.max_tokens) if is_cut else tokens)
-        activity.add_tokens(len(ids))
+        activity.own.add_tokens(len(ids))
         return Completion(ids, None, "length" if is_cut else "stop")
 
     @asynccontextmanager

@@ -158,7 +158,7 @@ def counting_tokens(step: Callable[[], T]) -> Callable[[], T]:
     def step_and_count() -> T:
         outputs = step()
         ended = [output for output in outputs if output.finished] if isinstance(outputs, list) else []
-        activity.add_tokens(sum(len(one.token_ids) for output in ended for one in output.outputs))
+        activity.own.add_tokens(sum(len(one.token_ids) for output in ended for one in output.outputs))
         return outputs
 
     return step_and_count

@@ -130,7 +130,7 @@ class HFEngine(BatchingEngine):
                     batch = with_running_rows(batch, output, list(compress(range(len(live)), goes_on)))
                 running = list(compress(running, goes_on))
         answers = [row.prompt_ids[len(prompt) :] for row, prompt in zip(now, prompts, strict=True)]
-        activity.add_tokens(sum(map(len, answers)))
+        activity.own.add_tokens(sum(map(len, answers)))
         return list(map(Completion, answers))
 
     def _generate(

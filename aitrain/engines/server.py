@@ -110,22 +110,14 @@ class VLLMServerEngine:
             return await self._complete(prompt, sampling, limit, request.seed, request.index)
 
     async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion for each row.
-
-        Raises:
-            RunFailed: as for `generate`.
-        """
+        """One completion for each row; fails as `generate` does."""
         return await run_all(
             self._complete(row.prompt_ids, sampling, max_tokens, row.seed, place) for place, row in enumerate(rows)
         )
 
     async def top_logprobs(self, contexts: list[list[int]], of_base: bool = False) -> list[dict[int, float]]:
         """Log-probabilities at temperature 1 of the most likely next tokens after each context, by token id: the
-        policy's, or those of the model that the server was started with.
-
-        Raises:
-            RunFailed: as for `generate`.
-        """
+        policy's, or those of the model that the server was started with. Fails as `generate` does."""
         body = {**self._body(Sampling(), 1), "prompt": contexts, "logprobs": TOP_LOGPROBS}
         if of_base:
             body["model"] = self.base_model
@@ -162,7 +154,7 @@ class VLLMServerEngine:
                     "Start it with --generation-config vllm: its model's own settings limit them otherwise."
                 )
             logprobs: list[float] | None = choice["logprobs"]["token_logprobs"] if self.has_logprobs else None
-            activity.add_tokens(len(ids))
+            activity.own.add_tokens(len(ids))
             return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
 
         async with self.slots:

@@ -76,13 +76,7 @@ MODEL_ARGUMENTS = ("model", "tokenizer")
 START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
 """Parameters that `episode` and `start` may have, beside the columns of the dataset."""
 
-ROLLOUT_ARGUMENTS = (*START_ARGUMENTS, "endpoint")
-"""Parameters that `rollout` may have, beside the columns of the dataset."""
-
-REFERENCE_ARGUMENTS = ("case_idx", "prompt", "case")
-"""Parameters that `reference` may have, beside the columns of the case's row."""
-
-ARGUMENTS = {"score_episode": SCORE_ARGUMENTS, "rollout": ROLLOUT_ARGUMENTS}
+ARGUMENTS = {"score_episode": SCORE_ARGUMENTS, "rollout": (*START_ARGUMENTS, "endpoint")}
 """Parameters of the methods of ENV_KINDS; START_ARGUMENTS for the others."""
 
 GROUP_LISTS = ("completions", "texts", "messages", "scores", "metrics")
@@ -258,12 +252,11 @@ def check_methods(environment: object) -> None:
 
 
 def check_contract(environment: Any, columns: Iterable[str]) -> None:
-    """Check the environment's methods and their parameters; `columns` are those that every row of its dataset has.
+    """Check the parameters of the environment's methods; `columns` are those that every row of its dataset has.
 
     Raises:
-        EnvironmentFailed: a method is missing, or has a required parameter that is neither known nor a column.
+        EnvironmentFailed: a method has a required parameter that is neither known nor a column.
     """
-    check_methods(environment)
     kind, columns = env_kind(environment), set(columns)
     _check_parameters(environment, kind, ARGUMENTS.get(kind, START_ARGUMENTS), columns)
     if scores_groups(environment):
@@ -294,7 +287,7 @@ def call_reference(environment: Any, case: Case) -> Any:
     Raises:
         EnvironmentFailed: it has a required parameter that is neither known nor a column of the case.
     """
-    _check_parameters(environment, "reference", REFERENCE_ARGUMENTS, set(case.row))
+    _check_parameters(environment, "reference", ("case_idx", "prompt", "case"), set(case.row))
     return call_by_name(environment.reference, case.arguments())
 
 
@@ -330,7 +323,7 @@ def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
 Bounds = tuple[float, float]
 """The lowest and the highest score that a run allows (`--rl-score-range`)."""
 
-ZERO_TO_ONE: Bounds = (0.0, 1.0)
+UNIT: Bounds = (0.0, 1.0)
 LARGEST_SCORE = 1e18
 """With larger ones, positive or negative, the float32 variance of a group's scores would overflow."""
 LARGEST_METRIC = 1e300
@@ -349,7 +342,7 @@ class ScoreResult:
     is_unfinished: bool = False
     """Whether a limit ended the episode, for which the environment has no score."""
 
-    def in_range(self, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
+    def in_range(self, bounds: Bounds = UNIT) -> ScoreResult:
         """The result in a run that allows these scores: one outside of them is a failure, and that of an unfinished
         episode is 0, or the lowest of a range without 0."""
         low, high = (min(max(bound, -LARGEST_SCORE), LARGEST_SCORE) for bound in bounds)

@@ -360,8 +360,7 @@ def _forget_server() -> None:
     _server.cache_clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_server)
+os.register_at_fork(after_in_child=_forget_server)
 
 
 class Endpoint:

@@ -210,11 +210,6 @@ class EnvRunner:
         """Number of episodes that may be played at the same time; None: any."""
         return self.config.rl_env_episodes if self.has_sessions else None
 
-    @property
-    def process_fds(self) -> list[int]:
-        """File descriptors of the connection to its processes, which those of other environments must not hold open."""
-        return [] if self.processes is None else self.processes.fds
-
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; read it after build_dataset, which sets attributes too."""
@@ -418,9 +413,9 @@ class EnvRunner:
     def close(self) -> None:
         """Close the environment, here and in its processes, each within the deadline of a call, and end the processes.
         A failure is shown and changes nothing else: the run is over."""
-        leases = [] if self.processes is None else self.processes.lease_idle(_itself)
+        leases = [] if self.processes is None else self.processes.lease_idle(session_for)
         if callable(getattr(self.environment, "close", None)):
-            closers = [self.environment.close, *(partial(lease.call, "close") for lease in leases)]
+            closers = [self.environment.close, *(partial(lease.call, "close_environment") for lease in leases)]
             failures = [outcome.failure for outcome in self.pool.call_all(closers) if outcome.failure is not None]
             if failures:
                 self.notify(f"{type(self.environment).__name__}.close {failures[0].message}")
@@ -430,11 +425,6 @@ class EnvRunner:
             self.processes.close()
         if isinstance(stored := self.given.get("tokenizer"), StoredTokenizer):
             stored.file.unlink(missing_ok=True)
-
-
-def _itself(environment: object) -> object:
-    """What a process is leased for that closes its environment."""
-    return environment
 
 
 def start_runner(

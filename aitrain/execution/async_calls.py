@@ -123,5 +123,4 @@ def _forget_loop() -> None:
     shared_loop.cache_clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_loop)
+os.register_at_fork(after_in_child=_forget_loop)

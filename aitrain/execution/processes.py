@@ -235,10 +235,9 @@ class ProcessPool:
         theirs.close()
         return cls(ours, pid)
 
-    @property
-    def fds(self) -> list[int]:
-        """File descriptors of the connection to the fork server."""
-        return [self._server.fileno()]
+    def fileno(self) -> int:
+        """File descriptor of the connection to the fork server."""
+        return self._server.fileno()
 
     def update(self, attributes: dict[str, bytes]) -> None:
         """Set pickled attributes on the environment, before a process is leased.

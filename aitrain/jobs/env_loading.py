@@ -64,7 +64,7 @@ def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = 
     """
     parts, sources = dict[str, EnvRunner](), locate_environments(config)
     for name, own in config.environments.items():
-        fds = [*close, *(fd for part in parts.values() for fd in part.process_fds)]
+        fds = [*close, *(part.processes.fileno() for part in parts.values() if part.processes)]
         with errors_of(name):
             parts[name] = _load_one(own, sources[name], announce, fds)
     if list(parts) == [""]:

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import re
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from aitrain.activity import SLOT, Snapshot, read
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
-from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed, to_aitrain_error
 from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
 from aitrain.execution.process_tree import ProcessTree, on_stop_signals
@@ -36,7 +38,6 @@ from aitrain.launch.nodes import NodeGroup, State, appears, interface_variables
 from aitrain.launch.preflight import RunPlan
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
-from aitrain.runs import heartbeat
 from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.new_folder import LOCK_VARIABLE
 from aitrain.runs.run_folder import RunFolder, read_object
@@ -60,6 +61,24 @@ SECRET = ".servers.json"
 LOOK_SECONDS = 5.0
 """Seconds, beyond those in which a machine is silent, to wait for the cause of a failure."""
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
+
+
+class SharedMemory:
+    """Memory for the activities of several processes: a mapped file, in /dev/shm where that exists, as writing to a
+    full or lost disk would end or block the process."""
+
+    def __init__(self, processes: int) -> None:
+        in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        handle, name = tempfile.mkstemp(prefix="aitrain-activity-", dir=in_memory)
+        with os.fdopen(handle, "r+b") as file:
+            file.write(bytes(SLOT * processes))  # allocates it
+            file.flush()
+            self.memory = mmap.mmap(file.fileno(), SLOT * processes)
+        self.path = Path(name)
+
+    def unlink(self) -> None:
+        """Remove the file; processes that have opened it keep the memory."""
+        self.path.unlink(missing_ok=True)
 
 
 @dataclass
@@ -132,7 +151,7 @@ class Processes:
             stack.enter_context(self.watchdog)
             if self.ranks[0].local_rank == 0:
                 stack.enter_context(SystemRecorder(self.folder.system_of(self.node)))
-            log = stack.enter_context(RedactedLog(self.log, self._environment()))
+            log = stack.enter_context(closing(RedactedLog(self.log, self._environment())))
             reading, writing = os.pipe()
             try:
                 self._start(log, writing)
@@ -188,7 +207,7 @@ class Processes:
         if self.node == 0:
             if self.machines:
                 nodes = [replace(node, processes=count) for node in self.machines]
-                self.folder.write_status("running", nodes=heartbeat.nodes_json(nodes))
+                self.folder.write_status("running", nodes=list(map(asdict, nodes)))
             self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             if world > 1:
                 place = "" if self.machines else address, 0

@@ -30,7 +30,7 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.checkpoint import newest_checkpoint
-from aitrain.runs.heartbeat import NodeInfo, nodes_json
+from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.json_values import whole_lines
 from aitrain.runs.run_folder import RunFolder, append_text, read_object, write_json
 
@@ -293,7 +293,7 @@ def run_rank(config: dict[str, RankJob]) -> None:
             raise RunFailed(f"{socket.gethostname()} does not see the files of all ranks in {said}")
         time.sleep(LOOK)
     if number == 0:  # before its process, which rewrites the file from then on, is started
-        job.folder.write_status("running", nodes=nodes_json(nodes_of(places)))
+        job.folder.write_status("running", nodes=list(map(asdict, nodes_of(places))))
     local = context.get_local_rank(), context.get_local_world_size()
     processes = parent_of(
         LaunchedRank(number, world, *local, start["address"], start["port"]), places, job, partial(say, said, number)

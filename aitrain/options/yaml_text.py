@@ -40,24 +40,6 @@ for _kind in (_Reader, _Writer):
     }
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""A tenth of the time of the one in Python, which counts for a table of many runs."""
-DEEPEST = 100
-"""Levels of a YAML text of somebody else."""
-
-
-def refuse_bombs(text: str) -> None:
-    """Refuse a text of somebody else that stands for much more than it holds, by aliases, or that is nested too deep.
-
-    Raises:
-        yaml.YAMLError: it does, is, or is not YAML.
-    """
-    depth = 0
-    for event in yaml.parse(text, Loader=LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError("it has aliases, or is nested too deep")
-
 
 def read_yaml(text: str) -> object:
     """The value of a YAML text.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from aitrain import activity
-from aitrain.activity import PlayedEpisodes
+from aitrain.activity import EndEpisodes
 from aitrain.environment.completion_parser import thought_of, without_thought
 from aitrain.environment.contract import Case, Prompt, Transcript, as_messages
 from aitrain.environment.runner import EnvSession, Runner
@@ -154,12 +154,12 @@ class Rollout:
         episodes = [Episode(*row) for row in zip(cases, seeds, sampling, strict=True)]
         count = max(1, len(episodes))  # without cases too, as ranks may generate together
         limit = self.runner.episodes_at_once or count
-        with self.clock.running("rollout"), activity.own.rollout(len(episodes)) as played:
+        with self.clock.running("rollout"), activity.own.rollout(len(episodes)) as end:
             for start in range(0, count, limit):
-                await self._play_part(episodes[start : start + limit], decoding, played)
+                await self._play_part(episodes[start : start + limit], decoding, end)
         return episodes
 
-    async def _play_part(self, episodes: Sequence[Episode], decoding: Decoding, played: PlayedEpisodes) -> None:
+    async def _play_part(self, episodes: Sequence[Episode], decoding: Decoding, end: EndEpisodes) -> None:
         """First the episodes that may not run beside others, one after another, then the others at the same time."""
         together = dict(enumerate(episodes))
         if self.runner.may_play_alone:  # on every rank, as those that share an engine enter and leave it together
@@ -167,16 +167,16 @@ class Rollout:
                 for index, episode in enumerate(episodes):
                     if self.runner.part_of(episode.case).plays_alone:
                         del together[index]
-                        await self._play({index: episode}, decoding, played, nullcontext(lambda: None))
+                        await self._play({index: episode}, decoding, end, nullcontext(lambda: None))
                 if episodes:
                     leave()
-        await self._play(together, decoding, played)
+        await self._play(together, decoding, end)
 
     async def _play(
         self,
         by_index: Mapping[int, Episode],
         decoding: Decoding,
-        played: PlayedEpisodes,
+        end: EndEpisodes,
         batch: AbstractAsyncContextManager[Leave] | None = None,
     ) -> None:
         """Play and score episodes at the same time, by their indices; `batch`: that of the engine, if it has begun."""
@@ -190,11 +190,11 @@ class Rollout:
                     if episode.reset.untrained is None:
                         self._render_prompt(episode, before)
             live = [(index, episode) for index, episode in by_index.items() if episode.trajectory.stop is None]
-            played.end(len(episodes) - len(live))
+            end(len(episodes) - len(live))
             async with batch or self.engine.batch(len(live)) as leave_engine:
 
                 def leave() -> None:
-                    played.end()
+                    end(1)
                     leave_engine()
 
                 await run_all(self._converse(episode, index, decoding, leave) for index, episode in live)

@@ -25,11 +25,7 @@ class EventLoop:
         self._elsewhere: ThreadLoop | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result.
-
-        Raises:
-            BaseException: what the coroutine raises.
-        """
+        """The coroutine's result; what it raises is raised."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -58,11 +54,7 @@ class ThreadLoop(EventLoop):
         self._loop.run_forever()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result.
-
-        Raises:
-            BaseException: what the coroutine raises.
-        """
+        """The coroutine's result; what it raises is raised."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

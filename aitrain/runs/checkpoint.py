@@ -102,27 +102,16 @@ def newest_checkpoint(folder: RunFolder, notify: Callable[[str], None]) -> Path 
 def damage_of(checkpoint: Path) -> str:
     """The damage of a checkpoint in a few words; empty if it is whole. Reads every byte."""
     try:
-        check_whole(checkpoint)
+        files = _content(checkpoint)["files"]
     except CheckpointDamagedError as error:
         return str(error)
-    return ""
-
-
-def check_whole(checkpoint: Path) -> None:
-    """Check every byte of a checkpoint.
-
-    Raises:
-        CheckpointDamagedError: a file is missing, was added, or was changed.
-    """
-    files = _content(checkpoint)["files"]
     there = {name: path for name, path in _files(checkpoint) if name != MANIFEST}
     if missing := sorted(files.keys() - there.keys()):
-        raise CheckpointDamagedError(f"{missing[0]} is missing")
+        return f"{missing[0]} is missing"
     if foreign := sorted(there.keys() - files.keys()):
-        raise CheckpointDamagedError(f"{foreign[0]} does not belong to it")
-    for name, digest in _digests_of(there).items():
-        if digest != files[name]:
-            raise CheckpointDamagedError(f"{name} was changed (its sha256 differs)")
+        return f"{foreign[0]} does not belong to it"
+    changed = [name for name, digest in _digests_of(there).items() if digest != files[name]]
+    return f"{changed[0]} was changed (its sha256 differs)" if changed else ""
 
 
 def read_manifest(checkpoint: Path) -> Manifest:

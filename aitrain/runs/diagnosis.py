@@ -21,9 +21,10 @@ from statistics import fmean, linear_regression, median, stdev
 
 from pydantic import TypeAdapter
 
+from aitrain.environment.contract import UNIT, Bounds
 from aitrain.events import Announce, Note
 from aitrain.options.train import TrainConfig
-from aitrain.runs.held_out import UNIT, Bounds, bounds_of
+from aitrain.runs.held_out import bounds_of
 from aitrain.runs.records import MetricsLine
 from aitrain.runs.run_folder import RunFolder, append_lines, keep_lines, parsed_lines
 from aitrain.runs.statistics import Z

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -202,11 +202,6 @@ class NodeInfo:
 
 
 NODES = TypeAdapter(tuple[NodeInfo, ...], config=ConfigDict(defer_build=True))
-
-
-def nodes_json(nodes: Iterable[NodeInfo]) -> list[dict[str, object]]:
-    """The machines as status.json holds them."""
-    return [asdict(node) for node in nodes]
 
 
 def read_nodes(status: JsonObject) -> tuple[NodeInfo, ...]:

@@ -19,14 +19,12 @@ from typing import Literal, NotRequired, TypeVar
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
+from aitrain.environment.contract import UNIT, Bounds
 from aitrain.options.value_types import score_bounds
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-Bounds = tuple[float, float]
-"""The lowest and the highest possible score."""
-UNIT: Bounds = (0.0, 1.0)
 Scoring = Mapping[str, Sequence[float]]
 """Scores of each case's samples, by its row number; without samples that could not be scored."""
 

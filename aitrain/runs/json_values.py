@@ -74,10 +74,8 @@ def as_object(value: object) -> JsonObject:
 
 
 def as_objects(value: object) -> list[JsonObject]:
-    """A list of JSON objects; any other item becomes a message with that content."""
-    if not isinstance(value, list):
-        return []
-    return [item if isinstance(item, dict) else {"content": item} for item in value]
+    """A list of JSON objects, empty for anything else, as is an item that is none."""
+    return list(map(as_object, value)) if isinstance(value, list) else []
 
 
 def as_float(value: object) -> float | None:

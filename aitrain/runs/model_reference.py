@@ -21,7 +21,7 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.environment import named_place
 from aitrain.options.generation import beside_thought
 from aitrain.options.train import TrainConfig
-from aitrain.options.yaml_text import LOADER, read_yaml, refuse_bombs
+from aitrain.options.yaml_text import read_yaml
 from aitrain.packages import NAMED_MODELS, TINY, public_base
 from aitrain.runs.checkpoint import SHARDS, checkpoints_of, is_named_checkpoint, step_of
 from aitrain.runs.heartbeat import state_of
@@ -286,6 +286,24 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
 
 
 # -- config.yaml
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""A tenth of the time of the one in Python, which counts for a table of many runs."""
+DEEPEST = 100
+"""Levels of a YAML text of somebody else."""
+
+
+def refuse_bombs(text: str) -> None:
+    """Refuse a text of somebody else that stands for much more than it holds, by aliases, or that is nested too deep.
+
+    Raises:
+        yaml.YAMLError: it does, is, or is not YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("it has aliases, or is nested too deep")
 
 
 def read_options(config: Path) -> JsonObject:

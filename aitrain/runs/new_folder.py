@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -14,19 +15,30 @@ from pathlib import Path
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import STAGING, sync_all
-from aitrain.runs.run_folder import (
-    LOCK,
-    RunFolder,
-    cannot_make,
-    is_open_file,
-    lock_file,
-    missing_folders,
-    read_object,
-    sync,
-)
+from aitrain.runs.run_folder import RunFolder, cannot_make, missing_folders, read_object, sync
 
+LOCK = ".lock"
 LOCK_VARIABLE = "AITRAIN_LOCK"
 """Environment variable with the file descriptor of the lock that a training process inherits."""
+
+
+def lock_file(handle: int, waits: bool = False) -> bool | None:
+    """Lock an open file; False if another process has the lock, None if the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def is_open_file(handle: int, path: Path) -> bool:
+    """Whether the name is still that of the file or folder that was opened."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
 
 
 # -- run folders

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from aitrain.environment.completion_parser import thought_of
 from aitrain.redaction import to_jsonable
-from aitrain.runs.json_values import JsonObject, as_object, as_text
+from aitrain.runs.json_values import JsonObject, as_object, as_objects, as_text
 from aitrain.runs.run_folder import parsed_lines
 
 SCHEMA = 2
@@ -60,9 +60,7 @@ class TranscriptMessage:
     @classmethod
     def of(cls, message: JsonObject) -> TranscriptMessage:
         """The transcript's message of a recorded chat message."""
-        calls = message.get("tool_calls")
-        made = [as_object(call) for call in calls] if isinstance(calls, list) else []
-        functions = [as_object(call.get("function", call)) for call in made]
+        functions = [as_object(call.get("function", call)) for call in as_objects(message.get("tool_calls"))]
         pairs = tuple((str(one.get("name") or ""), as_text(one.get("arguments"))) for one in functions)
         role, name = str(message.get("role") or ""), str(message.get("name") or "")
         return cls(role, as_text(message.get("content")), name, pairs, thought_of(message))

@@ -7,7 +7,6 @@ runs/<project-name>/
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -30,7 +29,6 @@ T = TypeVar("T")
 
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
-LOCK = ".lock"
 SWEEP_LOG = "optuna.log"
 """Optuna's journal, which is in the folder of a sweep."""
 
@@ -202,25 +200,6 @@ class RunFolder:
 def cannot_make(parent: Path, why: str | None) -> ConfigError:
     """The error of a run folder that cannot be made or written."""
     return ConfigError(f"output_dir: cannot make a run folder in {parent}: {why}\nChoose another with --output-dir.")
-
-
-def lock_file(handle: int, waits: bool = False) -> bool | None:
-    """Lock an open file; False if another process has the lock, None if the file system has no locks."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def is_open_file(handle: int, path: Path) -> bool:
-    """Whether the name is still that of the file or folder that was opened."""
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except OSError:
-        return False
 
 
 def missing_folders(path: Path) -> list[Path]:

@@ -46,11 +46,10 @@ from functools import cache, partial
 from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
+from aitrain.environment.contract import UNIT, Bounds
 from aitrain.runs.held_out import (
     DECODINGS,
     NEARLY,
-    UNIT,
-    Bounds,
     IntervalValues,
     ScoreTable,
     Scoring,

@@ -59,7 +59,6 @@ from aitrain.training.trainer_checkpoint import (
     resumed_eval_state,
 )
 from aitrain.training.trl_arguments import (
-    check_optimizer,
     explain_refusals,
     fit_vllm,
     fit_warmup,
@@ -109,6 +108,8 @@ def prepare(context: RunContext) -> Prepared | None:
     eval_state = resumed_eval_state(context, manifest)
     context.note(precision.note, "info")
     context.enter("preparing the trainer")
+    with explain_refusals():  # when training begins, transformers looks the optimizer up: some need a package or a GPU
+        GRPOTrainer.get_optimizer_cls_and_kwargs(inputs.arguments, inputs.model)
     if context.dry_run_of:
         _check_trainer(inputs)
         return None
@@ -122,7 +123,6 @@ def prepare(context: RunContext) -> Prepared | None:
 
     reporter = MetricsReporter(context, recorder)
     with explain_refusals():
-        check_optimizer(inputs.arguments, inputs.model)
         trainer = EpisodeTrainer(context, inputs, write, checkpoints.save, [tracking, reporter])
     if inputs.batch.shares_prompts and trainer.rows_apart:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
@@ -241,7 +241,6 @@ def _check_trainer(inputs: TrainerInputs) -> None:
 
     with explain_refusals(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
-        check_optimizer(arguments, inputs.model)
         _TrainerWithoutWeights(
             model=inputs.model,
             reward_funcs=[unused],

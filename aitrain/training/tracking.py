@@ -49,8 +49,6 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
-        self.trackers: dict[str, Any] = {}
-        """The callbacks of transformers by the names of the trackers."""
         self.newest: dict[str, list[RolloutRecord]] = {}
         self.scores: list[Evaluated] = []
         """Scores from before the training, reported when the trackers are opened."""
@@ -59,7 +57,8 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         self._opened: list[str] = []
         """Trackers whose run was opened here."""
         names = [name for name in context.config.log.split(",") if name != "none"]
-        self.trackers = dict.fromkeys(names if PartialState().is_main_process else ())
+        self.trackers: dict[str, Any] = dict.fromkeys(names if PartialState().is_main_process else ())
+        """The callbacks of transformers by the names of the trackers."""
         self._each(self._load)
 
     def _each(self, act: Callable[[str, Any], object]) -> None:

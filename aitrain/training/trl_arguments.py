@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, Trainer, get_scheduler
+from transformers import get_scheduler
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
 from aitrain.batch import BatchPlan
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import step_of
 from aitrain.training.model import Precision, model_without_weights
@@ -22,7 +22,6 @@ from aitrain.training.sharding import fsdp_arguments
 
 def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
     """Arguments of GRPOConfig that follow from options, without `--trl`."""
-    algorithm = {**config.loss.as_trl(), "delta": config.rl_dual_clip, "entropy_coef": config.rl_entropy_coef}
     arguments: dict[str, object] = {
         "seed": config.seed,
         "per_device_train_batch_size": batch.share,
@@ -54,7 +53,9 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         # the algorithm
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
-        **{name: value for name, value in algorithm.items() if name not in config.trl},
+        **config.loss.as_trl(),
+        "delta": config.rl_dual_clip,
+        "entropy_coef": config.rl_entropy_coef,
         "mask_truncated_completions": config.rl_mask_truncated_completions,
         # generation
         "max_completion_length": config.rl_max_new_tokens,
@@ -107,25 +108,14 @@ def fit_vllm(arguments: GRPOConfig, config: TrainConfig, completion: int, whole:
     return context
 
 
-JOINED = ("fsdp_config", "accelerator_config")
-"""Tables of `--trl` that `sharding.fsdp_arguments` has joined with its own."""
-
-
 def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: Path) -> GRPOConfig:
-    """TRL's configuration, with the fields of `--trl`.
+    """TRL's configuration, with the fields of `--trl`, which `check_trl_fields` has checked.
 
     Raises:
-        ConfigError: a `--trl` field is unknown, is set by an option, has a value that TRL refuses, or would keep
-            the run from resuming.
+        ConfigError: a `--trl` field has a value that TRL refuses, or would keep the run from resuming.
     """
-    given = {name: value for name, value in config.trl.items() if name not in JOINED or name not in arguments}
-    for name in given:
-        if name in arguments or name == "output_dir":
-            raise ConfigError(f"--trl {name}: aitrain has an option for it, see docs/options.md\nUse the option.")
-        if name not in (known := GRPOConfig.__dataclass_fields__):
-            raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, known)}")
     try:
-        made = GRPOConfig(output_dir=str(output_dir), **{**arguments, **given})
+        made = GRPOConfig(output_dir=str(output_dir), **{**config.trl, **arguments})
     except Exception as error:
         raise _refused(error) from error
     if made.sync_ref_model and made.fsdp:
@@ -147,11 +137,6 @@ def explain_refusals() -> Iterator[None]:
         yield
     except (ValueError, ImportError, NotImplementedError) as error:
         raise _refused(error) from error
-
-
-def check_optimizer(arguments: GRPOConfig, model: PreTrainedModel) -> None:
-    """Look the optimizer up, which transformers does only when training begins: some need a package or a GPU."""
-    Trainer.get_optimizer_cls_and_kwargs(arguments, model)
 
 
 def _refused(error: Exception) -> ConfigError:

@@ -42,11 +42,7 @@ class VLLMClient:
         )
 
     async def get(self, path: str) -> Any:
-        """The content of the response.
-
-        Raises:
-            ServerGoneError, ServerRefusedError, ServerTimeoutError: as for `post`.
-        """
+        """The content of the response; fails as `post` does."""
         return await self._call("GET", path)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:

@@ -489,11 +489,6 @@ class NoStrip(Sums):
         return float(text == answer)
 
 
-class ComparesMessages(Sums):
-    def score_episode(self, completion, answer):
-        return float(completion == answer)
-
-
 class Generates(Sums):
     def score_episode(self, model, tokenizer, text, answer):
         return float(model.generate(tokenizer(text)) == answer)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aitrain.runs.held_out import UNIT, Bounds, IntervalValues, ScoreTable, Scoring
+from aitrain.environment.contract import UNIT, Bounds
+from aitrain.runs.held_out import IntervalValues, ScoreTable, Scoring
 from aitrain.runs.statistics import Mixture, ScoredEnv, score_table
 from tests.ui.conftest import record, write_run
 

@@ -153,12 +153,11 @@ JOBS: dict[str, dict[str, Any]] = {
     **{name: SHARED_OUT | {"rl_loss_type": name.partition("-")[0], **more} for name, more in KINDS.items()},
     "held-out": SHARED_OUT | {"environment": Evaluated, "sample": HFEngine.sample, "eval_cases": 9, "max_steps": 1},
     "talk": MANY_TURNS | {"rl_trim_padding": False},
-    "trimmed": MANY_TURNS | {"tokens_per_pass": 40},
+    "trimmed": MANY_TURNS | {"tokens_per_pass": 40, "trl": {"fsdp_config": {"cpu_ram_efficient_loading": True,
+                                                                            "reshard_after_forward": True}}},
     # without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit
     "adapter": SAVED | {"environment": ScriptedTalk, "peft": True, "lora_r": 4, "rl_kl_coef": 0.1,
                         "max_grad_norm": 1e6, "merge_adapter": False, "share_prefixes": False},
-    "one-copy": MANY_TURNS | {"trl": {"fsdp_config": {"cpu_ram_efficient_loading": True,
-                                                      "reshard_after_forward": True}}},
     "shards": SAVED | {"environment": ScriptedTalk, "gradient_accumulation": 2,
                        "trl": {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}},
 }  # fmt: skip

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.runs.run_folder import LOCK, lock_file, read_lines, read_object
+from aitrain.runs.new_folder import LOCK, lock_file
+from aitrain.runs.run_folder import read_lines, read_object
 from aitrain.ui.overview import Overview
 from tests.conftest import episodes_of, free_port, processes_in, run_in_process
 from tests.execution.waiting import eventually
@@ -26,7 +27,7 @@ class Command:
     """`aitrain grpo` on the small model, in a folder of its own."""
 
     def __init__(self, model: Path, folder: Path, *aitrain: str) -> None:
-        self.model, self.folder, self.aitrain = model, folder, aitrain or (sys.executable, "-m", "aitrain")
+        self.model, self.folder, self.aitrain = model, folder, aitrain
 
     def start(self, environment: str, *flags: str, **variables: str) -> subprocess.Popen[str]:
         named = ["--model", str(self.model), "--rl-env", f"{ENVIRONMENTS}:{environment}", *FLAGS, *flags]
@@ -262,7 +263,7 @@ def test_another_command_under_a_launcher_is_refused_once_in_one_sentence(monkey
 def test_processes_with_mpirun_s_variables_meet_without_a_store_of_their_launcher(
     small_model: Path, folder: Path
 ) -> None:
-    command = Command(small_model, folder)
+    command = Command(small_model, folder, sys.executable, "-m", "aitrain")
     ranks = [command.start("Slow", *TRAIN, "--max-steps=1", **variables(rank)) for rank in (0, 1)]
     ends = [rank.communicate(timeout=240) for rank in ranks]
 

@@ -24,7 +24,7 @@ def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.Te
     out = tmp_path_factory.mktemp("sharded")
     run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", "talk", "adapter")
     run_group(
-        preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "trimmed", "adapter", "one-copy", "shards",
+        preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "trimmed", "adapter", "shards",
         "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
         "talk-resumed-from-ddp<../ddp/talk", "adapter-resumed-from-ddp<../ddp/adapter",
     )  # fmt: skip
@@ -41,7 +41,7 @@ def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.Te
 @pytest.mark.parametrize(
     ("one", "other", "most"),
     [
-        *((f"fsdp2/{name}", "ddp/talk", 1e-6) for name in ("talk", "trimmed", "one-copy")),
+        *((f"fsdp2/{name}", "ddp/talk", 1e-6) for name in ("talk", "trimmed")),
         *((f"fsdp2/{name}-resumed", f"fsdp2/{name}", 0.0) for name in ("talk", "shards")),
         ("fsdp2/shards-resumed-by-4", "fsdp2/shards", 1e-6),
         ("fsdp2/talk-resumed-from-ddp", "fsdp2/talk", 1e-6),

@@ -240,15 +240,6 @@ def test_an_inside_name_of_a_library_or_of_python_is_there(owner: Any, name: str
     assert hasattr(owner, name)
 
 
-def test_trl_generates_with_the_settings_of_the_hf_engine() -> None:
-    """What `HFEngine` is given of a trainer; test_parity.py compares what both generate."""
-    settings = inspect.getsource(GRPOTrainer.__init__).partition("generation_kwargs = {")[2].partition("}")[0]
-    assert set(re.findall(r'"(\w+)":', settings)) == {
-        "max_new_tokens", "do_sample", "pad_token_id", "bos_token_id", "eos_token_id", "temperature", "top_p", "top_k",
-        "min_p", "repetition_penalty", "cache_implementation",
-    }  # fmt: skip
-
-
 ROOT = Path(__file__).parents[2]
 UPSTREAM = r"(?:accelerate|click|datasets|peft|transformers|trl|typer|vllm)\b[\w.]*"
 HELD_AS = r"\b(?:trainer|vllm_generation|scheduler|lr_scheduler|_?generation)\.(\w+)"

@@ -16,7 +16,7 @@ from aitrain.environment.contract import (
     GROUP_ARGUMENTS,
     GROUP_LISTS,
     SCORE_ARGUMENTS,
-    ZERO_TO_ONE,
+    UNIT,
     Bounds,
     Score,
     ScoreResult,
@@ -59,7 +59,7 @@ class Judge:
     place: str = ""
     """The name of a rule or of a kind of model judge, `file.py:function`, `module:function`, or a URL."""
     weight: float = 1.0
-    bounds: Bounds = ZERO_TO_ONE
+    bounds: Bounds = UNIT
     """Lowest and highest score that it gives."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     function: Callable[..., Any] = _not_loaded
@@ -321,7 +321,7 @@ def _described(description: Any) -> list[Judge]:
                 ' such as {"judge": "rubric", "rubric": "...", "url": "...", "model": "..."}.'
             )
         name = str(settings.pop("name", "remote" if place.startswith(REMOTE) else place.rpartition(":")[2]))
-        given, weight = settings.pop("range", ZERO_TO_ONE), settings.pop("weight", 1.0)
+        given, weight = settings.pop("range", UNIT), settings.pop("weight", 1.0)
         bounds = score_bounds(given)
         if bounds is None:
             raise ConfigError(f"judges: the range of {name} must be its lowest and highest score, not {given}")

@@ -44,7 +44,6 @@ FAULTS = {
     "MostlyYes": "lazy-policy",
     "WrongReference": "reference",
     "NoStrip": "equivalent-forms",
-    "ComparesMessages": "reference",
     "Generates": "model-use",
     "GullibleJudge": "injection",
     "FlatteredJudge": "injection",
