@@ -219,7 +219,7 @@ def _restore_finite_weights(context: RunContext, trainer: EpisodeTrainer) -> Non
     is_main = trainer.accelerator.is_main_process
     checkpoint = of_first(newest_checkpoint(context.folder, context.note) if is_main else None)
     if checkpoint is not None:
-        trainer.take_weights(checkpoint)
+        trainer.take_weights(context.folder.checkpoints / checkpoint.name)  # each machine may have another path
         context.note(f"model/ has the weights of {checkpoint.name}.")
     trainer.state.global_step = 0 if checkpoint is None else step_of(checkpoint)
 
