@@ -24,7 +24,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
-from aitrain.errors import CannotWriteError
+from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.options.train import OF_THE_RUN
 from aitrain.runs.checkpoint import (
     PREFIX,
@@ -185,11 +185,16 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     """Compare the run with the one that wrote the checkpoint, and return its evaluations; empty for a new run.
 
     Raises:
-        ConfigError: it is another run, and `resume_anyway` is not set.
+        ConfigError: it is another run, and `resume_anyway` is not set, or the checkpoint is of an earlier version.
     """
     if context.checkpoint is None:
         return EvalState()
     before = read_manifest(context.checkpoint)
+    if not (context.checkpoint / STATE.format(rank=0)).exists():
+        raise ConfigError(
+            f"resume_from_checkpoint: {context.checkpoint} was written by an earlier version of aitrain\n"
+            f"Start a new run from its weights with --model {context.checkpoint}."
+        )
     changes = changed(before, now, context.config)
     if not context.config.resume_anyway:
         refuse_changes(context.checkpoint, changes)
