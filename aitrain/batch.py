@@ -171,10 +171,11 @@ def plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
     if rest or completions % generations:
         smallest = math.lcm(processes, generations) // generations
         fitting = smallest * math.ceil(completions / (smallest * generations))
+        others = f", or another multiple of {smallest}" if smallest > 1 else ""
         raise ConfigError(
             f"rl_prompts_per_step: {completions} completions a step cannot be divided into groups of {generations}"
             f" and among {_counted(processes, 'process')}\n"
-            f"Use --rl-prompts-per-step {fitting}, or another multiple of {smallest}."
+            f"Use --rl-prompts-per-step {fitting}{others}."
         )
     if prompts is not None and "gradient_accumulation" in config.model_fields_set and by_passes != share:
         raise ConfigError(
