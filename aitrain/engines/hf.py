@@ -106,12 +106,14 @@ class HFEngine(BatchingEngine):
         now, running, room = list(rows), list(range(len(rows))), max_tokens
         prepared = nullcontext(self.model) if self.unwrapped is None else self.unwrapped()
         with prepared as model, torch.no_grad(), own_defaults_only(model):
-            can = not self.cache_implementation and can_share(model)
-            shares = can and self.shares_prompts and not self.is_shared  # ranks must make the same forward passes
+            is_dynamic = not self.cache_implementation and can_share(model)
+            # ranks that generate together must make the same forward passes
+            shares = is_dynamic and self.shares_prompts and not self.is_shared
             batch = padded(prompts, self.tokenizer.pad_token_id, self.model.device)
-            if can:
-                shared = shares and (with_kept_rows(model, batch, prompts, kept) or with_prompts_once(model, batch))
-                batch = shared or replace(batch, cache=AutocastCache(config=model.config))
+            if is_dynamic:
+                batch = replace(batch, cache=AutocastCache(config=model.config))
+            if shares:
+                batch = with_kept_rows(model, batch, prompts, kept) or with_prompts_once(model, batch) or batch
             while running:
                 live = [now[place] for place in running]
                 output, grown = self._generate(model, batch, live, sampling, room, shares)

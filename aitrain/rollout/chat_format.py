@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -267,10 +266,12 @@ class ChatFormat:
         return ""
 
     def drops_system(self) -> bool:
-        """Whether the template renders nothing of a system message."""
-        with suppress(Exception):  # it refuses them, which is told with the prompt
-            return MARK not in self._rendered([{"role": "system", "content": MARK}, _USER_MESSAGE])
-        return False
+        """Whether the template leaves out a system message, without an error."""
+        try:
+            text = self._rendered([{"role": "system", "content": MARK}, _USER_MESSAGE])
+        except Exception:  # a template may raise anything; prompt_text fails with the error of the environment's prompt
+            return False
+        return MARK not in text
 
     def check_tools(self) -> None:
         """Check that the template can render tool calls and their results.

@@ -341,9 +341,10 @@ def lora_config(config: TrainConfig, model: PreTrainedModel) -> LoraConfig | Non
     """
     if not config.peft:
         return None
-    is_all, layers = config.target_modules == "all-linear", [f".{name}" for name, _ in model.named_modules()]
-    targets = [name.strip() for name in config.target_modules.split(",")]
-    for name in [] if is_all else targets:
+    is_all = config.target_modules == "all-linear"
+    targets = [] if is_all else [name.strip() for name in config.target_modules.split(",")]
+    layers = [f".{name}" for name, _ in model.named_modules()]
+    for name in targets:
         if not any(layer.endswith(f".{name}") for layer in layers):
             near = did_you_mean(name, {layer.rpartition(".")[2] for layer in layers})
             raise ConfigError(f"target_modules: the model has no layer called {name}.{near}")

@@ -107,14 +107,15 @@ def passes_of(
             if value.dim():
                 padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
                 everywhere[name] = accelerator.gather(padded)
-    learned = kept = list[bool](everywhere[KEPT].tolist())
+    kept: list[bool] = everywhere[KEPT].tolist()
+    with_gradient = kept
     blocks: list[list[Block]] | None = None
     if trims:
         of_prompts, of_completions = (everywhere[name].sum(1).tolist() for name in ("prompt_mask", "completion_mask"))
         lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
         if needs_advantage:
-            learned = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
-        computed = learned if any(learned) else kept
+            with_gradient = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
+        computed = with_gradient if any(with_gradient) else kept
         of_processes, first, source = _trimmed_passes(computed, lengths, limit, processes), 0, everywhere
         if shares:
             _, _, prompts = distinct_prompts(everywhere["prompt_ids"], everywhere["prompt_mask"])
@@ -142,7 +143,7 @@ def passes_of(
         torch.stack([_weights(values, together) for values in (tokens, everywhere[KEPT])]),
         any(kept),
         None if blocks is None else list(map(len, blocks[rank])),
-        any(learned),
+        any(with_gradient),
     )
 
 

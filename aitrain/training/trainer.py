@@ -374,7 +374,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                     self._prompts.is_joined = isinstance(model, DistributedDataParallel)
                 with nullcontext() if is_last or self.is_sharded else alone():
                     loss = self.loss_of_pass(model, rows, divisor)
-                    total += 0 if is_last else loss.detach()
+                    if not is_last:
+                        total += loss.detach()
                     if learns and not is_last:
                         accelerator.backward(loss)
                         if self._prompts is not None and number in begins:
