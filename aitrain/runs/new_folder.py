@@ -6,9 +6,10 @@ import fcntl
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,10 +121,22 @@ def new_run_folder(config: TrainConfig) -> Iterator[RunFolder]:
         ConfigError: it cannot be made or written.
     """
     while True:
-        with locked(RunFolder.create(config)) as folder:
-            if not folder.config.exists():  # else a command with --resume was faster
+        with ExitStack() as stack:
+            # Ctrl-C waits until the stack would remove the folder
+            signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                folder = stack.enter_context(locked(RunFolder.create(config)))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+            if folder.config.exists():
+                continue  # a command with --resume was faster
+            try:
                 yield folder
-                return
+            except KeyboardInterrupt:
+                if not folder.log.exists():  # no training process was started
+                    folder.discard()
+                raise
+            return
 
 
 def remarks(folder: RunFolder, wanted: str, again: str = "aitrain grpo --config {} --resume") -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from aitrain.errors import ConfigError
-from aitrain.runs.new_folder import new_folder
+from aitrain.options.train import TrainConfig
+from aitrain.runs.new_folder import new_folder, new_run_folder
+from aitrain.runs.run_folder import make_unused
 from tests.conftest import listing, write
 
 
@@ -53,3 +56,24 @@ def test_it_appears_when_it_is_complete_and_a_second_one_is_refused_until_then(t
             pass
     assert listing(tmp_path) == ["new", "new/out", "new/out/first"]
     assert (place / "first").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["as_it_is_made", "before_the_processes"])
+def test_ctrl_c_removes_a_run_folder_in_which_no_process_was_started(
+    is_early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(path: Path) -> Path:
+        made = make_unused(path)
+        signal.raise_signal(signal.SIGINT)
+        return made
+
+    def run() -> None:
+        with new_run_folder(TrainConfig(output_dir=str(tmp_path / "runs"))) as folder:
+            folder.claimed(1)
+            signal.raise_signal(signal.SIGINT)
+
+    if is_early:
+        monkeypatch.setattr("aitrain.runs.run_folder.make_unused", make)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert listing(tmp_path) == []
