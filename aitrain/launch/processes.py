@@ -116,6 +116,7 @@ class Processes:
     cause: Failed | None = None
     """The loss of a machine or of a process of another one, which explains the errors of the ranks."""
     is_started: bool = False
+    """Whether Ctrl-C ends the processes through `trees`; before, it interrupts this one."""
     _is_killed: bool = False
     _signals: int = 0
     """How often a signal has asked this process to stop."""
@@ -166,7 +167,7 @@ class Processes:
                 thread.start()
             threading.Thread(target=_write_last_line, args=(writing, waiting), name="ranks", daemon=True).start()
             self.is_started = True
-            if self.stops or self._is_killed:  # another thread or machine asked while vLLM was being started
+            if self.stops or self._is_killed:  # a signal, another thread or machine asked before all were started
                 self._send(signal.SIGKILL if self._is_killed else signal.SIGTERM)
             try:
                 with open(reading, encoding="utf-8", errors="replace") as file:
@@ -244,6 +245,7 @@ class Processes:
             pipes = writing, log.pipe.fileno()
             self.trees |= hand_over(self.ranks, self.node, self.group.store, job, pipes, files)
             return
+        self.is_started = True  # interrupted, it would leave a process that is in no tree
         for rank in self.ranks:
             numbers = {name: str(file) for name, file in files[rank.rank].items()}
             self.trees[rank.rank] = ProcessTree(

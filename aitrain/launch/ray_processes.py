@@ -113,8 +113,8 @@ class RayProcesses(Processes):
             needs = " and ".join(f"{count:g} {name}" for name, count in training_needs().items())
             self.announce(Phase(f"waiting for {self.world} x {needs} of Ray"))
             fitting = threading.Thread(target=self._fit, name="ray-train", daemon=True)
-            fitting.start()
             self.is_started = True
+            fitting.start()
             while (is_running := fitting.is_alive()) and not self._is_given_up():
                 self._hear_ranks()
                 time.sleep(LOOK)

@@ -11,8 +11,8 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
+from aitrain.runs import run_folder
 from aitrain.runs.new_folder import new_folder, new_run_folder
-from aitrain.runs.run_folder import make_unused
 from tests.conftest import listing, write
 
 
@@ -58,22 +58,19 @@ def test_it_appears_when_it_is_complete_and_a_second_one_is_refused_until_then(t
     assert (place / "first").stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("is_early", [True, False], ids=["as_it_is_made", "before_the_processes"])
+@pytest.mark.parametrize("step", ["make_unused", "write_json"])
 def test_ctrl_c_removes_a_run_folder_in_which_no_process_was_started(
-    is_early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(path: Path) -> Path:
-        made = make_unused(path)
-        signal.raise_signal(signal.SIGINT)
-        return made
+    original = getattr(run_folder, step)
 
-    def run() -> None:
-        with new_run_folder(TrainConfig(output_dir=str(tmp_path / "runs"))) as folder:
-            folder.claimed(1)
+    def interrupted(*arguments: object, **options: object) -> object:
+        try:
+            return original(*arguments, **options)
+        finally:
             signal.raise_signal(signal.SIGINT)
 
-    if is_early:
-        monkeypatch.setattr("aitrain.runs.run_folder.make_unused", make)
-    with pytest.raises(KeyboardInterrupt):
-        run()
+    monkeypatch.setattr(run_folder, step, interrupted)
+    with pytest.raises(KeyboardInterrupt), new_run_folder(TrainConfig(output_dir=str(tmp_path / "runs"))) as folder:
+        folder.claimed(1)
     assert listing(tmp_path) == []

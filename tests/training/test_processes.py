@@ -166,14 +166,27 @@ def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:
     assert not (command.folder / "run" / "result.json").exists()
 
 
-def test_ctrl_c_before_the_first_step_leaves_nothing_behind(command: Command) -> None:
-    running = command.start("Slow")
-    command.wait_until((command.folder / "run").exists, running)
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=240)
+INTERRUPTED_START = """
+import signal, sys
+from aitrain.cli import main
+from aitrain.launch import processes
 
-    assert running.returncode == 130, err
-    assert "Traceback" not in err
+class Interrupted(processes.ProcessTree):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        signal.raise_signal(signal.SIGINT)
+
+processes.ProcessTree = Interrupted
+sys.exit(main._run())
+"""
+
+
+def test_ctrl_c_while_the_processes_are_started_leaves_nothing_behind(command: Command) -> None:
+    command.aitrain = (sys.executable, "-c", INTERRUPTED_START)
+    done = command.run("Slow", "--max-steps=500")
+
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
     assert os.listdir(command.folder) == []
 
 
