@@ -125,6 +125,7 @@ def _attend(client: socket.socket) -> NoReturn:
         os.chdir(request["folder"])
         _become(streams, request["variables"])
         subprocess.Popen = ForkingPopen  # type: ignore[misc]
+        os.execve = run_in_place  # type: ignore[assignment]
         sys.modules[TORCHRUN].Popen = ForkingPopen  # type: ignore[attr-defined]
         name, *arguments = request["arguments"]
         _run(*arguments[2:] if name == "preloaded-python" else ("aitrain", *arguments))
@@ -150,10 +151,7 @@ class ForkingPopen(subprocess.Popen[Any]):
         prepare, closes, kept, folder, variables = rest[1:6]
         pipes, is_new_session = rest[9:15], rest[20]
         if not closes:
-            numbers = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
-            kept = [
-                number for number in numbers if os.path.exists(f"/proc/self/fd/{number}") and os.get_inheritable(number)
-            ]
+            kept = _inheritable()
         # a fork drops the locks of its parent, and libuv of torch's store closes low numbers that it used there
         copies = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in kept}
         self.pid = os.fork()
@@ -171,6 +169,18 @@ class ForkingPopen(subprocess.Popen[Any]):
             os.close(copy)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def run_in_place(_: str, arguments: list[str], variables: dict[str, str]) -> NoReturn:
+    """In place of `os.execve`, with which a launcher's process becomes one of MODULES."""
+    _become([0, 1, 2], variables, {number: number for number in _inheritable()})
+    _run(*arguments[arguments.index("-m") + 1 :])
+
+
+def _inheritable() -> list[int]:
+    """The file descriptors that a new process gets, without the standard streams."""
+    numbers = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+    return [number for number in numbers if os.path.exists(f"/proc/self/fd/{number}") and os.get_inheritable(number)]
 
 
 def _forget_interrupted_imports() -> None:

@@ -169,6 +169,24 @@ exit_now(0)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_a_launched_process_closes_the_log_before_it_waits_for_its_command() -> None:
+    code = """
+import os
+from aitrain.events import COMMAND_VARIABLE, LAUNCHER_VARIABLE
+from aitrain.jobs.worker import exit_now, open_event_channel
+if (command := os.fork()) == 0:
+    os.closerange(1, 3)
+    os._exit(len(os.read(0, 1)))
+os.environ |= {LAUNCHER_VARIABLE: "1", COMMAND_VARIABLE: str(command)}
+exit_now(0, open_event_channel())
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        assert process.stderr.read() == b""
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+
+
 def test_an_orphan_that_hangs_ends_itself(tmp_path: Path) -> None:
     """Where the parent was killed, the training process has a watchdog of its own."""
     code = f"""

@@ -120,8 +120,9 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     """Load the environment, then import torch and run: errors of the environment show within a second."""
     checkpoint = Path(arguments[2]) if len(arguments) > 2 else None
     is_eval = read_object(folder.status).get("job") == EVAL
-    job: type[TrainConfig] = EvalConfig if is_eval else TrainConfig
-    config = resolve(job, folder.config, {"resume_anyway": "anyway" in arguments[3:]})
+    config = resolve(
+        EvalConfig if is_eval else TrainConfig, folder.config, {"resume_anyway": "anyway" in arguments[3:]}
+    )
     heartbeat.progress.stall_timeout = config.stall_timeout
     _enter("loading the environment", channel)
     runner = load_runner(config, channel, [channel.stream.fileno()])
@@ -131,7 +132,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
     heartbeat.start()
-    _enter("importing torch and transformers" if is_eval else "importing torch, transformers and TRL", channel)
+    _enter("importing torch and transformers", channel)
 
     gc.disable()  # garbage collections would take a fifth of the import's time
     run = importlib.import_module("aitrain.jobs.evaluate" if is_eval else "aitrain.jobs.grpo").run
@@ -196,11 +197,11 @@ def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
                 folder.write_status("stalled")
         os._exit(RunFailed.exit_code)
 
-    read, pids = partial(activity.read, activity.own.memory), {activity.own.rank: os.getpid()}
-    return Watchdog(config.stall_timeout, range(activity.processes()), read, on_stall, pids)
+    look = partial(activity.read, activity.own.memory)
+    return Watchdog(config.stall_timeout, range(activity.processes()), look, on_stall, {activity.own.rank: os.getpid()})
 
 
-def exit_now(code: int) -> NoReturn:
+def exit_now(code: int, channel: EventChannel | None = None) -> NoReturn:
     """Run the atexit functions, in which trackers finish their runs, and end the process without Python's shutdown.
 
     The shutdown sometimes aborts while a library's thread is running, and it would wait forever for a thread that the
@@ -214,16 +215,17 @@ def exit_now(code: int) -> NoReturn:
     joins_processes()
     sys.stdout.flush()
     sys.stderr.flush()
+    if channel and LAUNCHER_VARIABLE in os.environ:
+        part_from_command(channel)
     os._exit(code)
 
 
 def part_from_command(channel: EventChannel) -> None:
     """End as a process that a launcher started: its command shows the end of the run, for which the launcher waits."""
-    if LAUNCHER_VARIABLE not in os.environ:
-        return
     with suppress(OSError, ValueError):
         channel.stream.write(f"{BYE}{channel.rank}\n")
         channel.stream.close()
+    os.closerange(1, 3)  # the command reads the log to its end
     if command := os.environ.get(COMMAND_VARIABLE):
         deadline = time.monotonic() + COMMAND_SECONDS
         with suppress(ChildProcessError):
@@ -233,6 +235,4 @@ def part_from_command(channel: EventChannel) -> None:
 
 if __name__ == "__main__":
     opened = open_event_channel()
-    code = main(sys.argv[1:], opened)
-    part_from_command(opened)
-    exit_now(code)
+    exit_now(main(sys.argv[1:], opened), opened)

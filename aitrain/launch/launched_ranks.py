@@ -86,15 +86,14 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(said["socket"])
         server.sendall(f"{rank.rank} {os.getpid()}\n".encode())
-        text, files, _, _ = socket.recv_fds(server, 1 << 16, 4)
-        while piece := server.recv(1 << 16):
-            text += piece
-    job = json.loads(text)
+        text, files, *_ = socket.recv_fds(server, 1 << 16, 4)
+        job = json.loads(text + server.makefile("rb").read())
     variables = {**job["defaults"], **without_ranks(), **job["variables"], LAUNCHER_VARIABLE: str(launcher)}
     if command is not None:
         variables[COMMAND_VARIABLE] = str(command)
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files[:2]]):
         os.dup2(file, number)
+        os.set_inheritable(file, False)
     for name, file in zip(job["files"], files[2:], strict=True):
         os.set_inheritable(file, True)
         variables[name] = str(file)
