@@ -159,24 +159,15 @@ def test_a_heartbeat_says_the_phase_and_when_the_run_counts_as_stalled(
     assert read_object(folder.status)["stalls_at"] == first["stalls_at"]
 
 
-def test_a_training_process_leaves_without_waiting_for_processes_of_the_environment() -> None:
+def test_a_launched_process_ends_those_of_the_environment_and_its_log_before_it_waits_for_its_command() -> None:
     code = """
-import multiprocessing, time
-from aitrain.jobs.worker import exit_now
-multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
-exit_now(0)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_a_launched_process_closes_the_log_before_it_waits_for_its_command() -> None:
-    code = """
-import os
+import multiprocessing, os, time
 from aitrain.events import COMMAND_VARIABLE, LAUNCHER_VARIABLE
 from aitrain.jobs.worker import exit_now, open_event_channel
 if (command := os.fork()) == 0:
     os.closerange(1, 3)
     os._exit(len(os.read(0, 1)))
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
 os.environ |= {LAUNCHER_VARIABLE: "1", COMMAND_VARIABLE: str(command)}
 exit_now(0, open_event_channel())
 """

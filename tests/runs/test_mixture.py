@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitrain.runs.held_out import bounds_of
 from aitrain.runs.statistics import (
     ScoredEnv,
     chances,
@@ -78,14 +77,6 @@ def test_cases_with_an_equal_prompt_count_as_one_with_their_mean() -> None:
 
 
 # -- pass@K
-
-
-@pytest.mark.parametrize(
-    ("given", "bounds"),
-    [(None, (0, 1)), ("any", None), ("0,1", (0, 1)), ("-1,2.5", (-1, 2.5)), (7, (0, 1))],
-)
-def test_the_bounds_of_scores_are_what_the_option_says(given: Any, bounds: Any) -> None:
-    assert bounds_of(given) == bounds
 
 
 @given(st.lists(st.sampled_from([5.0, 4.9, 1.0, -5.0]), min_size=1, max_size=9), st.integers(1, 9))

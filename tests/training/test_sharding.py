@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.options.train import FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import refuse_other_backend
 from aitrain.runs.model_reference import read_model
 from aitrain.training.sharding import load_weights, refuse_unsharded
@@ -114,7 +113,7 @@ def test_the_weights_for_a_server_are_those_of_the_model_and_merged_ones_are_rou
     assert all(torch.equal(tensor, merged[name].to(torch.bfloat16)) for name, tensor in written.items())
 
 
-# -- refusals and settings
+# -- refusals
 
 
 def test_sharding_that_is_not_active_or_cannot_be_is_refused() -> None:
@@ -124,11 +123,3 @@ def test_sharding_that_is_not_active_or_cannot_be_is_refused() -> None:
             refuse_unsharded(sharded, *found)
         refuse_unsharded(TrainConfig(), *found)
     refuse_unsharded(sharded, "cuda")
-
-
-def test_settings_follow_the_size_of_the_model() -> None:
-    full, lora = (TrainConfig(distributed_backend="fsdp2", peft=peft) for peft in (False, True))
-    assert fsdp_settings(full, 500_000_000) == FSDPSettings(False, False, False)
-    assert fsdp_settings(full, 4_000_000_000) == FSDPSettings(True, True, False)
-    assert fsdp_settings(full, 9_000_000_000) == FSDPSettings(True, True, True)
-    assert fsdp_settings(lora, 9_000_000_000) == FSDPSettings(True, True, False)

@@ -13,7 +13,7 @@ import pytest
 from aitrain.redaction import MASK
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import append_lines, read_object, write_json
-from aitrain.ui.episodes import CaseRow, Query, case_changes, case_rows, find
+from aitrain.ui.episodes import Query, case_rows, find
 from aitrain.ui.overview import DEAD, LOG_LINES, Overview
 from aitrain.ui.run_registry import RunRegistry, stamp
 from tests.ui.conftest import read, record, write_run
@@ -104,15 +104,6 @@ def test_a_case_is_a_row_and_has_the_mean_of_its_first_and_of_its_last_group(tmp
     assert (training.first, training.last) == (0.5, 1.0)
     assert (held_out.first, held_out.last, other.case, other.last) == (0.0, 1.0, "8", 0.25)
     assert [len(find(rollouts, Query(case=case))) for case in ("8", "7")] == [1, 7], "found by either"
-
-
-def test_cases_are_counted_by_the_direction_of_their_change() -> None:
-    changes = [1.0, 1e-12, -1e-12, 0.0, -0.5, None]
-    rows = [CaseRow(str(n), "", n > 0, "", None, None, change, None) for n, change in enumerate(changes)]
-    assert case_changes(rows) == {
-        "held_out": {"better": 0, "same": 3, "worse": 1, "once": 1},
-        "training": {"better": 1, "same": 0, "worse": 0, "once": 0},
-    }
 
 
 def test_scores_are_paired_by_row_and_before_is_of_the_cases_that_are_reported(tmp_path: Path) -> None:

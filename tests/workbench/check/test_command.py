@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click import unstyle
 
-from aitrain.workbench.check.process import report_lines
 from tests.conftest import run_in_process
 
 FAULTY = Path(__file__).parents[2] / "environments" / "faulty.py"
@@ -92,11 +90,3 @@ def test_a_command_that_is_stopped_ends_its_process_and_says_so(here: Path) -> N
     assert running.returncode == report["exit_code"] == 130
     with pytest.raises(ProcessLookupError):
         os.kill(int(Path("pid").read_text()), 0)
-
-
-def test_infos_are_shown_with_verbose_only() -> None:
-    finding = {"level": "info", "what": "Loose.", "why": "So.", "fix": "", "case_idx": 3, "check": "floor"}
-    result = {"name": "floor", "description": "well", "findings": [finding], "skipped": "", "seconds": 0.0}
-    for is_verbose in (False, True):
-        found = [unstyle(line) for line in report_lines([{"result": result}], is_verbose)]
-        assert ("  why So." in found) == ("      Loose. (case 3)" in found) == is_verbose
