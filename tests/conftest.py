@@ -32,8 +32,8 @@ os.environ.pop("CI", None)  # a terminal in CI is not drawn over; tests of what 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 LONGEST_FILES = (
-    "test_docs.py", "test_processes.py", "test_benchmarks.py", "test_faults.py", "test_demo.py", "test_sharding.py",
-    "test_recipes.py", "test_resume.py",
+    "test_docs.py", "test_benchmarks.py", "test_processes.py", "test_faults.py", "test_demo.py", "test_sharding.py",
+    "test_served_run.py", "test_parity.py", "test_recipes.py", "test_resume.py",
 )  # fmt: skip
 """Files that take longest, the longest first. They start first: one that starts last leaves the other cores idle."""
 
