@@ -394,15 +394,21 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def loss_of_pass(self, model: torch.nn.Module, rows: MicroBatch, divisor: float) -> torch.Tensor:
         """TRL's loss of one forward pass, with what the algorithm adds. `divisor`: passes to divide a mean by."""
         accelerator = self.accelerator
-        gather, updates = accelerator.gather, self.args.steps_per_generation
+        gather, reduce, updates = accelerator.gather, accelerator.reduce, self.args.steps_per_generation
+        # a pass that only fills up is in no metric; adaptive entropy adds the earlier ones to it
+        fills_up = math.isinf(divisor) and not self.use_adaptive_entropy
 
         def gathered_rows(values: torch.Tensor) -> torch.Tensor:
             """For TRL's metrics, which gather a value of each row: the passes of processes differ in their rows."""
             if values.dim():
+                values = values * math.nan if fills_up else values
                 values = accelerator.pad_across_processes(values, dim=0, pad_index=math.nan)
             everywhere: torch.Tensor = gather(values)
             return everywhere
 
+        metrics: dict[str, object] = {"gather": gathered_rows}
+        if fills_up:  # TRL counts its rows where there is one ratio for a completion
+            metrics["reduce"] = lambda values, reduction: reduce(torch.zeros_like(values), reduction)
         is_in_loss = None
         if self._prompts is not None and self.algorithm.custom_loss is None:
             is_in_loss = (rows["completion_mask"] * rows["tool_mask"]).bool()
@@ -412,7 +418,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         with (
             replaced(self, {"current_gradient_accumulation_steps": divisor, "_in_loss": is_in_loss}),
             replaced(self.args, {"steps_per_generation": pieces}),
-            replaced(accelerator, {"gather": gathered_rows}),
+            replaced(accelerator, metrics),
             replaced(trl_utils, {"_use_triton": lambda _: True} if self.trims else {}),
         ):
             return self._loss_of_algorithm(model, rows)
