@@ -188,14 +188,13 @@ def test_completions_without_an_advantage_are_left_out_where_the_loss_is_0_witho
 
 def test_rows_without_an_advantage_are_in_no_metric_where_they_fill_up_a_pass(tmp_path: Path) -> None:
     layout, rows = Layout(processes=2, rows=2, limit=PassLimit(1), trims=True), batch_of(4, are_ragged=True)
-    rows["advantages"][1:] = 0
-    args = arguments(tmp_path, layout, rl_loss_type="gspo", rl_kl_coef=0.0)
+    rows["advantages"][1:] = rows["completion_mask"][1:, 1:] = 0  # one token, which TRL counts also if it is masked
+    args = arguments(tmp_path, layout, rl_kl_coef=0.0)
     first, second = (steps_of_process(args, layout, rows, process)[1][0] for process in range(2))
 
     alone = steps_of_process(args, Layout(rows=1), take(rows, slice(1)))[1][0]
     assert first["entropy"] == pytest.approx(alone["entropy"])
     assert second["entropy"] == 0
-    assert math.isnan(second["clip_ratio/high_max"])
 
 
 @pytest.mark.parametrize("trims", [False, True])
