@@ -80,6 +80,8 @@ class StepPasses:
         """A metric of the step, given the values that its passes have logged."""
         if len(values) != len(self.rows):
             return values[-1]  # measured once a step
+        if not self.has_kept_rows:
+            return math.nan  # TRL has 0; its log leaves out NaN
         if name.endswith(("_min", "_max")):
             return min(values) if name.endswith("_min") else max(values)
         weights: list[float] = self.weights[int(over_rows)].tolist()
