@@ -171,7 +171,7 @@ def _trimmed_passes(computed: list[bool], lengths: list[int], limit: PassLimit, 
     process, the shortest others fill up, each in a pass of its own."""
     rows = [row for row, is_computed in enumerate(computed) if is_computed]
     others = sorted((row for row, is_computed in enumerate(computed) if not is_computed), key=lambda row: lengths[row])
-    passes = max(1, len(plan_passes([lengths[row] for row in rows], limit)))
+    passes = len(plan_passes([lengths[row] for row in rows], limit, at_least=0)) or 1
     rows += others[: max(0, passes + -passes % processes - len(rows))]
     shares = share_passes([lengths[row] for row in rows], limit, processes)
     return [[[rows[place] for place in places] for places in share] for share in shares]
