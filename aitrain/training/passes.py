@@ -66,7 +66,7 @@ class StepPasses:
 
     rows: list[MicroBatch]
     divisors: list[float]
-    """The number of passes that the loss of each is divided by; infinite without a kept row."""
+    """The number of passes that the loss of each is divided by; infinite for one that only fills up."""
     weights: torch.Tensor
     """Weights of the passes in means over tokens and in means over rows, shape (2, passes)."""
     has_kept_rows: bool
@@ -80,6 +80,8 @@ class StepPasses:
         """A metric of the step, given the values that its passes have logged."""
         if len(values) != len(self.rows):
             return values[-1]  # measured once a step
+        if not self.has_kept_rows:
+            return math.nan  # TRL has 0; its log leaves out NaN
         if name.endswith(("_min", "_max")):
             return min(values) if name.endswith("_min") else max(values)
         weights: list[float] = self.weights[int(over_rows)].tolist()
@@ -108,7 +110,7 @@ def passes_of(
                 padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
                 everywhere[name] = accelerator.gather(padded)
     kept: list[bool] = everywhere[KEPT].tolist()
-    with_gradient = kept
+    with_gradient = computed = kept
     blocks: list[list[Block]] | None = None
     if trims:
         of_prompts, of_completions = (everywhere[name].sum(1).tolist() for name in ("prompt_mask", "completion_mask"))
@@ -127,11 +129,12 @@ def passes_of(
     else:
         width = everywhere["prompt_mask"].shape[1] + everywhere["completion_mask"].shape[1]
         of_processes, first, source = _passes_in_order(kept, limit, width, processes), len(step[KEPT]) * rank, step
-    tokens = (everywhere["completion_mask"] * everywhere["tool_mask"]).sum(1) * everywhere[KEPT]
+    counts = torch.tensor(computed, device=step[KEPT].device)  # other rows only fill up passes
+    tokens = (everywhere["completion_mask"] * everywhere["tool_mask"]).sum(1) * counts
     # the tokens of a generation batch whose other steps are like this one
     items = float(step["num_items_in_batch"]) * sum(kept) / max(1, int(step[KEPT_ROWS]))
     source = source | {
-        "tool_mask": source["tool_mask"] * source[KEPT].unsqueeze(1),
+        "tool_mask": source["tool_mask"] * counts[first : first + len(source[KEPT])].unsqueeze(1),
         "num_items_in_batch": torch.tensor(items, device=step[KEPT].device),
     }
     own = of_processes[rank]
@@ -139,8 +142,8 @@ def passes_of(
     chosen = [{name: v[[row - first for row in rows]] if v.dim() else v for name, v in source.items()} for rows in own]
     return StepPasses(
         [_trimmed(rows) for rows in chosen] if trims else chosen,
-        [sum(kept) / (len(rows) * processes) if any(kept[row] for row in rows) else math.inf for rows in own],
-        torch.stack([_weights(values, together) for values in (tokens, everywhere[KEPT])]),
+        [sum(kept) / (len(rows) * processes) if any(computed[row] for row in rows) else math.inf for rows in own],
+        torch.stack([_weights(values, together) for values in (tokens, counts)]),
         any(kept),
         None if blocks is None else list(map(len, blocks[rank])),
         any(with_gradient),
@@ -164,11 +167,12 @@ def _passes_in_order(kept: list[bool], limit: PassLimit, width: int, processes: 
 
 
 def _trimmed_passes(computed: list[bool], lengths: list[int], limit: PassLimit, processes: int) -> list[list[Rows]]:
-    """The passes of each process: all rows to compute, sorted by length, and the shortest others that are needed for as
-    many on each process."""
+    """The passes of each process: all rows to compute, sorted by length. If they are too few for as many passes on each
+    process, the shortest others fill up, each in a pass of its own."""
     rows = [row for row, is_computed in enumerate(computed) if is_computed]
     others = sorted((row for row, is_computed in enumerate(computed) if not is_computed), key=lambda row: lengths[row])
-    rows += others[: -len(rows) % processes if rows else processes]
+    passes = len(plan_passes([lengths[row] for row in rows], limit, at_least=0)) or 1
+    rows += others[: max(0, passes + -passes % processes - len(rows))]
     shares = share_passes([lengths[row] for row in rows], limit, processes)
     return [[[rows[place] for place in places] for places in share] for share in shares]
 

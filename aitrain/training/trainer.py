@@ -45,8 +45,8 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
                                                             step more
     accelerator.no_sync(model), .backward(loss)             used as Trainer does, where a step has several passes
-    accelerator.gather(values)                              replaced meanwhile: the loss gathers values of rows, and
-                                                            takes their minimum and maximum without NaN
+    accelerator.gather(values), .reduce(values, reduction)  replaced meanwhile: the loss gathers values of rows, takes
+                                                            their minimum and maximum without NaN, and adds up sums
     model._is_accelerate_prepared                           reset after accelerator.prepare_model(), which is called a
                                                             second time by Trainer.train(), for DDP
     accelerator.gradient_state._set_sync_gradients(value)   set: whether a backward pass is the last one of a step
@@ -394,7 +394,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def loss_of_pass(self, model: torch.nn.Module, rows: MicroBatch, divisor: float) -> torch.Tensor:
         """TRL's loss of one forward pass, with what the algorithm adds. `divisor`: passes to divide a mean by."""
         accelerator = self.accelerator
-        gather, updates = accelerator.gather, self.args.steps_per_generation
+        gather, reduce, updates = accelerator.gather, accelerator.reduce, self.args.steps_per_generation
 
         def gathered_rows(values: torch.Tensor) -> torch.Tensor:
             """For TRL's metrics, which gather a value of each row: the passes of processes differ in their rows."""
@@ -403,6 +403,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             everywhere: torch.Tensor = gather(values)
             return everywhere
 
+        of_metrics: dict[str, object] = {"gather": gathered_rows}
+        # TRL counts rows of one token, or one ratio, also if they are masked
+        if math.isinf(divisor) and not self.use_adaptive_entropy:
+            of_metrics["reduce"] = lambda values, reduction: reduce(torch.zeros_like(values), reduction)
         is_in_loss = None
         if self._prompts is not None and self.algorithm.custom_loss is None:
             is_in_loss = (rows["completion_mask"] * rows["tool_mask"]).bool()
@@ -412,7 +416,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         with (
             replaced(self, {"current_gradient_accumulation_steps": divisor, "_in_loss": is_in_loss}),
             replaced(self.args, {"steps_per_generation": pieces}),
-            replaced(accelerator, {"gather": gathered_rows}),
+            replaced(accelerator, of_metrics),
             replaced(trl_utils, {"_use_triton": lambda _: True} if self.trims else {}),
         ):
             return self._loss_of_algorithm(model, rows)

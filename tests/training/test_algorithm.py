@@ -26,6 +26,7 @@ from aitrain.training.algorithm import (
     estimate_kl,
     group_advantages,
     leave_one_out_factor,
+    zero_variance_share,
 )
 from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of, share_passes
 from aitrain.training.trainer import EpisodeTrainer
@@ -91,6 +92,16 @@ def test_the_leave_one_out_baseline_is_the_mean_of_the_others_with_a_score() -> 
 
     others = [1 - 0.5 / 3, -1.5 / 3, -1.5 / 3, 0.5 - 1 / 3, 0.0, 1 - 0.25, -0.75, 0.5 - 0.5, 0.0, 0.0, 0.0, 0.0]
     assert advantages.tolist() == pytest.approx(others, rel=1e-12)
+
+
+def test_equal_scores_have_no_advantage_though_their_mean_is_rounded() -> None:
+    rewards = torch.cat([torch.full((8,), 0.1), torch.linspace(0, 1, 8)])
+    of_trl = group_advantages(rewards, 8, "group")
+    advantages = AlgorithmParts.of(TrainConfig()).advantages(rewards, 8, of_trl[4:], slice(4, 16))
+
+    assert of_trl[0] != 0
+    assert zero_variance_share(rewards, torch.ones(16), 8) == 0.5
+    assert advantages.tolist() == [0.0] * 4 + of_trl[8:].tolist()
 
 
 @pytest.mark.parametrize(
@@ -173,6 +184,19 @@ def test_completions_without_an_advantage_are_left_out_where_the_loss_is_0_witho
     with patch.object(torch.Tensor, "backward", autospec=True, side_effect=backward) as made:
         assert steps_of_process(args, layout, rows)[1][0]["passes"] == passes
     assert made.call_count == (passes if kl else 1)
+
+
+def test_rows_without_an_advantage_are_in_no_metric_where_they_fill_up_a_pass(tmp_path: Path) -> None:
+    layout, rows = Layout(processes=2, rows=2, limit=PassLimit(1), trims=True), batch_of(4, are_ragged=True)
+    rows["advantages"][1:] = rows["completion_mask"][1:, 1:] = 0  # one token, which TRL counts also if it is masked
+    args = arguments(tmp_path, layout, rl_kl_coef=0.0)
+    first, second = (steps_of_process(args, layout, rows, process)[1][0] for process in range(2))
+
+    alone = steps_of_process(args, Layout(rows=1), take(rows, slice(1)))[1][0]
+    assert first["entropy"] == pytest.approx(alone["entropy"])
+    assert second["entropy"] == 0
+    rows[KEPT][:] = False
+    assert math.isnan(steps_of_process(args, layout, rows)[1][0]["entropy"])
 
 
 @pytest.mark.parametrize("trims", [False, True])
