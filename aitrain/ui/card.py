@@ -17,7 +17,6 @@ from aitrain.options.train import TrainConfig
 from aitrain.packages import NAMED_MODELS
 from aitrain.redaction import redact, without_secrets
 from aitrain.runs.held_out import recorded_table, table_texts
-from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
 from aitrain.ui.output import escape_controls
@@ -41,9 +40,7 @@ def write_short_card(place: Path, name: str, base: str, text: str) -> None:
 
 
 def _write_card(folder: RunFolder, place: Path) -> None:
-    rollouts = RolloutIndex(folder.rollouts)
-    rollouts.refresh()
-    overview = Overview(folder.path, rollouts)
+    overview = Overview(folder.path)
     config = resolve(TrainConfig, folder.config)
     header = _front_matter(place, config.model)
     text = "\n\n".join([header, *_sections(overview, place, config)])
@@ -123,13 +120,11 @@ def _facts(overview: Overview, config: TrainConfig) -> Iterator[tuple[str, objec
 
 def _again(overview: Overview, config: TrainConfig) -> str:
     """How to repeat the run; of files and folders of this machine the names alone."""
-    paths: dict[str, object] = {
-        name: short_name(str(value)) for name, value in config.changed().items() if str(value).startswith(("/", "~"))
-    }
-    hidden = without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl})
+    shown = without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl})
+    shown |= {name: short_name(value) for name, value in config.changed().items() if isinstance(value, str)}
     if isinstance(config.rl_env, list):  # of places, which may have names
-        paths["rl_env"] = ["=".join(map(short_name, place.split("=", 1))) for place in config.rl_env]
-    command = fenced(shlex.join(as_command(config.model_copy(update={**paths, **hidden}), "aitrain", "grpo")), "bash")
+        shown["rl_env"] = ["=".join(map(short_name, place.split("=", 1))) for place in config.rl_env]
+    command = fenced(shlex.join(as_command(config.model_copy(update=shown), "aitrain", "grpo")), "bash")
     if config.rl_env or config.rl_env_module:
         return f"To repeat it:\n\n{command}"
     environment = escaped(overview.environment.get("class"))
