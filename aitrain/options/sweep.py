@@ -10,8 +10,8 @@ TRL = "trl."
 """Beginning of the name of a field of TRL among the searched options."""
 PER_TRIAL = ("project_name", "output_dir", "resume_from_checkpoint", "resume_anyway", "push_to_hub")
 """Options of a run that a sweep sets for each trial."""
-SAME_FOR_ALL = ("eval_cases", "eval_samples", "eval_strategy", "eval_steps")
-"""Options that cannot be searched: trials are compared by what these measure."""
+SAME_FOR_ALL = ("eval_cases", "eval_samples", "eval_strategy", "eval_steps", "save_best", "rl_env_weights")
+"""Options that cannot be searched: trials are compared by what these measure. `save_best` reports other cases."""
 
 
 class SweepConfig(Options):

@@ -32,27 +32,36 @@ class CaseKey:
     seed: int | None
     prompt: str
     """The same for cases with an equal prompt."""
+    environment: str
+    """Name of the environment; of the only one of a run, its class."""
 
     @classmethod
-    def of(cls, record: RolloutRecord) -> CaseKey:
-        """The key of an episode's case."""
+    def of(cls, record: RolloutRecord, only: str = "") -> CaseKey:
+        """The key of an episode's case, given the class of the run's only environment."""
         text = json.dumps([record.prompt, record.row], sort_keys=True)
-        return cls(hashlib.sha256(text.encode()).hexdigest(), record.seed, prompt_key(record.prompt))
+        content, prompt = hashlib.sha256(text.encode()).hexdigest(), prompt_key(record.prompt)
+        return cls(content, record.seed, prompt, record.environment or only)
 
 
 def match_cases(a: Mapping[str, CaseKey], b: Mapping[str, CaseKey]) -> list[tuple[str, str]]:
     """Pairs of cases with equal content, prompt and row, in the order of `a`, each case at most once.
 
     Of rows that repeat, those with equal seeds belong together, as a seed may decide what is asked. The others are
-    matched in the order in which they come.
+    matched in the order in which they come. An environment that both have may share rows with others, and is never
+    matched with these.
     """
     found = dict[str, str]()
+    in_both = {key.environment for key in a.values()} & {key.environment for key in b.values()}
+
+    def alike(key: CaseKey, has_seed: bool) -> tuple[str, str, int | None]:
+        return key.content, key.environment if key.environment in in_both else "", key.seed if has_seed else None
+
     for has_seed in (True, False):
         taken = set(found.values())
         last_first = reversed(list(b.items()))  # as the first is taken from the end
-        free = grouped((key if has_seed else key.content, case) for case, key in last_first if case not in taken)
+        free = grouped((alike(key, has_seed), case) for case, key in last_first if case not in taken)
         for case, key in a.items():
-            if case not in found and (others := free.get(key if has_seed else key.content)):
+            if case not in found and (others := free.get(alike(key, has_seed))):
                 found[case] = others.pop()
     return [(case, found[case]) for case in a if case in found]
 
@@ -170,13 +179,14 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
     step = (result.get("model_step") or result.get("steps")) if phase == "after" else None
     name = short(str(model or ""), EXCERPT) + ("" if step is None else f", step {step}")
     scoring = RecordedScoring(folder, phase, rollouts, options, read_object(run.environment), state, name)
+    only = str(scoring.environment.get("class") or "")
     found = dict[str, RecordedCase]()
     for number, entry in enumerate(rollouts.entries):
         of_phase, _, decoding = entry.eval_phase.rpartition("_")
         if of_phase == phase and decoding in DECODINGS:
             record = rollouts.record(entry)
             if (case := found.get(entry.case)) is None:
-                case = RecordedCase(entry.case, CaseKey.of(record), prompt_excerpt(record), record.environment)
+                case = RecordedCase(entry.case, CaseKey.of(record, only), prompt_excerpt(record), record.environment)
                 found[entry.case] = case
             values = {**record.metrics, "tokens": record.tokens, "turns": len(record.turns), "score": record.score}
             if record.score is None or values.get(LENIENT) is None:

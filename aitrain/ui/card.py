@@ -16,8 +16,7 @@ from aitrain.options.reading import as_command, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.packages import NAMED_MODELS
 from aitrain.redaction import redact, without_secrets
-from aitrain.runs.held_out import table_texts
-from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.held_out import recorded_table, table_texts
 from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
 from aitrain.ui.output import escape_controls
@@ -41,9 +40,7 @@ def write_short_card(place: Path, name: str, base: str, text: str) -> None:
 
 
 def _write_card(folder: RunFolder, place: Path) -> None:
-    rollouts = RolloutIndex(folder.rollouts)
-    rollouts.refresh()
-    overview = Overview(folder.path, rollouts)
+    overview = Overview(folder.path)
     config = resolve(TrainConfig, folder.config)
     header = _front_matter(place, config.model)
     text = "\n\n".join([header, *_sections(overview, place, config)])
@@ -80,7 +77,7 @@ def _sections(overview: Overview, place: Path, config: TrainConfig) -> Iterator[
         yield f"The LoRA adapter lies here{merged}."
     elif config.peft:
         yield "The LoRA adapter is merged into the base: this is a whole model."
-    rows = table_texts(overview.scores)
+    rows = table_texts(recorded_table(result.get("scores")) or {})
     samples = result.get("eval_samples") or 1
     each = f", {samples} samples each" if samples != 1 else ""
     head = (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")
@@ -105,10 +102,11 @@ def _sections(overview: Overview, place: Path, config: TrainConfig) -> Iterator[
 
 def _facts(overview: Overview, config: TrainConfig) -> Iterator[tuple[str, object]]:
     made, result = overview.environment, overview.result
-    file, packages, gpus = made.get("file"), made.get("packages"), made.get("gpus")
-    yield "environment", ".".join(str(made[name]) for name in ("module", "class") if made.get(name))
-    yield "its file", f"{Path(str(file)).name}, SHA-256 {made.get('sha256')}" if file else ""
-    yield "its package", made.get("package")
+    packages, gpus = made.get("packages"), made.get("gpus")
+    for one in (made.get("environments") or {"": made}).values():
+        yield "environment", ".".join(str(one[name]) for name in ("module", "class") if one.get(name))
+        yield "its file", f"{Path(str(one['file'])).name}, SHA-256 {one.get('sha256')}" if one.get("file") else ""
+        yield "its package", one.get("package")
     given = config.rl_env_config
     yield "its configuration", json.dumps(without_secrets(given), ensure_ascii=False) if given else ""
     yield "git commit", made.get("git_commit")
@@ -122,11 +120,11 @@ def _facts(overview: Overview, config: TrainConfig) -> Iterator[tuple[str, objec
 
 def _again(overview: Overview, config: TrainConfig) -> str:
     """How to repeat the run; of files and folders of this machine the names alone."""
-    paths = {
-        name: short_name(str(value)) for name, value in config.changed().items() if str(value).startswith(("/", "~"))
-    }
-    hidden = without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl})
-    command = fenced(shlex.join(as_command(config.model_copy(update={**paths, **hidden}), "aitrain", "grpo")), "bash")
+    shown = without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl})
+    shown |= {name: short_name(value) for name, value in config.changed().items() if isinstance(value, str)}
+    if isinstance(config.rl_env, list):  # of places, which may have names
+        shown["rl_env"] = ["=".join(map(short_name, place.split("=", 1))) for place in config.rl_env]
+    command = fenced(shlex.join(as_command(config.model_copy(update=shown), "aitrain", "grpo")), "bash")
     if config.rl_env or config.rl_env_module:
         return f"To repeat it:\n\n{command}"
     environment = escaped(overview.environment.get("class"))

@@ -193,10 +193,14 @@ def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_rows_that_repeat_are_matched_once_each_those_with_the_same_seed_first() -> None:
-    def keys(*cases: tuple[str, int]) -> dict[str, CaseKey]:
-        return {str(n): CaseKey.of(RolloutRecord(prompt=prompt, seed=seed)) for n, (prompt, seed) in enumerate(cases)}
+    def keys(*cases: tuple[str, int], env: str = "") -> dict[str, CaseKey]:
+        records = [RolloutRecord(prompt=prompt, seed=seed, environment=env) for prompt, seed in cases]
+        return {f"{env}{number}": CaseKey.of(record) for number, record in enumerate(records)}
 
     a = keys(("play", 1), ("y", 0), ("play", 2), ("only here", 0), ("play", 3))
     b = keys(("y", 0), ("play", 3), ("play", 4), ("only there", 0))
     assert match_cases(a, b) == [("0", "2"), ("1", "0"), ("4", "1")]
     assert match_cases(b, a) == [("0", "1"), ("1", "4"), ("2", "0")]
+    easy, hard, other = (keys(("same rows", 1), env=env) for env in ("easy", "hard", "other"))
+    assert match_cases(easy | hard, hard | other) == [("easy0", "other0"), ("hard0", "hard0")]
+    assert match_cases(easy | hard, hard) == [("hard0", "hard0")]

@@ -34,7 +34,7 @@ def read(**changes: object) -> SweepPlan:
         ({"options": {**OPTIONS, "trl": {"num_iterations": 2}}, "search": {"trl": {"num_iterations": [1, 2]}}},
          "trl.num_iterations is also"),
         ({"options": {**OPTIONS, "project_name": "x"}}, "project_name: a sweep sets it"),
-        ({"search": {"eval_cases": [8, 16]}}, "search: eval_cases must be the same"),
+        ({"search": {"rl_env_weights": ["1,2", "2,1"]}}, "search: rl_env_weights must be the same"),
         ({"options": {**OPTIONS, "eval_cases": 0}}, "eval_cases"),
         ({"options": {**OPTIONS, "eval_strategy": "no"}, "pruner": "median"}, "median needs held-out scores"),
         ({"search": {**PLANTED, "rl_num_generations": [4, 7]}}, "cannot be divided"),

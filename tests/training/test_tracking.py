@@ -11,8 +11,9 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from aitrain import TrainConfig
 from aitrain.runs.diagnosis import LINES_IN_A_ROW, findings_of
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from aitrain.ui import card as cards
 from aitrain.ui.card import escaped
 from tests.environments.vowels import Vowels
@@ -30,6 +31,23 @@ def test_the_card_says_what_was_trained_on_what_and_what_came_of_it(finished: Fi
     assert re.search(r"\| sampled \| \d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\] \| .* \| [+-]\d\.\d{3} \[[+-]\d", body)
     for fact in ("SHA-256", "finished_runs.py", "3 held out", "4 steps", "| seed | 42 |"):
         assert fact in body.replace("\\", "")
+
+
+def test_the_card_of_several_environments_names_each_without_folders_and_has_the_recorded_scores(
+    tmp_path: Path,
+) -> None:
+    folder, mean = RunFolder(tmp_path), {"mean": 0.5, "low": 0.25, "high": 0.75, "count": 4}
+    folder.write_config(TrainConfig(rl_env=["/home/me/sums.py", "hard=/home/me/more.py:Hard"]))
+    folder.write_status("running")  # as it is when the card is written
+    write_json(folder.result, {"scores": {"sampled": {"before": None, "after": mean, "change": None}}})
+    facts = {name: {"file": f"/home/me/{name}.py"} for name in ("sums", "more")}
+    write_json(folder.environment, {"environments": facts})
+    folder.model.mkdir()
+    assert cards.try_to_write_card(folder) is None
+    text = (folder.model / "README.md").read_text().replace("\\", "")
+    for said in ("0.500 [0.250, 0.750]", "sums.py, SHA", "more.py, SHA", "sums.py --rl-env hard=more.py:Hard"):
+        assert said in text
+    assert "/home" not in text
 
 
 def test_text_is_escaped() -> None:
@@ -75,7 +93,6 @@ def test_a_run_that_cannot_learn_says_so_while_it_runs_and_stops_itself_when_it_
     assert result.status == written["status"] == "stopped"
     assert (result.steps, written["score_after"]) == (steps, 0.0)
     assert written["stopped_because"].startswith(f"in {steps} steps no group's scores differed")
-    assert (result.folder / "checkpoints" / f"checkpoint-{steps}").exists()
 
 
 # -- trackers
@@ -112,7 +129,6 @@ def test_trackers_are_told_metrics_scores_options_and_rollouts(train: Train) -> 
 
     rewards = {line["step"]: line["reward"] for line in result.history if "reward" in line}
     assert {event.step: event.value for event in events.Scalars("train/reward")} == pytest.approx(rewards)
-    assert events.Scalars("train/time/generate")[-1].value > 0
     scores = [(event.step, event.value) for event in events.Scalars("eval/score")]
     assert [step for step, _ in scores] == [0, 2, 3]
     assert (scores[0][1], scores[-1][1]) == pytest.approx((result.score_before, result.score_after))
