@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life, state_of
-from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
+from aitrain.runs.heartbeat import SILENCE, is_alive, sign_of_life, state_of
+from aitrain.runs.run_folder import RunFolder, append_lines, write_json
 from tests.conftest import run_in_process
 
 
@@ -59,20 +59,6 @@ def test_where_the_process_cannot_be_seen_silence_counts(other: dict[str, Any]) 
     assert is_alive(here | {"heartbeat": time.time() - SILENCE / 2})
     assert not is_alive(here | {"heartbeat": time.time() - 2 * SILENCE})
     assert not is_alive({})
-
-
-def test_a_heartbeat_says_how_the_run_ended(tmp_path: Path) -> None:
-    folder, progress = RunFolder(tmp_path), Progress()
-    with Heartbeat(folder, progress) as heartbeat:
-        heartbeat.start()
-        assert read_object(folder.status)["status"] == "running"
-        progress.step = 7
-        progress.status = "finished"
-    assert (read_object(folder.status)["status"], read_object(folder.status)["step"]) == ("finished", 7)
-    for error, status in ((KeyboardInterrupt(), "stopped"), (ValueError(), "failed")):
-        with pytest.raises(type(error)), Heartbeat(folder, Progress()):
-            raise error
-        assert (read_object(folder.status)["status"], read_object(folder.status)["step"]) == (status, 7)
 
 
 # -- what the command shows
