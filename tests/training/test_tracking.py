@@ -37,10 +37,10 @@ def test_the_card_of_several_environments_names_each_without_folders_and_has_the
     tmp_path: Path,
 ) -> None:
     folder, mean = RunFolder(tmp_path), {"mean": 0.5, "low": 0.25, "high": 0.75, "count": 4}
-    folder.write_config(TrainConfig(rl_env=["/home/me/sums.py", "hard=/home/me/more.py:Hard"]))
+    folder.write_config(TrainConfig(rl_env=["/elsewhere/sums.py", "hard=/elsewhere/more.py:Hard"]))
     folder.write_status("running")  # as it is when the card is written
     write_json(folder.result, {"scores": {"sampled": {"before": None, "after": mean, "change": None}}})
-    facts = {name: {"file": f"/home/me/{name}.py"} for name in ("sums", "more")}
+    facts = {name: {"file": f"/elsewhere/{name}.py"} for name in ("sums", "more")}
     write_json(folder.environment, {"environments": facts})
     folder.model.mkdir()
     assert cards.try_to_write_card(folder) is None
