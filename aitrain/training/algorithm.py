@@ -75,8 +75,8 @@ class AlgorithmParts:
 
     def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:
         """The advantages of this process's episodes, which are `own` among those of `rewards`: those of the algorithm,
-        or else those that TRL has computed, over the baseline of the run; 0 for equal rewards, of which TRL's are the
-        rounding of their mean, and Adam would make whole steps."""
+        or else those that TRL has computed, over the baseline of the run. Equal rewards have none: TRL's are the
+        rounding of their mean, with which Adam would make whole steps."""
         made = self.algorithm.advantages(rewards, size)
         differs = has_advantages(rewards, ~rewards.isnan(), size).repeat_interleave(size)[own]
         advantages = of_trl * differs if made is None else made[own].nan_to_num(0.0)
@@ -116,7 +116,7 @@ def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch
     low = groups.nan_to_num(nan=math.inf).amin(1, keepdim=True)
     spread = groups.nan_to_num(nan=-math.inf).amax(1, keepdim=True) - low
     distance = (groups - groups.nanmean(1, keepdim=True)).abs()
-    # rounding may make equal scores, and one that is the mean of others, differ from the mean
+    # by rounding, equal scores differ from their mean, and so does one that is the mean of the others
     return (kept & (spread > 0) & (distance > 1e-3 * spread)).any(1)
 
 
