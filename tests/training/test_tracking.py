@@ -47,7 +47,7 @@ def test_the_card_of_several_environments_names_each_without_folders_and_has_the
     text = (folder.model / "README.md").read_text().replace("\\", "")
     for said in ("0.500 [0.250, 0.750]", "sums.py, SHA", "more.py, SHA", "sums.py --rl-env hard=more.py:Hard"):
         assert said in text
-    assert "/home" not in text
+    assert "/elsewhere" not in text
 
 
 def test_text_is_escaped() -> None:
