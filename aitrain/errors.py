@@ -181,8 +181,12 @@ def write_error_file(error: AitrainError) -> None:
     """Tell torchrun why this process fails, in the file that it has named. No-op without it."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         more = {"py_callstack": str(error), "timestamp": str(int(time.time()))}
-        with suppress(OSError), open(file, "w", encoding="utf-8") as opened:
-            json.dump({"message": {"message": str(error), "extraInfo": more}}, opened)
+        with suppress(OSError):
+            partial = Path(
+                f"{file}.partial"
+            )  # torchrun ends with an error, and restarts nothing, if it reads half a file
+            partial.write_text(json.dumps({"message": {"message": str(error), "extraInfo": more}}), encoding="utf-8")
+            partial.replace(file)
 
 
 # -- files that do not exist

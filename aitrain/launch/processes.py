@@ -132,6 +132,9 @@ class Processes:
         Returns the first failure, or how the run ended.
         """
         disable_telemetry(self.plan.config.telemetry)
+        if self.plan.launched is not None:
+            # when this has returned: the launcher ends all after a failure, which is still to be shown
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with ExitStack() as stack:
             stack.enter_context(on_stop_signals(self._on_signal))
             if self.group is not None:

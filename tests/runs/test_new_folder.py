@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aitrain.errors import ConfigError
+from aitrain.execution.process_tree import on_stop_signals
 from aitrain.options.train import TrainConfig
 from aitrain.runs import run_folder
 from aitrain.runs.new_folder import new_folder, new_run_folder
@@ -71,6 +72,11 @@ def test_ctrl_c_removes_a_run_folder_in_which_no_process_was_started(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(run_folder, step, interrupted)
-    with pytest.raises(KeyboardInterrupt), new_run_folder(TrainConfig(output_dir=str(tmp_path / "runs"))) as folder:
+    config = TrainConfig(output_dir=str(tmp_path / "runs"))
+    with (
+        on_stop_signals(signal.default_int_handler),
+        pytest.raises(KeyboardInterrupt),
+        new_run_folder(config) as folder,
+    ):
         folder.claimed(1)
     assert listing(tmp_path) == []
