@@ -182,9 +182,7 @@ def write_error_file(error: AitrainError) -> None:
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         more = {"py_callstack": str(error), "timestamp": str(int(time.time()))}
         with suppress(OSError):
-            partial = Path(
-                f"{file}.partial"
-            )  # torchrun ends with an error, and restarts nothing, if it reads half a file
+            partial = Path(f"{file}.partial")  # torchrun restarts nothing if it reads half a file
             partial.write_text(json.dumps({"message": {"message": str(error), "extraInfo": more}}), encoding="utf-8")
             partial.replace(file)
 

@@ -120,9 +120,8 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     """Load the environment, then import torch and run: errors of the environment show within a second."""
     checkpoint = Path(arguments[2]) if len(arguments) > 2 else None
     is_eval = read_object(folder.status).get("job") == EVAL
-    config = resolve(
-        EvalConfig if is_eval else TrainConfig, folder.config, {"resume_anyway": "anyway" in arguments[3:]}
-    )
+    job: type[TrainConfig] = EvalConfig if is_eval else TrainConfig
+    config = resolve(job, folder.config, {"resume_anyway": "anyway" in arguments[3:]})
     heartbeat.progress.stall_timeout = config.stall_timeout
     _enter("loading the environment", channel)
     runner = load_runner(config, channel, [channel.stream.fileno()])
@@ -197,8 +196,8 @@ def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
                 folder.write_status("stalled")
         os._exit(RunFailed.exit_code)
 
-    look = partial(activity.read, activity.own.memory)
-    return Watchdog(config.stall_timeout, range(activity.processes()), look, on_stall, {activity.own.rank: os.getpid()})
+    read, pids = partial(activity.read, activity.own.memory), {activity.own.rank: os.getpid()}
+    return Watchdog(config.stall_timeout, range(activity.processes()), read, on_stall, pids)
 
 
 def exit_now(code: int, channel: EventChannel | None = None) -> NoReturn:

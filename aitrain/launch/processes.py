@@ -133,7 +133,7 @@ class Processes:
         """
         disable_telemetry(self.plan.config.telemetry)
         if self.plan.launched is not None:
-            # when this has returned: the launcher ends all after a failure, which is still to be shown
+            # after a failure the launcher ends all processes, this one before its caller has shown why
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with ExitStack() as stack:
             stack.enter_context(on_stop_signals(self._on_signal))

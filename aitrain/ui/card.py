@@ -120,8 +120,10 @@ def _facts(overview: Overview, config: TrainConfig) -> Iterator[tuple[str, objec
 
 def _again(overview: Overview, config: TrainConfig) -> str:
     """How to repeat the run; of files and folders of this machine the names alone."""
-    shown = without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl})
-    shown |= {name: short_name(value) for name, value in config.changed().items() if isinstance(value, str)}
+    shown: dict[str, object] = {
+        name: short_name(value) for name, value in config.changed().items() if isinstance(value, str)
+    }
+    shown |= without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl})
     if isinstance(config.rl_env, list):  # of places, which may have names
         shown["rl_env"] = ["=".join(map(short_name, place.split("=", 1))) for place in config.rl_env]
     command = fenced(shlex.join(as_command(config.model_copy(update=shown), "aitrain", "grpo")), "bash")
