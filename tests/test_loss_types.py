@@ -25,8 +25,6 @@ def as_trl(**options: Any) -> dict[str, Any]:
     [
         ({"rl_loss_type": "luspo"}, {"epsilon_high": 0.0025, "importance_sampling_level": "sequence"}),
         ({"rl_loss_type": "dapo", "rl_clip_range": 0.4}, {"epsilon": 0.4, "epsilon_high": 0.4}),
-        ({"rl_importance_level": "sequence"}, {"importance_sampling_level": "sequence", "epsilon": 3e-4,
-                                               "epsilon_high": 4e-4}),
         ({"rl_loss_type": "vespo", "use_vllm": True}, {"vllm_importance_sampling_mode": "token_truncate"}),
     ],
 )  # fmt: skip
@@ -38,7 +36,6 @@ def test_a_loss_type_brings_its_settings_and_given_ones_win(options: dict[str, A
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"rl_loss_type": "dapo", "rl_importance_level": "sequence"}, "length"),
         ({"rl_loss_type": "sapo", "rl_clip_range": 0.1}, "rl_clip_range"),
         ({"rl_loss_type": "dapo", "rl_clip_range": 0.1, "rl_clip_range_high": 0.3}, None),
     ],

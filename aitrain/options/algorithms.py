@@ -204,21 +204,14 @@ PRESETS: dict[str, Preset] = {
     **PAPERS,
 }
 
-SEQUENCE_SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
-"""Loss types that sum token losses: with one ratio a completion, each completion counts by its length."""
-
-
 def settle(options: TrainConfig) -> Algorithm:
     """The algorithm of a run, with the given settings of the loss in place of its own."""
-    level = options.rl_importance_level
-    is_gspo = options.rl_loss_type == "grpo" and level == "sequence"
-    kind = ALGORITHMS["gspo" if is_gspo else options.rl_loss_type]
+    kind = ALGORITHMS[options.rl_loss_type]
     low, high = kind.clip
     if (given := options.rl_clip_range) is not None:
         low, high = given, max(high, given) if low != high else given
     return replace(
         kind,
-        level=level or kind.level,
         clip=(low, options.rl_clip_range_high or high),
         scale=options.rl_scale_rewards or kind.scale,
         trl={name: value for name, value in kind.trl.items() if options.use_vllm and name not in options.trl},
@@ -235,7 +228,7 @@ def contradictions(options: TrainConfig) -> Iterator[str]:
     """The rules about the loss that are broken."""
     given, loss = options.trl, options.rl_loss_type
     settings = settle(options)
-    level, high = settings.level, settings.clip[1]
+    high = settings.clip[1]
     dual, buffer = options.rl_dual_clip, options.overlong_buffer
     if dual is not None and _clips(options) and dual <= 1 + high:
         yield f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more; its paper has 3."
@@ -249,9 +242,6 @@ def contradictions(options: TrainConfig) -> Iterator[str]:
     for name in IGNORED_BY_CUSTOM_LOSS:
         if options.custom_loss is not None and name in given:
             yield f"custom_loss: trl {name} weights the losses of TRL's own types only\nLeave one of the two out."
-    fixed = {"luspo": "sequence", "gspo": "sequence", "vespo": "token"}.get(loss, level)
-    if level != fixed:
-        yield f"rl_importance_level: {loss} needs one ratio for each {fixed}\nLeave it out, or change rl_loss_type."
     if loss == "cispo" and high < 1:
         yield (
             f"rl_clip_range_high: for cispo it is the largest ratio, and {high:g} would shrink every gradient\n"
@@ -276,11 +266,6 @@ def _clips(options: TrainConfig) -> bool:
 def remarks(options: TrainConfig) -> Iterator[str]:
     """Notes about combinations that are allowed."""
     settings = settle(options)
-    if settings.level == "sequence" and settings.loss_type in SEQUENCE_SUMS_TOKENS:
-        yield (
-            f"rl_importance_level sequence with {settings.loss_type}: each completion counts by its length; GSPO's own"
-            " setting is rl_loss_type gspo."
-        )
     ignored = ["rl_clip_range"] if settings.loss_type == "cispo" else []
     if not settings.is_clipped or options.custom_loss is not None:
         ignored = ["rl_clip_range", "rl_clip_range_high"]
@@ -360,8 +345,6 @@ class GRPOOptions(Options):
     rl_clip_range_high: PositiveFloat | None = None
     """How far the ratio may rise above 1 (clip-higher); for cispo the largest ratio; unset: by loss type, 0.28 for
     dapo, 5 for cispo."""
-    rl_importance_level: Literal["token", "sequence"] | None = None
-    """A probability ratio for each token, or one for the whole completion (GSPO); unset: by loss type."""
     rl_scale_rewards: Literal["group", "batch", "none"] | None = None
     """Standard deviation that advantages are divided by: the group's, the batch's, or none; unset: by loss type."""
     rl_mask_truncated_completions: bool = False

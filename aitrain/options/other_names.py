@@ -25,7 +25,7 @@ OPTION_OF_FIELD = {
     "delta": "rl_dual_clip",
     "entropy_coef": "rl_entropy_coef",
     "epsilon_high": "rl_clip_range_high",
-    "importance_sampling_level": "rl_importance_level",
+    "importance_sampling_level": "rl_loss_type",
     "scale_rewards": "rl_scale_rewards",
     "bf16": "mixed_precision",
     "epsilon": "rl_clip_range",

@@ -173,13 +173,13 @@ def test_rows_without_an_advantage_are_in_no_metric_where_they_fill_up_a_pass(tm
 
 
 @pytest.mark.parametrize("trims", [False, True])
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_metrics_of_a_step_are_those_of_its_kept_tokens(level: str, trims: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", ["grpo", "gspo"])
+def test_metrics_of_a_step_are_those_of_its_kept_tokens(loss: str, trims: bool, tmp_path: Path) -> None:
     """With one ratio for a completion, the clip ratios are those of its kept completions."""
     layout = Layout(rows=8, steps=2, limit=PassLimit(3), trims=trims)
     batch = batch_of(layout.batch, are_ragged=True)
     batch[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(0)) < 0.6
-    args = arguments(tmp_path, layout, rl_loss_type="grpo", rl_importance_level=level, **ON)
+    args = arguments(tmp_path, layout, rl_loss_type=loss, **ON)
 
     for step, metrics in enumerate(steps_of_process(args, layout, batch)[1]):
         whole = take(batch, layout.rows_of_step(step) & batch[KEPT])
@@ -215,19 +215,16 @@ def test_ranks_whose_batches_are_padded_to_other_widths_make_equally_many_passes
 # -- gradients
 
 
-@pytest.mark.parametrize(
-    ("loss", "level"),
-    [("grpo", "token"), ("bnpo", "token"), ("dr_grpo", "token"), ("dapo", "token"), ("grpo", "sequence")],
-)
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo", "gspo"])
 def test_trls_loss_as_a_custom_loss_and_its_kl_term_on_our_way_have_the_gradient_of_trl(
-    loss: str, level: str, here: Path
+    loss: str, here: Path
 ) -> None:
     """With one ratio for a completion that is so of the KL term, as this custom loss takes one for each token."""
     write(here, {"loss.py": CLIPPED})
     rows, layout = batch_of(8, are_ragged=True), Layout(rows=8)
-    rows["advantages"] *= level == "token"
+    rows["advantages"] *= loss != "gspo"
     options: dict[str, Any] = {
-        "rl_loss_type": loss, "rl_importance_level": level, "rl_kl_coef": 0.2, "rl_entropy_coef": 0.05,
+        "rl_loss_type": loss, "rl_kl_coef": 0.2, "rl_entropy_coef": 0.05,
         "rl_clip_range": 0.2, "rl_clip_range_high": 0.2,
     }  # fmt: skip
     (ours,) = gradients_of_steps(arguments(here, layout, custom_loss="loss.py:clipped", **options), layout, rows)
