@@ -21,7 +21,6 @@ from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.generation import thought_tokens
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
-    AboveOne,
     FunctionNames,
     NonNegativeFloat,
     PositiveFloat,
@@ -229,9 +228,7 @@ def contradictions(options: TrainConfig) -> Iterator[str]:
     given, loss = options.trl, options.rl_loss_type
     settings = settle(options)
     high = settings.clip[1]
-    dual, buffer = options.rl_dual_clip, options.overlong_buffer
-    if dual is not None and _clips(options) and dual <= 1 + high:
-        yield f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more; its paper has 3."
+    buffer = options.overlong_buffer
     if buffer is None and options.rl_overlong_penalty != 1.0:
         yield "rl_overlong_penalty: nothing is subtracted without rl_overlong_buffer\nAdd it, or leave this out."
     if buffer is not None and buffer > options.rl_max_new_tokens:
@@ -258,11 +255,6 @@ def contradictions(options: TrainConfig) -> Iterator[str]:
         )
 
 
-def _clips(options: TrainConfig) -> bool:
-    """Whether the loss is the clipped one of PPO, which has a dual clip."""
-    return options.custom_loss is None and options.rl_loss_type not in ("cispo", "sapo", "vespo")
-
-
 def remarks(options: TrainConfig) -> Iterator[str]:
     """Notes about combinations that are allowed."""
     settings = settle(options)
@@ -270,7 +262,7 @@ def remarks(options: TrainConfig) -> Iterator[str]:
     if not settings.is_clipped or options.custom_loss is not None:
         ignored = ["rl_clip_range", "rl_clip_range_high"]
     by = settings.loss_type if options.custom_loss is None else "custom_loss"
-    for option in [*ignored, *([] if _clips(options) else ["rl_dual_clip"])]:
+    for option in ignored:
         if getattr(options, option) is not None:
             yield f"{option} has no effect: {by} does not clip the ratio that way."
 
@@ -352,9 +344,6 @@ class GRPOOptions(Options):
     rl_preset: PresetName | None = None
     """The settings of one paper together, or recommended, the ones to begin with, as defaults of other options: an
     option that is given itself wins; aitrain plan prints them (docs/algorithms.md)."""
-    rl_dual_clip: AboveOne | None = None
-    """Largest probability ratio for completions with a negative advantage, above the clip range; 3 in its paper
-    (dual-clip PPO, arXiv 1912.09729)."""
     rl_overlong_buffer: PositiveInt | None = None
     """Tokens before the limit of a completion (--rl-max-new-tokens) over which the reward falls linearly, by
     --rl-overlong-penalty at the limit (soft overlong punishment of DAPO, arXiv 2503.14476, section 3.4); unset: off, or

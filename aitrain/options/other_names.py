@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 OPTION_OF_FIELD = {
     "beta": "rl_kl_coef",
-    "delta": "rl_dual_clip",
     "entropy_coef": "rl_entropy_coef",
     "epsilon_high": "rl_clip_range_high",
     "importance_sampling_level": "rl_loss_type",

@@ -127,7 +127,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
         "optimizer": "sgd", "scheduler": "cosine", "warmup_ratio": 0.5, "weight_decay": 0.1, "max_grad_norm": 0.5,
         "rl_num_generations": 8, "rl_kl_coef": 0.0, "rl_clip_range": 0.3, "rl_clip_range_high": 0.3,
         "rl_loss_type": "dapo", "rl_scale_rewards": "none",
-        "rl_mask_truncated_completions": True, "rl_preset": "gspo", "rl_dual_clip": 3.0, "rl_entropy_coef": 0.01,
+        "rl_mask_truncated_completions": True, "rl_preset": "gspo", "rl_entropy_coef": 0.01,
         "rl_updates_per_rollout": 4, "rl_max_new_tokens": 64, "rl_temperature": 0.7, "rl_top_k": 20, "rl_top_p": 0.9,
         "use_vllm": True, "save_strategy": "no", "save_steps": 7, "save_total_limit": 3,
         "disable_gradient_checkpointing": True, "ddp_timeout": 60, "rl_overlong_buffer": 20,
