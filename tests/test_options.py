@@ -137,7 +137,6 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
             {"rl_loss_type": "cispo", "rl_clip_range_high": 0.28},
             "rl_clip_range_high: for cispo it is the largest ratio",
         ),
-        ({"rl_overlong_penalty": 0.5}, "without rl_overlong_buffer"),
         ({"custom_loss": "a:b", "trl": {"top_entropy_quantile": 0.2}}, "custom_loss: trl top_entropy_quantile"),
         # several environments
         ({"rl_env": ["a=x.py", "a=y.py"]}, "as in NAME=y.py"),

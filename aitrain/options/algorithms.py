@@ -229,8 +229,6 @@ def contradictions(options: TrainConfig) -> Iterator[str]:
     settings = settle(options)
     high = settings.clip[1]
     buffer = options.overlong_buffer
-    if buffer is None and options.rl_overlong_penalty != 1.0:
-        yield "rl_overlong_penalty: nothing is subtracted without rl_overlong_buffer\nAdd it, or leave this out."
     if buffer is not None and buffer > options.rl_max_new_tokens:
         yield (
             f"rl_overlong_buffer: {buffer} tokens are more than a completion may have, {options.rl_max_new_tokens}"
@@ -345,11 +343,8 @@ class GRPOOptions(Options):
     """The settings of one paper together, or recommended, the ones to begin with, as defaults of other options: an
     option that is given itself wins; aitrain plan prints them (docs/algorithms.md)."""
     rl_overlong_buffer: PositiveInt | None = None
-    """Tokens before the limit of a completion (--rl-max-new-tokens) over which the reward falls linearly, by
-    --rl-overlong-penalty at the limit (soft overlong punishment of DAPO, arXiv 2503.14476, section 3.4); unset: off, or
-    that of --rl-preset."""
-    rl_overlong_penalty: PositiveFloat = 1.0
-    """Reward subtracted from a completion that reaches the limit, with --rl-overlong-buffer."""
+    """Tokens before the limit of a completion (--rl-max-new-tokens) over which the reward falls linearly, by 1 at the
+    limit (soft overlong punishment of DAPO, arXiv 2503.14476, section 3.4); unset: off, or that of --rl-preset."""
     rl_entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus: the mean entropy of the policy over the tokens, which training then increases (A3C,
     arXiv 1602.01783)."""
@@ -388,15 +383,7 @@ class SamplingOptions(Options):
 
     rl_sampling: Literal["uniform", "refill"] = "uniform"
     """How the cases of a batch are chosen: uniform, each once per epoch; refill, which replaces groups whose scores are
-    all equal by groups of other cases (dynamic sampling of DAPO, arXiv 2503.14476)."""
-    rl_refill_limit: PositiveInt = 10
-    """How often the groups of a batch are replaced at most, with --rl-sampling refill."""
+    all equal by groups of other cases, up to ten times (dynamic sampling of DAPO, arXiv 2503.14476)."""
     rl_ahead: ZeroOrOne = 0
     """1: sample the next rollout while this one trains, with weights that are one rollout old; importance weights
     correct for that. Needs --vllm-mode server."""
-
-    def rules(self) -> Iterator[str]:
-        """A limit needs what it limits."""
-        is_given = self.rl_refill_limit != type(self).model_fields["rl_refill_limit"].default
-        if is_given and self.rl_sampling != "refill":
-            yield "rl_refill_limit: no groups are replaced: add rl_sampling refill"

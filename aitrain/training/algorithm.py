@@ -29,16 +29,15 @@ Tensor: TypeAlias = torch.Tensor
 @dataclass(frozen=True)
 class Overlong:
     """The soft overlong punishment of DAPO: up to `limit - buffer` tokens a completion costs nothing, at `limit` tokens
-    it costs `penalty`, and linearly more in between."""
+    it costs 1, and linearly more in between."""
 
     limit: int
     buffer: int
-    penalty: float
 
     def of(self, trajectory: Trajectory) -> float:
-        """What is subtracted from the reward of an episode: the penalty of its longest completion."""
+        """What is subtracted from the reward of an episode, for its longest completion."""
         over = max(trajectory.turn_lengths, default=0) - (self.limit - self.buffer)
-        return self.penalty * min(max(over / self.buffer, 0.0), 1.0)
+        return min(max(over / self.buffer, 0.0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class AlgorithmParts:
         buffer, custom = config.overlong_buffer, config.custom_loss
         return cls(
             ALGORITHMS[config.rl_loss_type],
-            Overlong(config.rl_max_new_tokens, buffer, config.rl_overlong_penalty) if buffer else None,
+            Overlong(config.rl_max_new_tokens, buffer) if buffer else None,
             CustomLoss(load_loss(custom)) if custom else None,
         )
 

@@ -28,6 +28,9 @@ from aitrain.training.holdout import CaseList, parts_of
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import PlannedEpisode, PlayedEpisode, TrainingBatch, finish
 
+REFILLS = 10
+"""How often groups of a batch are replaced at most, with `--rl-sampling refill`."""
+
 
 @dataclass
 class BatchSource:
@@ -41,7 +44,6 @@ class BatchSource:
     masks_truncated: bool = False
     """Whether truncated episodes are left out of the loss."""
     refill_limit: int = 0
-    """How often groups of a batch are replaced at most."""
     _state: dict[str, Any] | None = field(default=None, init=False)
 
     @property
@@ -204,7 +206,7 @@ def batch_source(
 ) -> BatchSource:
     """The source of a run's batches, by its options."""
     config, order = runner.config, case_order(runner, cases, schedule.prompts, arguments)
-    refill_limit = config.rl_refill_limit if config.rl_sampling == "refill" else 0
+    refill_limit = REFILLS if config.rl_sampling == "refill" else 0
     size, masks_truncated = arguments.num_generations, arguments.mask_truncated_completions
     source = AheadSource if config.rl_ahead else BatchSource
     return source(rollouts, cases, order, schedule, size, masks_truncated, refill_limit)

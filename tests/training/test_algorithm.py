@@ -79,7 +79,7 @@ def test_equal_scores_have_no_advantage_though_their_mean_is_rounded() -> None:
 
 @pytest.mark.parametrize(
     ("turns", "penalty"),
-    [([80], 0.0), ([90], 0.25), ([100], 0.5), ([10, 95, 20], 0.375), ([], 0.0)],
+    [([80], 0.0), ([90], 0.5), ([100], 1.0), ([10, 95, 20], 0.75), ([], 0.0)],
 )
 def test_the_overlong_penalty_grows_linearly_over_the_buffer_of_the_longest_completion(
     turns: list[int], penalty: float
@@ -89,7 +89,7 @@ def test_the_overlong_penalty_grows_linearly_over_the_buffer_of_the_longest_comp
         trajectory.append_completion(Completion([1] * length, finish_reason="stop"))
         trajectory.append_env_tokens([2] * 300)
 
-    assert Overlong(limit=100, buffer=20, penalty=0.5).of(trajectory) == pytest.approx(penalty)
+    assert Overlong(limit=100, buffer=20).of(trajectory) == pytest.approx(penalty)
 
 
 # -- the rows that are in the loss

@@ -136,13 +136,11 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     }),
     (settings, {"rl_prompts_per_step": 2}, {"tokens_per_pass": 4096}),
     (lambda config: config.shares_prompts, {"disable_gradient_checkpointing": True}, {"share_prefixes": False}),
-    (settings, {"rl_overlong_buffer": 20}, {"rl_overlong_penalty": 0.5}),
     (settings, VLLM, {"vllm_gpu_memory_utilization": 0.5, "vllm_sleep_mode": True, "vllm_tensor_parallel_size": 2}),
     (settings, LORA, {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": "q_proj,v_proj"}),
     (settings, {"model": "tiny"}, {"distributed_backend": "fsdp2"}),
     (trl_config, {}, {"trl": {"num_iterations": 2}}),
     (batches, {}, {"rl_sampling": "refill"}),
-    (batches, {"rl_sampling": "refill"}, {"rl_refill_limit": 3}),
     (sampled, {}, {
         "rl_min_p": 0.5, "rl_repetition_penalty": 1.5, "rl_presence_penalty": 0.5, "rl_frequency_penalty": 0.5,
         "rl_min_new_tokens": 4, "rl_stop": ["</a>"],
