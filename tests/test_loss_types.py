@@ -11,7 +11,6 @@ import pytest
 from aitrain import EnvRequirements, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.environment.requirements import with_requirements
-from aitrain.options.algorithms import remarks
 from aitrain.options.reading import as_command, resolve
 from aitrain.options.yaml_text import write_yaml
 
@@ -31,19 +30,6 @@ def as_trl(**options: Any) -> dict[str, Any]:
 def test_a_loss_type_brings_its_settings_and_given_ones_win(options: dict[str, Any], expected: dict[str, Any]) -> None:
     settings = as_trl(**options)
     assert {field: settings[field] for field in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"rl_loss_type": "sapo", "rl_clip_range": 0.1}, "rl_clip_range"),
-        ({"rl_loss_type": "dapo", "rl_clip_range": 0.1, "rl_clip_range_high": 0.3}, None),
-    ],
-)
-def test_what_has_no_effect_is_said(options: dict[str, Any], word: str | None) -> None:
-    said = list(remarks(TrainConfig(**options)))
-    assert len(said) == (word is not None)
-    assert all(str(word) in text for text in said)
 
 
 # -- presets

@@ -19,7 +19,6 @@ from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
 from aitrain.launch.resource_estimate import check_resources, choose_batch_size, device_memory, memory_of
-from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import VLLMOptions
@@ -197,7 +196,7 @@ def check(
         _check_resumed(checkpoint, config, batch)
     elif is_first and hardware is None:
         RunFolder.check_place(config)
-    notes = [*remarks(config), *_note_on_switches(config), *_note_on_truncation(config), *notes]
+    notes = [*_note_on_switches(config), *_note_on_truncation(config), *notes]
     if is_here:
         if nodes is None and (idle := idle_nodes(os.environ)) > 0:
             notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")

@@ -217,52 +217,26 @@ def settle(options: TrainConfig) -> Algorithm:
     )
 
 
-VLLM_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-"""Values of vllm_importance_sampling_mode; TRL refuses others only after the first batch is generated."""
 IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
 """Fields of GRPOConfig that weight the losses of TRL's own types."""
 
 
 def contradictions(options: TrainConfig) -> Iterator[str]:
     """The rules about the loss that are broken."""
-    given, loss = options.trl, options.rl_loss_type
-    settings = settle(options)
-    high = settings.clip[1]
-    buffer = options.overlong_buffer
+    buffer, high = options.overlong_buffer, options.rl_clip_range_high
     if buffer is not None and buffer > options.rl_max_new_tokens:
         yield (
             f"rl_overlong_buffer: {buffer} tokens are more than a completion may have, {options.rl_max_new_tokens}"
             " (rl_max_new_tokens)"
         )
     for name in IGNORED_BY_CUSTOM_LOSS:
-        if options.custom_loss is not None and name in given:
+        if options.custom_loss is not None and name in options.trl:
             yield f"custom_loss: trl {name} weights the losses of TRL's own types only\nLeave one of the two out."
-    if loss == "cispo" and high < 1:
+    if options.rl_loss_type == "cispo" and high is not None and high < 1:
         yield (
             f"rl_clip_range_high: for cispo it is the largest ratio, and {high:g} would shrink every gradient\n"
             f"Give 1 or more, or leave it out for {CISPO_BOUND:g}."
         )
-    mode = given.get("vllm_importance_sampling_mode", VLLM_MODES[0])
-    if mode not in VLLM_MODES:
-        yield f"trl: vllm_importance_sampling_mode: must be one of {', '.join(VLLM_MODES)}, not {mode!r}"
-    corrects = options.use_vllm and bool(given.get("vllm_importance_sampling_correction", True))
-    if loss == "vespo" and corrects and mode not in VLLM_MODES[:2]:
-        yield (
-            f"trl: vllm_importance_sampling_mode: vespo needs a ratio for each token, {mode} has one for each"
-            " completion\nLeave it out, or give token_truncate or token_mask."
-        )
-
-
-def remarks(options: TrainConfig) -> Iterator[str]:
-    """Notes about combinations that are allowed."""
-    settings = settle(options)
-    ignored = ["rl_clip_range"] if settings.loss_type == "cispo" else []
-    if not settings.is_clipped or options.custom_loss is not None:
-        ignored = ["rl_clip_range", "rl_clip_range_high"]
-    by = settings.loss_type if options.custom_loss is None else "custom_loss"
-    for option in ignored:
-        if getattr(options, option) is not None:
-            yield f"{option} has no effect: {by} does not clip the ratio that way."
 
 
 # -- presets
