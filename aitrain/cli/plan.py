@@ -16,7 +16,7 @@ import typer
 from aitrain.batch import describe_rollout, schedule_cases
 from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
-from aitrain.options.algorithms import described
+from aitrain.options.algorithms import PRESETS
 from aitrain.options.reading import as_command
 from aitrain.options.train import TrainConfig, fsdp_settings
 from aitrain.ui.output import escape_controls
@@ -132,9 +132,10 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     yield from _named("judges", _judges(plan))
     yield "batch", str(plan.batch)
     yield "rollout", describe_rollout(config, plan.batch)
-    yield from _named("preset", described(config))
+    if config.rl_preset is not None:
+        yield "preset", f"{config.rl_preset}: {PRESETS[config.rl_preset].source}; given options win"
     custom = config.custom_loss and f"{config.custom_loss}, averaged as {config.rl_loss_type}"
-    yield "loss", custom or str(config.loss)
+    yield "loss", custom or config.rl_loss_type
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan)

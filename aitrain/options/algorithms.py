@@ -70,16 +70,6 @@ class Algorithm:
             **self.trl,
         }
 
-    def __str__(self) -> str:
-        scaled = "not scaled" if self.scale == "none" else f"scaled by the {self.scale}'s standard deviation"
-        low, high = self.clip
-        clipped = f" clipped between {1 - low:g} and {1 + high:g}"
-        if self.loss_type == "cispo":
-            clipped = f" of at most {high:g}"
-        elif not self.is_clipped:
-            clipped = ""
-        return f"{self.loss_type}, a ratio for each {self.level}{clipped}, scores {scaled}"
-
     def advantages(self, rewards: Tensor, size: int) -> Tensor | None:
         """The advantage of each episode; None: TRL's, the distance to the mean of the group, divided by `scale`.
 
@@ -203,6 +193,7 @@ PRESETS: dict[str, Preset] = {
     **PAPERS,
 }
 
+
 def settle(options: TrainConfig) -> Algorithm:
     """The algorithm of a run, with the given settings of the loss in place of its own."""
     kind = ALGORITHMS[options.rl_loss_type]
@@ -242,15 +233,10 @@ def contradictions(options: TrainConfig) -> Iterator[str]:
 # -- presets
 
 
-def preset_of(name: object) -> Preset | None:
-    """The preset of this name, if there is one."""
-    return PRESETS.get(str(name))
-
-
 def preset_settings(name: object, thinking: object = None) -> dict[str, object]:
     """The values that a preset of this name sets, by option; none if there is no such preset. The limit of a completion
     is that of an answer, and what `--thinking` allows for the thought."""
-    preset = preset_of(name)
+    preset = PRESETS.get(str(name))
     if preset is None:
         return {}
     settings = {"rl_loss_type": name, **preset.settings}
@@ -262,31 +248,8 @@ def preset_settings(name: object, thinking: object = None) -> dict[str, object]:
 def overlong_buffer(name: str | None, max_new_tokens: int) -> int | None:
     """The overlong buffer of a preset for completions of up to this length; None if it has none. It is no default of
     the option, as an environment may declare the length later."""
-    preset = preset_of(name)
+    preset = PRESETS.get(str(name))
     return max(1, max_new_tokens // 5) if preset is not None and preset.overlong else None
-
-
-def described(config: TrainConfig) -> Iterator[str]:
-    """The settings of the preset of a run with their sources, each with the value that the run has instead if one was
-    given."""
-    name = config.rl_preset
-    if (preset := preset_of(name)) is None:
-        return
-    yield f"{name}: {preset.source}; given options win"
-    found = [
-        (option, getattr(config, option), value) for option, value in preset_settings(name, config.thinking).items()
-    ]
-    if (buffer := overlong_buffer(name, config.rl_max_new_tokens)) is not None:
-        found.append(("rl_overlong_buffer", config.overlong_buffer, buffer))
-    for option, own, value in found:
-        why = f" ({preset.reasons[option]})" if option in preset.reasons else ""
-        yield (
-            f"{option} {_short(value)}{why}" if own == value else f"{option} {own} (given; {name} has {_short(value)})"
-        )
-
-
-def _short(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # -- options
@@ -315,7 +278,7 @@ class GRPOOptions(Options):
     """Leave out of the loss the episodes that a limit ended: a truncated completion, a full context, rl_max_turns."""
     rl_preset: PresetName | None = None
     """The settings of one paper together, or recommended, the ones to begin with, as defaults of other options: an
-    option that is given itself wins; aitrain plan prints them (docs/algorithms.md)."""
+    option that is given itself wins (docs/algorithms.md)."""
     rl_overlong_buffer: PositiveInt | None = None
     """Tokens before the limit of a completion (--rl-max-new-tokens) over which the reward falls linearly, by 1 at the
     limit (soft overlong punishment of DAPO, arXiv 2503.14476, section 3.4); unset: off, or that of --rl-preset."""
