@@ -34,16 +34,15 @@ Side = Callable[[Any, Any, Any, Episodes], AbstractContextManager[Callable[[], l
 class Talk(Nothing):
     """An environment as AITraining has them: the turns after the first answer are played in `score_episode`.
 
-    All turns are equally long, so that the work is the same whatever the model says."""
+    No token ends a turn (see `compare`): all are equally long, so that the work is the same whatever the model says."""
 
     def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
         """A number from 0 to 1 that any other answer would change."""
         self.use(completion)
-        length = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
         text = f"{case_idx}: {completion}"
         for _ in range(TURNS):
             inputs = tokenizer(text + "\n", return_tensors="pt").to(model.device)
-            output = model.generate(**inputs, **length, do_sample=False)
+            output = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
             text += "\n" + tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8
 
@@ -66,6 +65,7 @@ def compare(name: str, ours: Side, environment: Any, asked: Asked, most: float) 
     disable_progress_bar()
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
     tokenizer = AutoTokenizer.from_pretrained(TINY_FOLDER)
     seconds, episodes = [], EPISODES[: 8 if asked.is_short else None]
     with ours(environment, model, tokenizer, episodes) as score_all:

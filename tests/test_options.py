@@ -128,7 +128,6 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         ({**SERVED, "vllm_server_url": "x:1"}, "an address like http://"),
         ({"rl_ahead": 1, "use_vllm": True}, "rl_ahead: needs a vLLM server"),
         ({"use_vllm": True, "vllm_speculative": NGRAM}, "vllm_speculative: for vLLM servers"),
-        ({**SERVED, "vllm_speculative": NGRAM, "rl_min_p": 0.1}, "vllm_speculative: vLLM does not sample with min-p"),
         ({**SERVED, "vllm_quantization": "fp8"}, "vllm_quantization: for a base that stays as it is, under an adapter"),
         ({"log": "tensorbord"}, "log: must be none, or some of"),
         *(({"rl_score_range": value}, "rl_score_range: must be LOW,HIGH") for value in ("1,0", "0,1,2", "0,inf")),

@@ -131,7 +131,7 @@ VLLM = {"use_vllm": True}
     [
         ({}, "beta", 0.1, "rl_kl_coef"),
         ({}, "num_iteration", 2, "Did you mean num_iterations?"),
-        (VLLM, "generation_kwargs", {"min_p": 0.1}, "rl_min_p, rl_stop"),
+        (VLLM, "generation_kwargs", {"min_p": 0.1}, "Sampling has rl_temperature"),
         ({}, "vllm_importance_sampling_mode", "token_mask", "Add use_vllm"),
         (VLLM, "model_init_kwargs", {"revision": "x"}, "would not reach vLLM"),
     ],

@@ -101,11 +101,9 @@ class ChatEndpoint:
         is_greedy, usual = request.decoding is Decoding.GREEDY, Sampling()
         sampling = self.sampling.greedy if is_greedy else self.sampling
         settings: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        for name in ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop"):
+        for name in ("top_k", "stop"):
             if getattr(sampling, name) != getattr(usual, name):
                 settings[name] = getattr(sampling, name)
-        if sampling.min_new_tokens:
-            settings["min_tokens"] = sampling.min_new_tokens
         if self.chat.thinking in ("on", "off"):
             settings["chat_template_kwargs"] = VARIABLES[self.chat.thinking]
         elif self.chat.thinking is not None:

@@ -158,7 +158,7 @@ class HFEngine(BatchingEngine):
             input_ids=batch.ids,
             attention_mask=batch.mask,
             generation_config=config,
-            logits_processor=[SamplingProcessor(sampling, self.end, rows, seeds)],
+            logits_processor=[SamplingProcessor(sampling, seeds)],
             stopping_criteria=[criterion],
             **({} if batch.cache is None else {CACHE: batch.cache}),
         )
@@ -178,8 +178,6 @@ class SamplingProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers 
     whose highest one is of a sampled token."""
 
     sampling: Sampling
-    end: EndOfTurn
-    rows: Sequence[BatchRow]
     seeds: Sequence[SampleSeed]
     width: int = 0
     """Tokens of the padded prompts."""
@@ -187,16 +185,10 @@ class SamplingProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`input_ids`: (rows, tokens so far), padded on the left; `scores`: (rows, vocabulary), float32."""
         sampling, self.width = self.sampling, self.width or input_ids.shape[1]
-        if sampling.counts_tokens or sampling.min_new_tokens:
-            begins = torch.tensor([[len(row.prompt_ids), row.begun] for row in self.rows], device=scores.device)
-            places = torch.arange(input_ids.shape[1], device=scores.device)
-            is_context, is_answer = (places >= self.width - begin[:, None] for begin in begins.T)
-            # those of rows that have ended are not used
-            scores = sampling.penalized(scores, input_ids, is_context, is_answer, self.end.eos_ids)
         if not sampling.temperature:
             return scores
-        scores = sampling.cut_by_min_p(scores) / sampling.temperature
-        if sampling.top_k or sampling.top_p < 1.0:
+        scores = scores / sampling.temperature
+        if not sampling.is_plain:
             scores = scores.masked_fill(~sampling.is_kept(scores), -math.inf)
         step = input_ids.shape[1] - self.width
         return with_noise(scores, [seed.token_seed(step) for seed in self.seeds]) if self.seeds else scores

@@ -1,8 +1,8 @@
 """Compares vLLM's log-probabilities with the trainer's: a server's, to detect weights that differ or did not arrive,
 and those of each step's tokens by their position; and corrects those under truncated sampling.
 
-vLLM's log-probabilities are those of the distribution that it samples from: after penalties, temperature and
-truncation, normalized over the tokens that are kept. The trainer's are log_softmax(logits / temperature) over all
+vLLM's log-probabilities are those of the distribution that it samples from: after temperature and truncation,
+normalized over the tokens that are kept. The trainer's are log_softmax(logits / temperature) over all
 tokens. With equal weights they differ by the log of the probability of the kept tokens, and the product over a
 completion's tokens would scale its gradient. So the trainer computes that term with its own logits and adds it to the
 engine's log-probabilities: with equal weights the importance ratio is then 1.
@@ -16,10 +16,9 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +33,6 @@ from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
-from aitrain.rollout.engine import Trajectory
 
 TEXTS = ("1 2 3 4 5", "Question: What is 7 * 8?\nAnswer:", "def add(a, b):", "The weights of a model")
 TOKENS = 16
@@ -241,19 +239,15 @@ POSITIONS_AT_ONCE = 64
 """Tokens whose logits are computed at a time: 64 for a vocabulary of 150,000 are 38 MB."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class LogprobShift:
-    """Computes, for rows of one micro-batch, log p - log q of each sampled token: p over all tokens, q as sampled.
+    """Computes log p - log q of tokens, p over all tokens, q as sampled: the log of the probability of what is kept.
 
-    It replaces TRL's function of hidden states and head for one forward pass, so that sharded weights are gathered as
-    TRL does it.
+    It replaces TRL's function of hidden states and head, whose log-probabilities then are these differences: sharded
+    weights are gathered, and rows divided into passes, as for those.
     """
 
     sampling: Sampling
-    eos_ids: Sequence[int]
-    rows: Sequence[Trajectory]
-    shifts: list[list[float]] = field(default_factory=list)
-    """For each row, one value per token, 0 if it was not sampled."""
 
     def apply(
         self,
@@ -263,43 +257,13 @@ class LogprobShift:
         labels: torch.Tensor,
         *settings: Any,
     ) -> tuple[torch.Tensor, None, None, None, None]:
-        """Compute `shifts`. `hidden`: (positions, width), see `_first_positions`; the return value is not used."""
+        """The differences for tokens `labels` after hidden states, of shape (positions, width)."""
         _temperature, _chunk_size, softcap, scale, _outputs = settings
-
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
-
-        def logits(positions: torch.Tensor) -> torch.Tensor:
-            values = linear(hidden[positions], weight, bias).float() * float(scale)
-            return float(softcap) * torch.tanh(values / softcap) if softcap else values
-
-        firsts = self._first_positions(len(hidden))
-        self.shifts = [self._of(row, first, logits) for row, first in zip(self.rows, firsts, strict=True)]
-        return torch.zeros(len(hidden), device=hidden.device), None, None, None, None
-
-    def _first_positions(self, count: int) -> list[int]:
-        """Position that predicts the first token after each prompt, in rows padded on the right: TRL passes the
-        positions of all tokens but each row's first one, on a GPU without the padding."""
-        lengths = [len(row.context) - 1 for row in self.rows]
-        rooms = lengths if count == sum(lengths) else [max(lengths)] * len(lengths)
-        return [sum(rooms[:number]) + len(row.prompt_ids) - 1 for number, row in enumerate(self.rows)]
-
-    def _of(self, row: Trajectory, first: int, logits: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
-        shifts, sampled = [0.0] * len(row.ids), row.sampled_places
-        for start in range(0, len(sampled), POSITIONS_AT_ONCE):
-            places = sampled[start : start + POSITIONS_AT_ONCE]
-            values = logits(torch.tensor(places) + first)
-            for place, shift in zip(places, self._shift(row, places, values).tolist(), strict=True):
-                shifts[place] = shift
-        return shifts
-
-    def _shift(self, row: Trajectory, places: list[int], logits: torch.Tensor) -> torch.Tensor:
-        tensor = partial(torch.tensor, device=logits.device)
-        tokens = tensor([row.ids[place] for place in places])
-        over_all = (logits / self.sampling.temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        ids, at = tensor(row.context), torch.arange(len(row.context), device=logits.device)
-        begins = [max(start for start in row.completion_starts if start <= place) for place in places]
-        is_context = at < len(row.prompt_ids) + tensor(places)[:, None]
-        is_answer = is_context & (at >= len(row.prompt_ids) + tensor(begins)[:, None])
-        logits = self.sampling.penalized(logits, ids, is_context, is_answer, self.eos_ids)
-        shift: torch.Tensor = over_all - self.sampling.logprobs(logits, tokens)
-        return shift
+        shifts = []
+        for start in range(0, len(hidden), POSITIONS_AT_ONCE):
+            part = slice(start, start + POSITIONS_AT_ONCE)
+            logits = linear(hidden[part], weight, bias).float() * float(scale)
+            logits = float(softcap) * torch.tanh(logits / softcap) if softcap else logits
+            shifts.append(self.sampling.log_kept_share(logits / self.sampling.temperature, labels[part]))
+        return torch.cat([*shifts, hidden.new_zeros(0)]), None, None, None, None

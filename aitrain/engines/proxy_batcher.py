@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,9 +35,9 @@ SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
 """Seconds to wait for further calls; the first one until the duration of a generation is known."""
 
 ENGINE_SETTINGS = {
-    "max_length", "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p",
-    "repetition_penalty", "num_beams", "num_return_sequences", "eos_token_id", "pad_token_id", "bos_token_id",
-    "use_cache", "cache_implementation", "disable_compile", "transformers_version",
+    "max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "num_beams", "num_return_sequences",
+    "eos_token_id", "pad_token_id", "bos_token_id", "use_cache", "cache_implementation", "disable_compile",
+    "transformers_version",
 }  # fmt: skip
 """Settings of `generate` that an engine supports, or can ignore. The model itself generates for calls with others."""
 _SETTINGS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
@@ -321,12 +321,9 @@ class GenerateRequest:
             temperature=1.0 if settings.temperature is None else settings.temperature,
             top_k=settings.top_k or 0,
             top_p=settings.top_p or 1.0,
-            min_p=settings.min_p or 0.0,
-            repetition_penalty=settings.repetition_penalty or 1.0,
-            min_new_tokens=settings.min_new_tokens or 0,
         )
         if not settings.do_sample:
-            sampling = replace(sampling.greedy, min_p=0.0)
+            sampling = sampling.greedy
         return cls(ids, rows, settings.max_new_tokens, sampling, next(iter(ends), 0) if pad is None else pad)
 
     def result(self, completions: list[list[int]]) -> torch.Tensor:

@@ -48,7 +48,7 @@ RANDOM_TRIALS = 5
 MOST_COMBINATIONS = 10_000
 """Finite spaces up to this size are searched without trying a combination twice; a grid is not larger."""
 
-RESHAPING = ("rl_temperature", "rl_top_k", "rl_top_p", "rl_min_p", "rl_repetition_penalty")
+RESHAPING = ("rl_temperature", "rl_top_k", "rl_top_p")
 """Options that change how held-out completions are sampled."""
 COMMAND = (*PYTHON, "-m", "aitrain", "grpo")
 STEP = "step "

@@ -8,10 +8,8 @@ from pydantic import Field, model_validator
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     Addresses,
-    Fraction,
     JsonObjectOption,
     NonNegativeInt,
-    Penalty,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
@@ -23,7 +21,6 @@ _OF_AITRAINS_SERVERS = (
     "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_speculative",
     "vllm_args",
 )  # fmt: skip
-_PENALTIES = ("rl_repetition_penalty", "rl_presence_penalty", "rl_frequency_penalty", "rl_min_new_tokens")
 
 
 Thinking = Literal["on", "off", "low", "medium", "high"] | PositiveInt
@@ -73,17 +70,6 @@ class GenerationOptions(Options):
     completions that are sampled from all tokens."""
     rl_top_p: PositiveFraction = 1.0
     """Sample from the most likely tokens that hold this fraction of the probability; 1: from all."""
-    rl_min_p: Fraction = 0.0
-    """Sample from the tokens with at least this fraction of the most likely token's probability; 0: from all."""
-    rl_repetition_penalty: PositiveFloat = 1.0
-    """Divide the positive logits of tokens in the prompt or the completion by this, multiply the negative ones; 1:
-    off."""
-    rl_presence_penalty: Penalty = 0.0
-    """Subtract this from the logit of each token that the completion already has; 0: off."""
-    rl_frequency_penalty: Penalty = 0.0
-    """Subtract this from a token's logit for each time that the completion has it; 0: off."""
-    rl_min_new_tokens: NonNegativeInt = 0
-    """Minimum number of tokens in one completion: until then only the token limit ends it."""
     rl_stop: Texts | None = None
     """Stop string, or several as a JSON list: the token that completes one ends the completion, and the text stays in
     it."""
@@ -101,8 +87,7 @@ class GenerationOptions(Options):
     @property
     def reshaped_sampling(self) -> list[str]:
         """The given options that change the distribution from softmax(logits / temperature), with their values."""
-        names = ("rl_top_k", "rl_top_p", "rl_min_p", *_PENALTIES)
-        return [f"{name} {value}" for name, value in self.changed().items() if name in names]
+        return [f"{name} {value}" for name, value in self.changed().items() if name in ("rl_top_k", "rl_top_p")]
 
     def rules(self) -> Iterator[str]:
         """Limits that fit into each other."""
@@ -113,17 +98,11 @@ class GenerationOptions(Options):
                     f"thinking: a thought of {self.thinking} tokens and its end leave no room for an answer in a"
                     f" completion of {most} (rl_max_new_tokens)"
                 )
-            for name in ("rl_stop", "rl_min_new_tokens"):
-                if getattr(self, name):
-                    yield f"{name}: with thinking {self.thinking}, a turn is two completions\nLeave one of the two out."
+            if self.rl_stop:
+                yield f"rl_stop: with thinking {self.thinking}, a turn is two completions\nLeave one of the two out."
         if self.rl_max_episode_tokens is not None and self.rl_max_episode_tokens < most:
             yield (
                 f"rl_max_episode_tokens: {self.rl_max_episode_tokens} is less than one completion of {most} tokens"
-                " (rl_max_new_tokens)"
-            )
-        if self.rl_min_new_tokens > most:
-            yield (
-                f"rl_min_new_tokens: {self.rl_min_new_tokens} is more than a completion may have, {most}"
                 " (rl_max_new_tokens)"
             )
 

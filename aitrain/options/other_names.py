@@ -37,12 +37,10 @@ OPTION_OF_FIELD = {
     "lr_scheduler_type": "scheduler",
     "mask_truncated_completions": "rl_mask_truncated_completions",
     "max_completion_length": "rl_max_new_tokens",
-    "min_p": "rl_min_p",
     "num_generations": "rl_num_generations",
     "num_train_epochs": "epochs",
     "optim": "optimizer",
     "per_device_train_batch_size": "batch_size",
-    "repetition_penalty": "rl_repetition_penalty",
     "report_to": "log",
     "run_name": "project_name",
     "steps_per_generation": "rl_updates_per_rollout",
@@ -71,6 +69,9 @@ _FIELD_ADVICE = {
     "aitrain generates one batch at a time with transformers: use use_vllm": (
         "use_transformers_continuous_batching", "use_transformers_paged", "transformers_continuous_batching_config",
     ),
+    "sampling has rl_temperature, rl_top_k, rl_top_p and rl_stop, which mean the same on every engine": (
+        "generation_kwargs", "min_p", "repetition_penalty",
+    ),
     "GRPO does not use it: leave it out": (
         "do_train", "do_predict", "label_names", "label_smoothing_factor", "length_column_name",
         "train_sampling_strategy",
@@ -81,10 +82,6 @@ _FIELD_ADVICE = {
 }  # fmt: skip
 
 WITHOUT_EFFECT = {name: advice for advice, names in _FIELD_ADVICE.items() for name in names} | {
-    "generation_kwargs": (
-        "use rl_min_p, rl_stop, rl_min_new_tokens, rl_repetition_penalty,\n"
-        "rl_presence_penalty and rl_frequency_penalty, which mean the same on every engine"
-    ),
     "vllm_structured_outputs_regex": (
         "log-probabilities of constrained completions cannot be compared with the trainer's:\nlet the environment score"
         " the format"
@@ -240,7 +237,6 @@ SAME_AS = {
     "random_state": "seed",
     # transformers' generate and vLLM's SamplingParams
     "max_tokens": "rl_max_new_tokens",
-    "min_tokens": "rl_min_new_tokens",
     "num_return_sequences": "rl_num_generations",
     "stop_strings": "rl_stop",
     "tensor_parallel_size": "vllm_tensor_parallel_size",

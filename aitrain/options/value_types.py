@@ -23,8 +23,6 @@ NonNegativeFloat = Annotated[FiniteFloat, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 PositiveFraction = Annotated[float, Gt(0), Le(1)]
 ProperFraction = Annotated[float, Ge(0), Lt(1)]
-Penalty = Annotated[float, Ge(-2), Le(2)]
-"""The range that vLLM accepts."""
 
 TABLES = {"trl": "num_iterations=2", "vllm_args": "max_num_seqs=64"}
 """Options that are tables, given as KEY=VALUE and repeated; each with an example."""

@@ -108,8 +108,6 @@ class Trajectory:
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: list[TurnTokens] = field(default_factory=list)
-    completion_starts: list[int] = field(default_factory=list)
-    """Index in `ids` of the first token of each completion: a turn has two where its thought had a budget."""
     ended_by_policy: bool = False
     """Whether the policy ended its last completion, which was then not cut off."""
     stop: str | None = None
@@ -119,7 +117,6 @@ class Trajectory:
         """Append a completion, whose tokens are trained."""
         if not continues_turn:
             self.turns.append(TurnTokens(len(self.ids), completion.weight_version))
-        self.completion_starts.append(len(self.ids))
         self.ids += completion.ids
         self.mask += [1] * len(completion.ids)
         self.logprobs += completion.logprobs or [0.0] * len(completion.ids)

@@ -20,13 +20,9 @@ class StopStrings:
 
     tokenizer: Any
     texts: Sequence[str]
-    min_tokens: int = 0
-    """Completions of at most this many tokens are not ended."""
 
     def ends(self, ids: Sequence[int]) -> bool:
         """Whether the newest token of a completion completes a stop string."""
-        if len(ids) <= self.min_tokens:
-            return False
         # the tokens that can hold the longest stop string, as each token has at least one byte
         tail = list(ids[-max(len(text.encode()) for text in self.texts) - EXTRA_TOKENS :])
         text = self._decode(tail)

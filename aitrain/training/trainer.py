@@ -546,19 +546,18 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         reported: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
         if self.sampling.is_plain:
             return reported
-        lengths = [len(each.context) for each in trajectories]
+        pad, device = self.processing_class.pad_token_id, self.accelerator.device
+        prompts = padded([each.prompt_ids for each in trajectories], pad, device)
+        answers = padded([each.ids for each in trajectories], pad, device, "right")
+        ids, mask = torch.cat([prompts.ids, answers.ids], 1), torch.cat([prompts.mask, answers.mask], 1)
+        with evaluation_mode(self.model), replaced(trl_utils, {"_ChunkedLogProbFunction": LogprobShift(self.sampling)}):
+            shifts = self._in_own_passes(self.model, ids, mask, answers.ids.shape[1]).tolist()
         of_sampled: list[float] = []
-        with evaluation_mode(self.model):
-            for places in self._own_passes(lengths, max(lengths)):
-                shift = LogprobShift(self.sampling, self.eos_token_ids, [trajectories[place] for place in places])
-                tokens, pad = [row.context for row in shift.rows], self.processing_class.pad_token_id
-                rows = padded(tokens, pad, self.accelerator.device, "right")  # so that padding changes no position
-                with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
-                    super()._get_per_token_logps_and_entropies(self.model, rows.ids, rows.mask, rows.ids.shape[1] - 1)
-                for place, shifts in zip(places, shift.shifts, strict=True):
-                    of_sampled += [shifts[token] for token in trajectories[place].sampled_places]
-                    pairs = zip(reported[place], shifts, strict=True)
-                    reported[place] = [None if value is None else value + more for value, more in pairs]
+        for trajectory, logprobs, row in zip(trajectories, reported, shifts, strict=True):
+            for place in trajectory.sampled_places:
+                of_sampled.append(row[place])
+                if (value := logprobs[place]) is not None:
+                    logprobs[place] = value + row[place]
         everywhere = gather_object(of_sampled) or [0.0]
         self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
         return reported

@@ -61,8 +61,6 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         "temperature": config.rl_temperature,
         "top_k": config.rl_top_k,
         "top_p": config.rl_top_p,
-        "min_p": config.rl_min_p or None,
-        "repetition_penalty": config.rl_repetition_penalty,
     }
     if config.use_vllm and config.vllm_mode == "colocate":  # TRL runs vLLM
         arguments |= {

@@ -63,8 +63,8 @@ def make_engine(generation: Any) -> Make:
 def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_sampling_of_its_batch(
     generation: Any, make_engine: Make
 ) -> None:
-    """Greedy rows keep the penalties; an environment's own batch has its own sampling."""
-    given: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.2}
+    """An environment's own batch has its own sampling."""
+    given: dict[str, Any] = {"temperature": 0.7, "top_k": 5}
     engine, before = make_engine(**given), dict(vars(generation))
     rows = [BatchRow([1], seed=SampleSeed(3)), BatchRow([2, 3], seed=SampleSeed(4))]
     completions = engine.sample(rows, engine.sampling, 4)
@@ -75,10 +75,10 @@ def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_sampling_of_i
     (prompts, sampled), (_, (greedy,)), (_, own) = generation.llm.calls
     assert prompts == [[1], [2, 3]]
     assert [each.seed for each in (*sampled, *own)] == [3, 4, 3, 4]
-    expected = {**given, "top_p": 1.0, "repetition_penalty": 1.0, "stop_token_ids": [9], "max_tokens": 4}
+    expected = {**given, "top_p": 1.0, "stop_token_ids": [9], "max_tokens": 4}
     assert vars(sampled[1]).items() >= expected.items()
-    assert (greedy.temperature, greedy.top_k, greedy.presence_penalty) == (0.0, 0, 0.2)
-    assert (own[0].temperature, own[0].top_p, own[0].top_k, own[0].presence_penalty) == (1.0, 0.9, 0, 0.0)
+    assert (greedy.temperature, greedy.top_k) == (0.0, 0)
+    assert (own[0].temperature, own[0].top_p, own[0].top_k) == (1.0, 0.9, 0)
     assert vars(generation) == before
 
 

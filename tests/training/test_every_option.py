@@ -58,11 +58,7 @@ def trl_config(config: TrainConfig) -> object:
 def sampled(config: TrainConfig) -> object:
     """The distribution that a token is drawn from, and what else vLLM is told."""
     sampling = Sampling.of(config)
-    logits = torch.tensor([[3.0, 2.0, 1.0, -1.0]])
-    ids, is_answer = torch.tensor([[0, 0, 2]]), torch.tensor([[False, False, True]])
-    ended = sampling.penalized(logits, ids, torch.ones_like(is_answer), is_answer, [3])
-    said = [sampling.logprobs(ended, torch.tensor([token])).item() for token in range(3)]
-    return said, ended.tolist(), sampling.vllm_extras([3], 10)
+    return sampling.is_kept(torch.tensor([[3.0, 2.0, 1.0, -1.0]])).tolist(), sampling.vllm_extras([3])
 
 
 def weights(config: TrainConfig) -> object:
@@ -141,10 +137,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (settings, {"model": "tiny"}, {"distributed_backend": "fsdp2"}),
     (trl_config, {}, {"trl": {"num_iterations": 2}}),
     (batches, {}, {"rl_sampling": "refill"}),
-    (sampled, {}, {
-        "rl_min_p": 0.5, "rl_repetition_penalty": 1.5, "rl_presence_penalty": 0.5, "rl_frequency_penalty": 0.5,
-        "rl_min_new_tokens": 4, "rl_stop": ["</a>"],
-    }),
+    (sampled, {}, {"rl_stop": ["</a>"]}),
     (batches, SERVER, {"rl_ahead": 1}),
     (variables, {"model": "tiny", "rl_env": "envs.arithmetic"}, {"telemetry": True}),
 ]  # fmt: skip

@@ -214,7 +214,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 ONCE, KEPT, CUT = "with_prompts_once", "with_kept_rows", "with_running_rows"
-PLAIN, SHAPED = Sampling(), Sampling(0.7, top_k=9, min_p=0.05, presence_penalty=0.5, min_new_tokens=2)
+PLAIN, SHAPED = Sampling(), Sampling(0.7, top_k=9)
 
 
 @pytest.mark.parametrize(

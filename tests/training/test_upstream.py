@@ -123,8 +123,7 @@ SOURCES: list[tuple[Any, list[str]]] = [
         [
             "sampling_params=sampling_params", "all_gather_object(gathered_prompts, prompts, group=self.tp_group)",
             "generation_kwargs.update(self.generation_kwargs)", '"generation_kwargs": self.generation_kwargs',
-            *(f"self.{name}" for name in ("max_completion_length", "temperature", "top_k", "top_p", "min_p",
-                                          "repetition_penalty")),
+            *(f"self.{name}" for name in ("max_completion_length", "temperature", "top_k", "top_p")),
         ],
     ),
     (GRPOTrainer._prepare_inputs, ["self._buffered_inputs[self._step % self.args.steps_per_generation]"]),
@@ -204,7 +203,7 @@ def test_a_trainer_with_a_rollout_function_only_syncs_the_weights_of_its_vllm() 
 
 def test_the_members_of_the_trainer_and_of_callbacks_are_there() -> None:
     inside = (
-        "temperature top_p top_k min_p repetition_penalty max_completion_length beta loss_type num_generations"
+        "temperature top_p top_k max_completion_length beta loss_type num_generations"
         " num_iterations mask_truncated_completions scale_rewards importance_sampling_level shuffle_dataset"
         " use_adaptive_entropy aux_loss_enabled ref_model current_gradient_accumulation_steps eos_token_ids _dist"
         " _metrics _globalstep_last_logged _tr_loss _total_loss_scalar _step _get_learning_rate"
