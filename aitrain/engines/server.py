@@ -62,8 +62,8 @@ class VLLMServerEngine:
     context: int | None = None
     """Maximum tokens of prompt and completion."""
     check: Callable[[VLLMServerEngine], Awaitable[None]] | None = None
-    """Called after each load of weights for each server that lives, with an engine of this server alone, by the process
-    that loads them."""
+    """Called after each load of weights for each server, with an engine of this server alone, by the process that loads
+    them."""
     together: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context of all ranks around a load of weights, in which `check` may use a model that is sharded."""
     clock: RolloutClock = field(default_factory=RolloutClock)
@@ -86,15 +86,12 @@ class VLLMServerEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Size and duration of the last load of weights by this process, restarts, and of several servers those that
-        live."""
-        metrics = {"sync/bytes": self.last_bytes, "sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
-        return metrics | ({"vllm/servers": len(self.fleet.live)} if len(self.fleet.servers) > 1 else {})
+        """Size and duration of the last load of weights by this process, and restarts."""
+        return {"sync/bytes": self.last_bytes, "sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
         """Context of episodes that are played together. Their requests are independent of each other."""
-        await self.fleet.look_for_lost()
         with activity.own.waiting("generating", 0.0):
             yield lambda: None
 
@@ -195,7 +192,9 @@ class VLLMServerEngine:
             self.last_bytes = self.fleet.sync.write(new)
             if self.fleet.sync.writes:
                 await self.fleet.load(new)
-                await _check_servers(self)
+                if self.check is not None:
+                    for server in self.fleet.servers:
+                        await self.check(replace(self, fleet=replace(self.fleet, servers=[server])))
                 self.last_seconds = time.monotonic() - start
         if not self.fleet.sync.writes:
             self.fleet.note_loaded(new)
@@ -221,18 +220,3 @@ class VLLMServerEngine:
     async def close(self) -> None:
         """Remove files of weights, and close connections."""
         await self.fleet.close()
-
-
-async def _check_servers(engine: VLLMServerEngine) -> None:
-    """Call the engine's check for each server that lives; one of several that dies meanwhile is left out."""
-    if engine.check is None:
-        return
-    fleet = engine.fleet
-    for server in fleet.live:
-        alone = fleet if len(fleet.servers) == 1 else replace(fleet, servers=[server], restart_timeout=0.0)
-        try:
-            await engine.check(replace(engine, fleet=alone))
-        except RunFailed:
-            if server.is_live or alone is fleet:
-                raise
-            fleet.report_lost(server, alone.cause)

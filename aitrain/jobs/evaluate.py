@@ -278,7 +278,7 @@ def _server_engine(
     needs = ServerNeeds(path, longest or 0, rank and needed_rank(rank), trains=False)
     base = check_servers(config.vllm_server_urls, needs)
     fleet = ServerFleet.of(map(VLLMClient, config.vllm_server_urls), SavedAdapter(adapter or Path(path)))
-    fleet.give_up_reason, fleet.notify = context.give_up_reason, context.note
+    fleet.give_up_reason = context.give_up_reason
     engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
     if adapter is None:
         engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded

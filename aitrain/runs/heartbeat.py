@@ -46,8 +46,6 @@ class Progress:
     """Seconds without progress after which the run counts as stalled."""
     seconds: float | None = None
     """Duration of an eval's episodes so far, over all starts."""
-    vllm_servers: dict[str, str] | None = None
-    """With several vLLM servers: live or gone, by address."""
 
 
 @dataclass(eq=False)

@@ -163,15 +163,7 @@ def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) 
     forward = SharedForward(model, writes, is_sharded(model))
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
     fleet = ServerFleet.of(map(VLLMClient, urls[first:] + urls[:first]), sync)
-
-    def note_servers(states: dict[str, str]) -> None:
-        run.progress.vllm_servers = states
-
     fleet.give_up_reason = run.give_up_reason
-    if accelerator.is_main_process:
-        fleet.notify, fleet.on_change = run.note, note_servers
-        if len(urls) > 1:
-            note_servers(dict.fromkeys(urls, "live"))
     noted = notify_difference(run.config, base, run.note)
     checks = {url: LogprobCheck(forward, trainer.processing_class, noted) for url in urls}
 

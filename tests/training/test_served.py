@@ -277,51 +277,15 @@ def versions(servers: list[Fake]) -> list[str]:
     return [",".join(server.adapters) or server.version.partition("step")[2] for server in servers]
 
 
-def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights_reach_all(
-    servers: list[Fake], sync: Any
-) -> None:
-    notes: list[str] = []
-    states: list[dict[str, str]] = []
+def test_the_requests_of_a_server_that_dies_in_a_batch_wait_until_it_is_back(servers: list[Fake], sync: Any) -> None:
     engine = by(*servers, sync=sync)
-    engine.fleet.notify, engine.fleet.on_change = notes.append, states.append
     load(engine, 0)
-    one = servers[1]
-    one.troubles = [Fake.stop]
+    servers[1].troubles = [lambda fake: fake.dies()]
 
     assert ids_of(run(play(engine, 12))) == [[number, END] for number in range(12)]
-    assert engine.metrics["vllm/servers"] == 2
-    assert f"The vLLM server at {one.url} is gone, 2 of 3 servers left: /v1/completions: " in notes[0]
-    assert states == [{server.url: "gone" if server is one else "live" for server in servers}]
-
-    one.start()
-    load(engine, 1)
+    assert [len(server.bodies("/v1/completions")) for server in servers[::2]] == [4, 4]
+    assert engine.restarts == 1
     assert len(set(versions(servers))) == 1
-    assert "-1-load-2" in versions(servers)[0]
-    assert notes[1:] == [f"The vLLM server at {one.url} is back, and has the weights of the policy."]
-    assert engine.metrics["vllm/servers"] == 3
-    assert engine.restarts == 1
-
-
-@pytest.mark.parametrize("restarts", [True, False], ids=["restarted", "cut off"])
-def test_a_server_that_is_back_gets_the_present_weights_before_the_next_batch(
-    servers: list[Fake], sync: Any, restarts: bool
-) -> None:
-    """It has none, or older ones of this run."""
-    engine = by(*servers, sync=sync)
-    load(engine, 0)
-    one = servers[0]
-    one.is_up = False
-    load(engine, 1)
-    if restarts:
-        one.restart()
-    one.is_up = True
-    one.asked.clear()
-    run(play(engine, 3))
-    assert [said[-9:] for said in versions(servers)] == ["-1-load-2"] * 3
-    assert engine.restarts == 1
-    paths = [path for path, _ in one.asked]
-    loaded = "/v1/load_lora_adapter" if isinstance(sync, AdapterSync) else "/update_weight_version"
-    assert paths.index(loaded) < paths.index("/v1/completions")
 
 
 # -- a server that somebody else started

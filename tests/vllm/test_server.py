@@ -113,8 +113,8 @@ def commands():
 
 
 class Kills:
-    """Kills a server in the middle of the second batch of the first process. Half of the episodes continue at once,
-    with the other server; the others wait until it is back."""
+    """Kills a server in the middle of the second batch of the first process. Episodes of the other server continue at
+    once, half of them."""
 
     concurrent = True
 
@@ -174,6 +174,4 @@ def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_process
     assert len(records) == 4 * 32
     assert not any(record["error"] for record in records)
     assert (tmp_path / "moved").exists()
-    assert set(read_object(folder / "status.json")["vllm_servers"].values()) == {"live"}
-    assert [line["vllm/servers"] for line in lines if line["step"] != 2] == [2, 2, 2]
     assert processes_in(tmp_path) == []
