@@ -205,8 +205,8 @@ def test_a_private_model_is_not_uploaded_to_a_public_repository(
 def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(
     train: Train, hub: Hub, small_model: Path, tmp_path: Path
 ) -> None:
-    """Its base has a temperature and no sampling: transformers loads such a config, and refuses to save it. The run has
-    stopped itself, and is no finished one before the upload ends."""
+    """Its base has a temperature and no sampling: transformers loads such a config, and refuses to save it. The run is
+    no finished one before the upload ends."""
     base = tmp_path / "warm"
     shutil.copytree(small_model, base)
     (base / "generation_config.json").write_text(json.dumps(SAMPLING))
@@ -218,7 +218,7 @@ def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(
         assert read_object(status)["status"] == "running"
 
     hub.before = look
-    result = train(Vowels(), model=str(base), **push, max_steps=2, eval_cases=0, rl_top_k=1, stop_when_flat=1)
+    result = train(Vowels(), model=str(base), **push, max_steps=1, save_strategy="steps", save_steps=1, eval_cases=0)
     generation = read_object(result.model / "generation_config.json")
     assert (generation["temperature"], generation["do_sample"]) == (0.6, True)
     assert result.folder.joinpath("checkpoints", "checkpoint-1").is_dir()
