@@ -160,7 +160,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         stack.callback(lambda: report.write(show) if folder.metrics.exists() else None)
         heartbeat = Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout), announce=show)
         stack.enter_context(heartbeat)
-        disable_telemetry(plan.config.telemetry)
+        disable_telemetry()
         import torch
 
         from aitrain.environment.requirements import with_requirements

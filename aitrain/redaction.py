@@ -97,11 +97,10 @@ TELEMETRY_OFF = {
 """Environment variables that disable telemetry of libraries."""
 
 
-def disable_telemetry(telemetry: bool) -> None:
-    """Disable telemetry in this process and its children, unless `telemetry`; keeps what the user has set."""
-    if not telemetry:
-        for name, value in TELEMETRY_OFF.items():
-            os.environ.setdefault(name, value)
+def disable_telemetry() -> None:
+    """Disable telemetry in this process and its children; keeps what the user has set."""
+    for name, value in TELEMETRY_OFF.items():
+        os.environ.setdefault(name, value)
 
 
 def secret_values() -> dict[str, str]:

@@ -131,7 +131,7 @@ class Processes:
 
         Returns the first failure, or how the run ended.
         """
-        disable_telemetry(self.plan.config.telemetry)
+        disable_telemetry()
         if self.plan.launched is not None:
             # after a failure the launcher ends all processes, this one before its caller has shown why
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

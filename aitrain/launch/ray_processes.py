@@ -100,7 +100,7 @@ class RayProcesses(Processes):
 
         A failure is the last event, because Ray may start all again.
         """
-        disable_telemetry(self.plan.config.telemetry)
+        disable_telemetry()
         self.folder = replace(self.folder, path=self.folder.path.absolute(), lock=None)
         with ExitStack() as stack:
             stack.enter_context(on_stop_signals(self._on_signal))

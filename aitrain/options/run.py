@@ -74,8 +74,6 @@ class RunOptions(Options):
     """Seed of the dataset split, the shuffling, the sampling and the adapter (AITraining ignores its own)."""
     stall_timeout: ResumeSafe[PositiveFloat] = 1800.0
     """Seconds without a step, a token, a finished call or bytes saved after which a run counts as stalled and ends."""
-    telemetry: ResumeSafe[bool] = False
-    """Allow the libraries' usage telemetry; off: their opt-out environment variables are set."""
 
     def rules(self) -> Iterator[str]:
         """The name is that of a folder."""

@@ -34,7 +34,7 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LONGEST_LABEL = 60
 
 OWN_OPTIONS = {
-    *("project_name", "output_dir", "log", "telemetry"),
+    *("project_name", "output_dir", "log"),
     *("push_to_hub", "username", "repo_id", "hub_private"),
     *("resume_from_checkpoint", "resume_anyway"),
 }

@@ -24,7 +24,6 @@ from aitrain.environment.runner import EnvRunner
 from aitrain.launch import preflight
 from aitrain.launch.processes import Processes
 from aitrain.options.section import options_of
-from aitrain.redaction import TELEMETRY_OFF
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import model
@@ -93,18 +92,6 @@ def batches(config: TrainConfig) -> object:
     return type(source).__name__, source.refill_limit
 
 
-def variables(config: TrainConfig) -> object:
-    """The environment variables of the training processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF})
-        patch.setattr(Processes, "_start", lambda self, *_: self.nothing)
-        plan = preflight.check(config)
-        Path("run").mkdir(exist_ok=True)
-        with pytest.raises(AttributeError):  # no process is started
-            Processes(plan, RunFolder(Path("run")), lambda _: None).run()
-        return os.environ
-
-
 # -- the table
 
 LORA = {"peft": True}
@@ -139,7 +126,6 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (batches, {}, {"rl_sampling": "refill"}),
     (sampled, {}, {"rl_stop": ["</a>"]}),
     (batches, SERVER, {"rl_ahead": 1}),
-    (variables, {"model": "tiny", "rl_env": "envs.arithmetic"}, {"telemetry": True}),
 ]  # fmt: skip
 """Where effects are seen, the other options that they take, and of each option a value that is not its default."""
 SHOWN_BY_RUNS = {
