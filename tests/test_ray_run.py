@@ -229,7 +229,7 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(ray_processes, "connected", connected)
     monkeypatch.setattr(ray_processes, "has_gpus", lambda: False)
-    named = check(TrainConfig(**plan.config.changed(), max_failures=7, ray_address="10.0.0.1:6379"))
+    named = check(TrainConfig(**plan.config.changed(), ray_address="10.0.0.1:6379"))
     with pytest.raises(ConfigError, match="not connected"):
         launcher_of(named)(named, folder, print).run()
     ray_processes.fit(named, folder)
@@ -237,4 +237,3 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
     assert seen["address"] == "10.0.0.1:6379"
     assert seen["scaling_config"].num_workers == 2
     assert seen["scaling_config"].resources_per_worker == {"CPU": 1.0}
-    assert seen["run_config"].failure_config.max_failures == 7

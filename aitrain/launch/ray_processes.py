@@ -42,6 +42,8 @@ MEET_SECONDS = 60.0
 """Seconds in which the files of all ranks must appear; network file systems are late."""
 LOOK = 0.5
 """Seconds between two looks for these files."""
+RESTARTS = 3
+"""How often Ray restarts the training from its newest checkpoint after a process or a machine is lost."""
 STOP_SECONDS = 10.0
 """Seconds for the machines to end the ranks that were killed, or of which one was lost before."""
 
@@ -150,7 +152,7 @@ class RayProcesses(Processes):
                 self._hear(Note(f"Training on Ray: {where}.", "info"))
             else:
                 checkpoint = Path(places[0].checkpoint or "the beginning").name
-                restart = f"restart {len(starts) - 1} of {self.plan.config.max_failures}"
+                restart = f"restart {len(starts) - 1} of {RESTARTS}"
                 then = f"All ranks continue from {checkpoint} ({restart}): {where}."
                 self._hear(Note(f"{self._lost or 'A rank was lost'}. {then}"))
         for file in sorted(starts[-1].glob("*.jsonl")):
@@ -238,7 +240,7 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
         run_config=RunConfig(
             name="train",
             storage_path=str(folder.path / PRIVATE),
-            failure_config=FailureConfig(max_failures=plan.config.max_failures),
+            failure_config=FailureConfig(max_failures=RESTARTS),
         ),
     ).fit()
 

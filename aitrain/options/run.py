@@ -216,16 +216,12 @@ class DistributedOptions(Options):
     """What starts the training processes: this command, or Ray Train on a Ray cluster."""
     ray_address: str | None = None
     """Address of the Ray cluster, such as 10.0.0.1:6379 or auto; unset: RAY_ADDRESS, else a cluster on this machine."""
-    max_failures: NonNegativeInt = 3
-    """How often Ray restarts the training from its newest checkpoint after a process or a machine is lost."""
 
     def rules(self) -> Iterator[str]:
         """Options of one launcher are not given to another one."""
         is_here = self.nnodes in (None, 1) and self.node_rank is None and self.master_addr is None
         if self.launcher == "ray" and not is_here:
             yield "launcher: ray chooses the machines itself: leave out nnodes, node_rank and master_addr"
-        if self.launcher != "ray" and self.max_failures != DistributedOptions.model_fields["max_failures"].default:
-            yield "max_failures: only Ray restarts a training: add launcher ray"
 
 
 # -- optimization
