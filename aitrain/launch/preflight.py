@@ -438,9 +438,11 @@ def _divided_gpus(
 def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | None) -> None:
     if not config.starts_vllm_servers:
         return
-    if config.vllm_speculative is not None and not gpus:
+    drafts = {name: value for name, value in config.vllm_args.items() if name.startswith("spec")}
+    if drafts and (not gpus or "synthetic" in str(drafts)):
         raise ConfigError(
-            "vllm_speculative: on the CPU, vLLM samples drafted tokens from another distribution\nLeave it out."
+            f"vllm_args: {', '.join(drafts)}: on the CPU, and with synthetic rejection, vLLM samples drafted tokens"
+            " from another distribution\nLeave it out."
         )
     if config.weight_sync == "adapter":
         needed_rank(config.lora_r)

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     Addresses,
-    JsonObjectOption,
     NonNegativeInt,
     PositiveFloat,
     PositiveFraction,
@@ -18,8 +17,7 @@ from aitrain.options.value_types import (
 )
 
 _OF_AITRAINS_SERVERS = (
-    "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_speculative",
-    "vllm_args",
+    "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_args",
 )  # fmt: skip
 
 
@@ -138,10 +136,6 @@ class VLLMOptions(Options):
     vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
     """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory.
     The importance weights correct its rounding."""
-    vllm_speculative: ResumeSafe[JsonObjectOption | None] = None
-    """Speculative decoding of aitrain's vLLM servers, which samples from the same distribution: vLLM's
-    speculative_config as a JSON object, such as
-    {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
     vllm_args: ResumeSafe[Table] = Field({})
     """Any other argument of aitrain's vLLM servers, as KEY=VALUE; may be repeated: --vllm-args max_num_seqs=64. In YAML
     a table."""
@@ -176,11 +170,6 @@ class VLLMOptions(Options):
             yield (
                 "vllm_server_gpus: a server that aitrain starts has GPUs of its own\n"
                 "To share one GPU, use vllm_mode colocate, or start the server yourself (vllm_server_url)."
-            )
-        if (self.vllm_speculative or {}).get("rejection_sample_method") == "synthetic":
-            yield (
-                "vllm_speculative: with synthetic rejection, vLLM samples tokens that the policy would not\n"
-                "Leave rejection_sample_method out."
             )
         if has_url and not (self.use_vllm and self.vllm_mode == "server"):
             yield (

@@ -4,7 +4,6 @@ inf, and ends the run if the weights are; the end of a run that has only groups 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -27,7 +27,6 @@ OPTION_OF = {
     "quantization": "--vllm-quantization",
     "quantization_config": "--vllm-quantization",
     "seed": "--seed",
-    **dict.fromkeys(("spec_method", "spec_model", "spec_tokens", "speculative_config"), "--vllm-speculative"),
     "tensor_parallel_size": "--vllm-tensor-parallel-size",
     "trust_remote_code": "--trust-remote-code",
 }

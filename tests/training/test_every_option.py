@@ -6,7 +6,6 @@ on: to TRL, to peft, to an engine, to the environment's calls, to a file or to a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +20,8 @@ from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import parse_score
 from aitrain.environment.dataset import Cases
 from aitrain.environment.runner import EnvRunner
-from aitrain.launch import preflight
-from aitrain.launch.processes import Processes
 from aitrain.options.section import options_of
 from aitrain.rollout.limits import limits_of
-from aitrain.runs.run_folder import RunFolder
 from aitrain.training import model
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.batch_source import batch_source
@@ -136,7 +132,7 @@ SHOWN_BY_RUNS = {
     "rl_env_timeout", "rl_env_workers", "rl_env", "rl_env_class", "rl_env_config", "rl_env_module", "master_addr",
     "master_port", "nnodes", "node_rank", "vllm_listen_address", "launcher", "num_processes",
     "ray_address", "output_dir", "project_name", "stall_timeout", "vllm_args", "vllm_quantization",
-    "vllm_server_gpus", "vllm_speculative", "vllm_sync", "vllm_max_restarts", "vllm_servers",
+    "vllm_server_gpus", "vllm_sync", "vllm_max_restarts", "vllm_servers",
 }  # fmt: skip
 """Options whose effect other tests show, by a run or by what is started."""
 

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from aitrain import TrainConfig
 from aitrain.runs.diagnosis import LINES_IN_A_ROW, findings_of
-from aitrain.runs.run_folder import RunFolder, read_object, write_json
+from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.ui import card as cards
 from aitrain.ui.card import escaped
 from tests.environments.vowels import Vowels
