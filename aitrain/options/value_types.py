@@ -6,11 +6,12 @@ import json
 import math
 import os
 import re
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Annotated, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, AllowInfNan, BeforeValidator, WithJsonSchema
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator, StringConstraints, WithJsonSchema
 
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
@@ -114,17 +115,24 @@ Table = Annotated[
 
 # -- one value, or several
 
+_ONE_OR_SEVERAL = WithJsonSchema({"type": ["string", "array"]})
+_NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _joined(value: object) -> object:
+    """Names or numbers with commas between them, also where they are a list."""
+    items = value.split(",") if isinstance(value, str) else value
+    return ",".join(str(item).strip() for item in items) if isinstance(items, (list, tuple)) else value
+
 
 def _texts(value: object) -> object:
     """One text, or several as a JSON list."""
     if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.startswith("[") else [value]
-        except ValueError:
-            value = [value]
-    if not (isinstance(value, (list, tuple)) and value and all(isinstance(text, str) and text for text in value)):
-        raise ValueError(f"must be a text, or a list of texts that are not empty, not {shown(value)}")
-    return list(value)
+        with suppress(ValueError):
+            if isinstance(listed := json.loads(value), list):
+                return listed
+        return [value]
+    return value
 
 
 def _environments(value: object) -> object:
@@ -132,43 +140,21 @@ def _environments(value: object) -> object:
     if not isinstance(value, (list, tuple)):
         return value
     places = [str(one) if isinstance(one, PurePath) else one for one in value]
-    if not places or not all(isinstance(one, str) and one.strip() and one.isprintable() for one in places):
-        raise ValueError(f"must be the place of an environment, or a list of places, not {shown(value)}")
     return places[0] if len(places) == 1 else places
 
 
-_ONE_OR_SEVERAL = WithJsonSchema({"type": ["string", "array"]})
-Texts = Annotated[list[str], BeforeValidator(_texts), _ONE_OR_SEVERAL]
-Environments = Annotated[str | list[str], BeforeValidator(_environments), _ONE_OR_SEVERAL]
-Names = Annotated[
-    str,
-    BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value),
-    _ONE_OR_SEVERAL,
-]
-"""Names or numbers with commas between them, or a list of them."""
+Names = Annotated[str, BeforeValidator(_joined), _ONE_OR_SEVERAL]
+Texts = Annotated[list[_NonEmpty], MinLen(1), BeforeValidator(_texts), _ONE_OR_SEVERAL]
+Environments = Annotated[_NonEmpty | list[_NonEmpty], MinLen(1), BeforeValidator(_environments), _ONE_OR_SEVERAL]
 
 
 def _addresses(value: str) -> str:
     """The addresses without `/v1`: clients append their own paths."""
-    addresses = [one.strip().rstrip("/").removesuffix("/v1") for one in value.split(",")]
+    addresses = [one.rstrip("/").removesuffix("/v1") for one in value.split(",")]
     for address in addresses:
-        if not re.fullmatch(r"https?://[^/\s]\S*", address):
-            raise ValueError(f"must be an address like http://127.0.0.1:8000, not {address}")
-        if addresses.count(address) > 1:
-            raise ValueError(f"has {address} twice")
+        if not re.fullmatch(r"https?://[^/\s]\S*", address) or addresses.count(address) > 1:
+            raise ValueError(f"must be different addresses like http://127.0.0.1:8000, not {address}")
     return ",".join(addresses)
-
-
-def _listed(item: str, expected: str) -> AfterValidator:
-    """A text that is one item of this pattern, or several with commas."""
-
-    def check(value: str) -> str:
-        text = ",".join(one.strip() for one in value.split(","))
-        if not re.fullmatch(f"({item})(,({item}))*", text):
-            raise ValueError(f"must be {expected}, not {shown(value)}")
-        return text
-
-    return AfterValidator(check)
 
 
 def score_bounds(given: object) -> tuple[float, float] | None:
@@ -185,39 +171,27 @@ def score_bounds(given: object) -> tuple[float, float] | None:
 def _score_range(value: str) -> str:
     if score_bounds(value) is None:
         raise ValueError(f"must be LOW,HIGH with two numbers, the lower one first, such as -1,1, or any; not {value}")
-    return value.replace(" ", "")
+    return value
 
 
 def weights_of(text: str) -> list[float]:
-    """The numbers of `2,1`; empty for any other text."""
-    try:
-        weights = [float(one) for one in text.split(",")]
-    except ValueError:
-        return []
-    return weights if all(0 < weight < math.inf for weight in weights) else []
+    """The numbers of `2,1`."""
+    return list(map(float, text.split(",")))
 
 
 def _weights(value: str) -> str:
-    if len(weights_of(value)) < 2:
+    if len(weights := weights_of(value)) < 2 or not all(0 < weight < math.inf for weight in weights):
         raise ValueError(f"must be two or more numbers above 0 with commas, such as 2,1, not {shown(value)}")
-    return value.replace(" ", "")
+    return value
 
 
 RAY_WORKERS = "ray:"
 """Beginning of a number of concurrent calls that run in a Ray cluster."""
-
-
-def _workers(value: object) -> object:
-    """A number, or a text such as ray:64."""
-    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
-    if not re.fullmatch(rf"({RAY_WORKERS})?0*[1-9][0-9]{{0,9}}", text):
-        raise ValueError(f"must be a whole number, at least 1, or ray:N, not {shown(value)}")
-    return text if text.startswith(RAY_WORKERS) else int(text)
-
+_TRACKER, _FUNCTION = "(none|wandb|tensorboard|trackio)", r"[^,]+:[A-Za-z_]\w*"
 
 Addresses = Annotated[Names, AfterValidator(_addresses)]
-Trackers = Annotated[Names, _listed("none|wandb|tensorboard|trackio", "none, or some of wandb, tensorboard, trackio")]
+Trackers = Annotated[Names, StringConstraints(pattern=f"^{_TRACKER}(,{_TRACKER})*$")]
 ScoreRange = Annotated[Names, AfterValidator(_score_range)]
-FunctionNames = Annotated[Names, _listed(r"[^,]+:[A-Za-z_]\w*", "module:function or file.py:function")]
+FunctionNames = Annotated[Names, StringConstraints(pattern=f"^{_FUNCTION}(,{_FUNCTION})*$")]
 Weights = Annotated[Names, AfterValidator(_weights)]
-EnvWorkers = Annotated[int | str, BeforeValidator(_workers)]
+EnvWorkers = PositiveInt | Annotated[str, StringConstraints(pattern=f"^{RAY_WORKERS}[1-9][0-9]*$")]
