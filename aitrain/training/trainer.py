@@ -114,11 +114,10 @@ from aitrain.training.model import keep_adapter_float32
 from aitrain.training.passes import (
     KEPT,
     KEPT_ROWS,
-    AlignedRows,
     MicroBatch,
     Rows,
     cost_of_passes,
-    depends_on_padding,
+    log_probs_of_rows,
     passes_of,
     plan_blocks,
     plan_passes,
@@ -236,21 +235,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
         self.watch = StepEvents(self, self.batches.clock)
         self.add_callback(self.watch)
-        self.context = inputs.limits.context
         policy = self.accelerator.unwrap_model(self.model)
         is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
-        with evaluation_mode(self.model):
-            self.aligns_rows = depends_on_padding(
-                partial(super()._get_per_token_logps_and_entropies, self.model),
-                self.accelerator.device,
-                self.context,
-                policy.get_input_embeddings().weight.shape[0],
-                is_precise,
-            )
-
-        self.rows_apart = "positions depend on padding" if self.aligns_rows else "this is off"
+        has_rotary_positions = bool(getattr(policy.config.get_text_config(), "rope_parameters", None))
+        self.depends_on_padding = not has_rotary_positions or policy._is_stateful
+        self.rows_apart = "positions depend on padding" if self.depends_on_padding else "this is off"
         """Why each row is computed with its own prompt; empty if prompts are shared."""
-        if inputs.batch.shares_prompts and self.trims and not self.aligns_rows:
+        if inputs.batch.shares_prompts and self.trims and not self.depends_on_padding:
             with gradient_checkpointing(policy, self.args):
                 self.rows_apart = of_first(why_apart(policy, is_precise))  # all processes make the same passes
         self.shares_prompts = not self.rows_apart
@@ -408,7 +399,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if math.isinf(divisor) and not self.use_adaptive_entropy:
             of_metrics["reduce"] = lambda values, reduction: reduce(torch.zeros_like(values), reduction)
         is_in_loss = None
-        if self._prompts is not None and self.algorithm.custom_loss is None:
+        if self.trims:
             is_in_loss = (rows["completion_mask"] * rows["tool_mask"]).bool()
             rows = rows | {name: rows[name].masked_fill(~is_in_loss, 0.0) for name in LOGPROBS & rows.keys()}
         # the passes of a generation batch, if all were like this one
@@ -502,24 +493,17 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     ) -> Any:
         """Values of the last `logits_to_keep` tokens, each token at its position without padding.
 
-        Also left-aligns a padded batch that is wider than the context although none of its rows is longer. Without
-        gradients TRL passes a whole generation batch with a `batch_size`, which is divided into passes here.
+        Without gradients TRL passes a whole generation batch with a `batch_size`, which is divided into passes here.
         """
         if batch_size is not None:
             logps = self._in_own_passes(model, input_ids, attention_mask, logits_to_keep)
             return logps, None, None
+        in_loss = attention_mask[:, -logits_to_keep:].bool() if self._in_loss is None else self._in_loss
         if self._prompts is not None:
-            return *self._prompts.log_probs(model, input_ids, attention_mask, self._in_loss), None
-        compute = super()._get_per_token_logps_and_entropies
-        too_wide = self.context is not None and input_ids.shape[1] > self.context
-        to_left = self.aligns_rows or too_wide
-        if not (to_left or self.trims):
-            return compute(model, input_ids, attention_mask, logits_to_keep, **more)
-        rows = AlignedRows.of(input_ids, attention_mask, to_left)
-        count = rows.ids.shape[1] - 1 if to_left else logits_to_keep
-        logps, entropies, loss = compute(model, rows.ids, rows.mask, count, **more)
-        entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
-        return rows.moved_back(logps, logits_to_keep), entropies, loss
+            return *self._prompts.log_probs(model, input_ids, attention_mask, in_loss), None
+        if self.trims or self.depends_on_padding:
+            return *log_probs_of_rows(model, input_ids, attention_mask, in_loss), None
+        return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, **more)
 
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         """Log-probabilities of a padded generation batch; of tokens that a trimmed pass leaves out, 0."""
