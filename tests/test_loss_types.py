@@ -40,8 +40,6 @@ def test_a_loss_type_brings_its_settings_and_given_ones_win(options: dict[str, A
     [
         ({"rl_loss_type": "dapo", "rl_importance_level": "sequence"}, "length"),
         ({"rl_loss_type": "sapo", "rl_clip_range": 0.1}, "rl_clip_range"),
-        ({"rl_kl_coef": 0.0, "rl_kl_estimator": "k1"}, "rl_kl_estimator"),
-        ({"rl_kl_estimator": "k1", "trl": {"use_bias_correction_kl": False}}, "no gradient"),
         ({"rl_loss_type": "dapo", "rl_clip_range": 0.1, "rl_clip_range_high": 0.3}, None),
     ],
 )

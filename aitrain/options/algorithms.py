@@ -112,7 +112,7 @@ ALGORITHMS: dict[LossName, Algorithm] = {
         loss_type="grpo",
         preset=Preset(
             "DeepSeekMath, arXiv 2402.03300, section 4.2; its clip range is not stated: that of PPO",
-            {"rl_kl_coef": 0.04, "rl_kl_estimator": "k3", "rl_kl_in": "loss", "rl_updates_per_rollout": 1},
+            {"rl_kl_coef": 0.04, "rl_updates_per_rollout": 1},
         ),
     ),
     "dr_grpo": Algorithm(
@@ -288,11 +288,6 @@ def remarks(options: TrainConfig) -> Iterator[str]:
     for option in [*ignored, *([] if _clips(options) else ["rl_dual_clip"])]:
         if getattr(options, option) is not None:
             yield f"{option} has no effect: {by} does not clip the ratio that way."
-    if options.rl_kl_coef == 0 and (options.rl_kl_estimator, options.rl_kl_in) != ("k3", "loss"):
-        yield "rl_kl_estimator and rl_kl_in have no effect: rl_kl_coef is 0."
-    is_k1_loss = options.rl_kl_coef and (options.rl_kl_estimator, options.rl_kl_in) == ("k1", "loss")
-    if is_k1_loss and options.trl.get("use_bias_correction_kl") is False:
-        yield "rl_kl_estimator k1 without use_bias_correction_kl: the KL term has no gradient on average."
 
 
 # -- presets
@@ -374,14 +369,6 @@ class GRPOOptions(Options):
     rl_preset: PresetName | None = None
     """The settings of one paper together, or recommended, the ones to begin with, as defaults of other options: an
     option that is given itself wins; aitrain plan prints them (docs/algorithms.md)."""
-    rl_kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
-    """Estimator of the KL term for each token, with d = log(policy / reference): k1 is d, k2 is d squared / 2, k3 is
-    exp(-d) - 1 + d, abs is |d| (J. Schulman, Approximating KL Divergence, 2020)."""
-    rl_kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL term is: in the loss of each token (GRPO, arXiv 2402.03300), or, summed over the tokens of the
-    episode, subtracted from its reward (as in RLHF with PPO, arXiv 2203.02155)."""
-    rl_baseline: Literal["group", "leave_one_out"] = "group"
-    """What is subtracted from a score: the mean of its group, or that of the others in it (RLOO, arXiv 2402.14740)."""
     rl_dual_clip: AboveOne | None = None
     """Largest probability ratio for completions with a negative advantage, above the clip range; 3 in its paper
     (dual-clip PPO, arXiv 1912.09729)."""

@@ -1,9 +1,7 @@
-"""What a run adds to TRL's GRPO: advantages and estimators of the KL term of other algorithms, penalties in the
-reward, the leave-one-out baseline, and a loss of the user's. Formulas on tensors; trainer.py applies them.
+"""What a run adds to TRL's GRPO: advantages of other algorithms, a penalty in the reward, and a loss of the user's.
+Formulas on tensors; trainer.py applies them.
 
-`logps`, `ref` and `old` are log-probabilities of the sampled tokens under the policy, the initial model and the policy
-that sampled them, of shape (rows, tokens). Rewards have shape (episodes,), with the members of a group next to each
-other and NaN for an episode without a score.
+Rewards have shape (episodes,), with the members of a group next to each other and NaN for an episode without a score.
 """
 
 from __future__ import annotations
@@ -48,10 +46,6 @@ class AlgorithmParts:
     """The parts of a run's algorithm that TRL does not have."""
 
     algorithm: Algorithm
-    kl_estimator: str
-    kl_in_reward: bool
-    """Whether the KL term is subtracted from rewards, and not added to the loss."""
-    leave_one_out: bool
     overlong: Overlong | None
     custom_loss: CustomLoss | None
 
@@ -66,34 +60,18 @@ class AlgorithmParts:
         buffer, custom = config.overlong_buffer, config.custom_loss
         return cls(
             ALGORITHMS[config.rl_loss_type],
-            config.rl_kl_estimator,
-            config.rl_kl_in == "reward",
-            config.rl_baseline == "leave_one_out",
             Overlong(config.rl_max_new_tokens, buffer, config.rl_overlong_penalty) if buffer else None,
             CustomLoss(load_loss(custom)) if custom else None,
         )
 
     def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:
         """The advantages of this process's episodes, which are `own` among those of `rewards`: those of the algorithm,
-        or else those that TRL has computed, over the baseline of the run. Equal rewards have none: TRL's are the
-        rounding of their mean, with which Adam would make whole steps."""
+        or else those that TRL has computed. Equal rewards have none: TRL's are the rounding of their mean, with which
+        Adam would make whole steps."""
         made = self.algorithm.advantages(rewards, size)
-        differs = has_advantages(rewards, ~rewards.isnan(), size).repeat_interleave(size)[own]
-        advantages = of_trl * differs if made is None else made[own].nan_to_num(0.0)
-        return advantages * leave_one_out_factor(rewards, size)[own] if self.leave_one_out else advantages
-
-
-def estimate_kl(name: str, logps: Tensor, ref: Tensor) -> Tensor:
-    """An estimate of KL(policy || initial model) for each token."""
-    d = logps - ref
-    match name:
-        case "k1":
-            return d
-        case "k2":
-            return d.square() / 2
-        case "abs":
-            return d.abs()
-    return torch.exp(-d) - 1 + d
+        if made is not None:
+            return made[own].nan_to_num(0.0)
+        return of_trl * has_advantages(rewards, ~rewards.isnan(), size).repeat_interleave(size)[own]
 
 
 def group_advantages(rewards: Tensor, size: int, scale: str) -> Tensor:
@@ -123,14 +101,6 @@ def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch
 def zero_variance_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> float:
     """Share of the groups without a nonzero advantage; 1 if there are no groups."""
     return 1.0 - has_advantages(scores, kept, size).float().mean().item() if len(scores) else 1.0
-
-
-def leave_one_out_factor(rewards: Tensor, size: int) -> Tensor:
-    """What an advantage over the mean of the group is multiplied by to be one over the mean of the other members, for
-    each episode: n / (n - 1) with n scored members, 0 with fewer than two."""
-    scored = (~rewards.isnan()).view(-1, size).sum(1).to(rewards.dtype)
-    factor = torch.where(scored > 1, scored / (scored - 1).clamp(min=1), 0.0)
-    return factor.repeat_interleave(size)
 
 
 def average_loss(

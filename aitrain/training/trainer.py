@@ -101,7 +101,6 @@ from aitrain.runs.records import RolloutRecord
 from aitrain.training.algorithm import (
     AlgorithmParts,
     average_loss,
-    estimate_kl,
     group_advantages,
     zero_variance_share,
 )
@@ -279,16 +278,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         scores = torch.tensor([math.nan if one.score is None else one.score for one in everywhere], device=device)
         is_kept = [one.is_kept(self.masks_truncated) for one in everywhere]
         in_loss, of_trl = torch.tensor(is_kept, device=device), output["advantages"]
-        penalties, gather = self._penalties(output), self.accelerator.gather
-        rewards = scores
-        if penalties:
-            rewards = gather(scores[own] - sum(penalties.values()))
+        rewards, overlong = scores, self.algorithm.overlong
+        if overlong is not None:
+            penalties = torch.tensor([overlong.of(one.trajectory) for one in batch.episodes], device=device)
+            metrics["penalty/overlong"].append(self.accelerator.gather(penalties).mean().item())
+            rewards = self.accelerator.gather(scores[own] - penalties)
             of_trl = group_advantages(rewards, size, self.scale_rewards)[own]
         output["advantages"] = self.algorithm.advantages(rewards, size, of_trl, own)
         self.write_records(batch.records(output["advantages"].tolist()))
 
-        for name, values in penalties.items():
-            metrics[f"penalty/{name}"].append(gather(values).mean().item())
         for name, value in batch.metrics.items():
             metrics[name].append(value)
         if self.rollouts.rollout.end.stop_strings is not None or any(one.is_dropped for one in everywhere):
@@ -313,24 +311,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for start, (kl, count) in zip((0, *POSITIONS), sums, strict=True):
             if count:
                 self._metrics["train"][f"sampling/kl_from_{start}"].append(kl / count)
-
-    def _penalties(self, output: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What is subtracted from the score of each of this process's episodes. Every process must call this."""
-        penalties: dict[str, torch.Tensor] = {}
-        if (overlong := self.algorithm.overlong) is not None:
-            own = [overlong.of(episode.trajectory) for episode in self._batch.episodes]
-            penalties["overlong"] = torch.tensor(own, device=self.accelerator.device)
-        if self.algorithm.kl_in_reward and self.beta:
-            logps, mask = output.get("old_per_token_logps"), output["completion_mask"]
-            if logps is None:
-                ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-                attended = torch.cat([output["prompt_mask"], mask], dim=1)
-                with evaluation_mode(self.model):  # without dropout, whose noise would count as KL
-                    logps = self._in_own_passes(self.model, ids, attended, mask.shape[1])
-            kl = estimate_kl(self.algorithm.kl_estimator, logps, output["ref_per_token_logps"])
-            sampled = (mask * output["tool_mask"]).bool()
-            penalties["kl"] = self.beta * kl.masked_fill(~sampled, 0.0).sum(1)  # padding may have infinite values
-        return penalties
 
     # -- an optimizer step
 
@@ -413,12 +393,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return self._loss_of_algorithm(model, rows)
 
     def _loss_of_algorithm(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
-        """TRL's loss, or what is left of it and our parts: each an average over tokens, as the loss type takes it."""
-        custom, beta = self.algorithm.custom_loss, self.beta
-        has_kl = beta != 0 and (
-            self.algorithm.kl_estimator != "k3" or self.algorithm.kl_in_reward or custom is not None
-        )
-        if not has_kl and custom is None:
+        """TRL's loss, or a loss of the user's in place of TRL's policy term: an average over tokens, as the loss type
+        takes it."""
+        custom = self.algorithm.custom_loss
+        if custom is None:
             return cast(torch.Tensor, super()._compute_loss(model, inputs))
         compute, computed = self._get_per_token_logps_and_entropies, list[Any]()
 
@@ -426,40 +404,21 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             computed.append(compute(*arguments, **keywords))
             return computed[-1]
 
-        others: dict[str, object] = {"beta": 0.0, "_get_per_token_logps_and_entropies": kept}
-        rest = inputs
-        if custom is not None:  # sapo has no metrics of its own, and is 0 with advantages of 0
-            others["loss_type"], rest = "sapo", inputs | {"advantages": torch.zeros_like(inputs["advantages"])}
-        with replaced(self, others):
-            loss: torch.Tensor = super()._compute_loss(model, rest)
+        with replaced(self, {"_get_per_token_logps_and_entropies": kept}):
+            without_policy_term = inputs | {"advantages": torch.zeros_like(inputs["advantages"])}
+            loss: torch.Tensor = super()._compute_loss(model, without_policy_term)
         ((logps, entropies, _),) = computed
-        mask, old = inputs["completion_mask"] * inputs["tool_mask"], inputs.get("old_per_token_logps", logps.detach())
-        losses = torch.zeros_like(logps)
-        if custom is not None:
-            losses = custom(
-                mask,
-                logprobs=logps,
-                old_logprobs=old,
-                advantages=inputs["advantages"].unsqueeze(1),
-                ref_logprobs=inputs.get("ref_per_token_logps"),
-                entropies=entropies,
-            )
-            if self.use_vllm and self.vllm_importance_sampling_correction:
-                losses = losses * inputs["importance_sampling_ratio"]
-        if has_kl:
-            kl = estimate_kl(self.algorithm.kl_estimator, logps, inputs["ref_per_token_logps"])
-            if self.args.use_bias_correction_kl:  # by the ratio of each token, or of each row, as TRL does
-                log_ratio = logps - old
-                if self.importance_sampling_level == "sequence":
-                    log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
-                kl = kl * torch.exp(log_ratio)
-            own = torch.stack([(kl * mask).sum(), mask.sum().to(kl.dtype)]).detach()
-            over_tokens, count = self.accelerator.reduce(own, reduction="sum")
-            self._metrics["train"]["kl"].append((over_tokens / count.clamp(min=1.0)).item())
-            if not self.algorithm.kl_in_reward:
-                losses = losses + beta * kl
-            elif custom is None:
-                return loss
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        losses = custom(
+            mask,
+            logprobs=logps,
+            old_logprobs=inputs.get("old_per_token_logps", logps.detach()),
+            advantages=inputs["advantages"].unsqueeze(1),
+            ref_logprobs=inputs.get("ref_per_token_logps"),
+            entropies=entropies,
+        )
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            losses = losses * inputs["importance_sampling_ratio"]
         passes = self.current_gradient_accumulation_steps
         items = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         of_step = items * passes / self.args.steps_per_generation

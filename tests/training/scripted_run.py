@@ -133,13 +133,8 @@ OPTIONS: dict[str, Any] = {
     "rl_check": False,
 }  # fmt: skip
 SHARED_OUT = {"rl_prompts_per_step": 2, "batch_size": 4, "rl_trim_padding": False, "save_strategy": "no"}
-REWARDS = {
-    "rl_kl_coef": 0.1, "rl_kl_in": "reward", "rl_kl_estimator": "k2", "rl_baseline": "leave_one_out",
-    "rl_overlong_buffer": 6,
-}  # fmt: skip
-LOSS = {
-    "rl_kl_coef": 0.1, "rl_kl_estimator": "k2", "custom_loss": "tests/environments/extensions.py:likelihood",
-}  # fmt: skip
+REWARDS = {"rl_kl_coef": 0.1, "rl_overlong_buffer": 6}
+LOSS = {"rl_kl_coef": 0.1, "custom_loss": "tests/environments/extensions.py:likelihood"}
 KINDS: dict[str, dict[str, Any]] = {
     "grpo": {}, "grpo-talk": {"environment": ScriptedTalk},
     "grpo-unscored": {"environment": Unscored}, "dapo-unscored": {"environment": Unscored},

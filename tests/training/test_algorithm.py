@@ -23,13 +23,10 @@ from aitrain.rollout.engine import Completion, Trajectory
 from aitrain.training.algorithm import (
     AlgorithmParts,
     Overlong,
-    estimate_kl,
     group_advantages,
-    leave_one_out_factor,
     zero_variance_share,
 )
 from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of, share_passes
-from aitrain.training.trainer import EpisodeTrainer
 from tests.conftest import write
 from tests.environments.vowels import Vowels
 from tests.training.conftest import Train, rollouts
@@ -68,30 +65,6 @@ def unknown(logits, mask): ...
 
 
 # -- formulas
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("k1", [0.4054651081081644, -0.6931471805599453]),
-        ("k2", [0.08220097694658271, 0.2402265069591007]),
-        ("abs", [0.4054651081081644, 0.6931471805599453]),
-    ],
-)
-def test_a_kl_estimator_is_its_formula(name: str, expected: list[float]) -> None:
-    """Of a policy with probabilities 3/4 and 1/4, where the initial model has 1/2."""
-    logps, ref = torch.tensor([[0.75, 0.25], [0.5, 0.5]], dtype=torch.float64).log()
-    assert estimate_kl(name, logps, ref).tolist() == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_leave_one_out_baseline_is_the_mean_of_the_others_with_a_score() -> None:
-    rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, NONE, 1.0, 0.0, 0.5, NONE, NONE, NONE, 1.0], dtype=torch.float64)
-    mean = rewards.view(-1, 4).nanmean(1).repeat_interleave(4)
-
-    advantages = ((rewards - mean) * leave_one_out_factor(rewards, 4)).nan_to_num(0.0)
-
-    others = [1 - 0.5 / 3, -1.5 / 3, -1.5 / 3, 0.5 - 1 / 3, 0.0, 1 - 0.25, -0.75, 0.5 - 0.5, 0.0, 0.0, 0.0, 0.0]
-    assert advantages.tolist() == pytest.approx(others, rel=1e-12)
 
 
 def test_equal_scores_have_no_advantage_though_their_mean_is_rounded() -> None:
@@ -246,9 +219,7 @@ def test_ranks_whose_batches_are_padded_to_other_widths_make_equally_many_passes
     ("loss", "level"),
     [("grpo", "token"), ("bnpo", "token"), ("dr_grpo", "token"), ("dapo", "token"), ("grpo", "sequence")],
 )
-def test_trls_loss_as_a_custom_loss_and_its_kl_term_on_our_way_have_the_gradient_of_trl(
-    loss: str, level: str, here: Path
-) -> None:
+def test_trls_loss_as_a_custom_loss_has_the_gradient_of_trl(loss: str, level: str, here: Path) -> None:
     """With one ratio for a completion that is so of the KL term, as this custom loss takes one for each token."""
     write(here, {"loss.py": CLIPPED})
     rows, layout = batch_of(8, are_ragged=True), Layout(rows=8)
@@ -262,13 +233,8 @@ def test_trls_loss_as_a_custom_loss_and_its_kl_term_on_our_way_have_the_gradient
     torch.testing.assert_close(ours, gradient_of_plain_trl(arguments(here, layout, **options), rows))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"rl_kl_estimator": "k2"}, {"rl_kl_estimator": "abs", "rl_kl_in": "reward"}, {"custom_loss": "loss.py:squared"}],
-    ids=str,
-)
 @pytest.mark.parametrize("loss", ["dr_grpo", "dapo"])
-def test_a_step_with_our_parts_is_that_of_its_kept_rows(loss: str, options: dict[str, Any], here: Path) -> None:
+def test_a_step_with_a_custom_loss_is_that_of_its_kept_rows(loss: str, here: Path) -> None:
     """On two ranks, also if a micro-batch has no such row, and if the custom loss is not linear in the advantages."""
     write(here, {"loss.py": CLIPPED})
     layout = LAYOUTS["two processes"]
@@ -276,7 +242,7 @@ def test_a_step_with_our_parts_is_that_of_its_kept_rows(loss: str, options: dict
     rows[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(1)) < 0.5
     rows[KEPT][: layout.rows] = False
     rows["advantages"] = rows["advantages"] * rows[KEPT]
-    parts: dict[str, Any] = {"rl_loss_type": loss, "rl_entropy_coef": 0.05, **options}
+    parts: dict[str, Any] = {"rl_loss_type": loss, "rl_entropy_coef": 0.05, "custom_loss": "loss.py:squared"}
 
     (ours,) = gradients_of_steps(arguments(here, layout, **parts), layout, rows)
     kept = take(rows, rows[KEPT])
@@ -287,41 +253,7 @@ def test_a_step_with_our_parts_is_that_of_its_kept_rows(loss: str, options: dict
     torch.testing.assert_close(ours, wanted)
 
 
-def test_the_kl_term_in_the_reward_is_not_in_the_loss(here: Path) -> None:
-    rows = batch_of(8, are_ragged=True)
-    layout = Layout(rows=8)
-    (ours,) = gradients_of_steps(arguments(here, layout, rl_kl_in="reward"), layout, rows)
-
-    torch.testing.assert_close(ours, gradient_of_plain_trl(arguments(here, layout, rl_kl_coef=0.0), rows))
-
-
 # -- rewards
-
-
-@pytest.mark.parametrize("has_weights", [False, True])
-def test_the_kl_penalty_is_of_the_sampled_tokens(has_weights: bool) -> None:
-    """Without dropout, and whatever the values of tokens that the policy did not sample."""
-    ids = torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, math.inf]])
-    ones = torch.ones(2, 3, dtype=torch.long)
-    output = {
-        "completion_ids": ids, "completion_mask": ones, "prompt_ids": ids[:, :1], "prompt_mask": ones[:, :1],
-        "tool_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]), "ref_per_token_logps": ids * -0.25,
-        **({"old_per_token_logps": ids * -0.5} if has_weights else {}),
-    }  # fmt: skip
-    passes: list[bool] = []
-
-    def computed(model: torch.nn.Module, ids: Tensor, mask: Tensor, keep: int) -> Tensor:
-        passes.append(model.training)
-        return ids[:, -keep:] * -0.5
-
-    algorithm = AlgorithmParts.of(TrainConfig(rl_kl_estimator="k1", rl_kl_in="reward"))
-    trainer: Any = SimpleNamespace(algorithm=algorithm, beta=0.5, model=torch.nn.Identity(), _in_own_passes=computed)
-    penalties = EpisodeTrainer._penalties(trainer, output)
-
-    assert passes == ([] if has_weights else [False])
-    assert trainer.model.training
-    # the difference is -0.25 per unit of the ids, over three tokens and over one
-    assert penalties["kl"].tolist() == pytest.approx([0.5 * -1.75, 0.5 * -0.25])
 
 
 CALLBACKS = """
