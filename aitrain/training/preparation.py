@@ -234,7 +234,7 @@ def _check_trainer(inputs: TrainerInputs) -> None:
     arguments = inputs.arguments
     if arguments.fsdp:
         return
-    arguments.use_vllm, arguments.beta, arguments.sync_ref_model = False, 0.0, False
+    arguments.use_vllm, arguments.beta = False, 0.0
 
     def unused(**_: Any) -> list[None]:
         return []

@@ -622,12 +622,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._load_from_checkpoint(str(checkpoint))
         self.rollouts.invalidate_weights()
 
-    @property
-    def has_moved_reference(self) -> bool:
-        """Whether the reference model has been synced from the policy."""
-        args = self.args
-        return bool(args.sync_ref_model and self.state.global_step >= args.ref_model_sync_steps)
-
     def resume_state(self) -> dict[str, Any]:
         """This process's state that transformers does not save: the steps of the last generation batch, if some are not
         trained on yet, and values for the next line of metrics."""

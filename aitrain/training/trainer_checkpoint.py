@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain import activity
@@ -53,7 +52,6 @@ TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
 STATE = "trainer_{rank}.pt"
 """File of each process, with what transformers and TRL do not save."""
-REFERENCE = "reference.safetensors"
 
 
 @dataclass
@@ -119,9 +117,8 @@ class CheckpointWriter:
 
 
 def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
-    """Write what transformers and TRL do not save: `EpisodeTrainer.resume_state`, what the order of the cases and the
-    calls of each environment have learned, and a reference model that was synced from the policy (`--trl
-    sync_ref_model`)."""
+    """Write what transformers and TRL do not save: `EpisodeTrainer.resume_state`, and what the order of the cases and
+    the calls of each environment have learned."""
     trainer.rollouts.settle()
     parts = trainer.rollouts.rollout.runner.parts
     learned = {
@@ -131,8 +128,6 @@ def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
     }
     rank = trainer.accelerator.process_index
     torch.save(trainer.resume_state() | learned, folder / STATE.format(rank=rank))
-    if trainer.has_moved_reference and rank == 0:
-        save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / REFERENCE))
 
 
 def save_size(trainer: EpisodeTrainer, with_optimizer: bool = True) -> int:
@@ -141,8 +136,7 @@ def save_size(trainer: EpisodeTrainer, with_optimizer: bool = True) -> int:
     weights = [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
     states = trainer.optimizer.state.values() if with_optimizer else ()
     kept = [value for state in states for value in state.values()]
-    reference = trainer.ref_model.parameters() if with_optimizer and trainer.has_moved_reference else ()
-    tensors = [value for value in (*weights, *reference, *kept) if isinstance(value, torch.Tensor)]
+    tensors = [value for value in (*weights, *kept) if isinstance(value, torch.Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -245,8 +239,6 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
             trainer.batches.order.restore(saved["case_order"])
         for name, part in trainer.rollouts.rollout.runner.parts.items():
             part.policy.restore(saved["call_policies"].get(name, {}))
-        if trainer.has_moved_reference and (folder / REFERENCE).exists():
-            load_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / REFERENCE))
         if self.is_same:
             trainer.resume(saved)
         scheduler = trainer.lr_scheduler
