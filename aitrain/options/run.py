@@ -246,8 +246,6 @@ class BatchOptions(Options):
     max_steps: ResumeSafe[PositiveInt | None] = None
     """Stop after this many optimizer steps; overrides --epochs. With --resume, a larger number continues a finished
     run."""
-    stop_when_flat: ResumeSafe[PositiveInt | None] = None
-    """Stop after this many consecutive steps in which no group's completions differed in score: nothing is learned."""
     rl_prompts_per_step: PositiveInt | None = None
     """Prompts per optimizer step, over all processes; instead of --gradient-accumulation."""
     batch_size: PositiveInt | None = None

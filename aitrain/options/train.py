@@ -242,7 +242,7 @@ def fsdp_rules(config: TrainConfig) -> Iterator[str]:
 
 OF_THE_RUN = {
     *(name for section in (ModelOptions, EnvironmentOptions, GenerationOptions) for name in section.model_fields),
-    *(name for name in BatchOptions.model_fields if name not in ("epochs", "max_steps", "stop_when_flat")),
+    *(name for name in BatchOptions.model_fields if name not in ("epochs", "max_steps")),
     *("seed", "eval_cases", "eval_samples", "save_best", "rl_num_generations", "peft"),
     "mixed_precision",
 } - {"model"}

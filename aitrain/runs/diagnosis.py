@@ -186,7 +186,7 @@ def zero_variance(past: Past) -> str | None:
     return (
         f"{same}{where}{unscored}. Such groups give no gradient: raise --rl-num-generations or --rl-temperature, give"
         " partial credit, use easier cases, or train on right answers first (docs/sft.md); --rl-sampling refill"
-        " replaces such groups, --stop-when-flat ends such a run."
+        " replaces such groups."
     )
 
 

@@ -1,10 +1,9 @@
-"""What comes before and after each optimizer step: its clock; the guard that skips it if its loss or gradient is NaN or
-inf, and ends the run if the weights are; the end of a run that has only groups without advantages.
+"""What comes before and after each optimizer step: its clock, and the guard that skips it if its loss or gradient is
+NaN or inf, and ends the run if the weights are.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ MAX_SKIPPED_IN_A_ROW_FP16 = 20
 
 
 class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Times the steps of a trainer on this process, counts its epochs, and ends it if nothing more can be learned.
+    """Times the steps of a trainer on this process, and counts its epochs.
 
     Measured are the seconds in which episodes waited for the policy and for their environments. With free-running
     episodes both clocks may run at the same time, so that the parts can add up to more than the step. `optimize` is the
@@ -45,9 +44,6 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._step_start = 0.0
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
         self._train_start: float | None = None
-        self.is_flat = False  # whether no group of the latest generation batch has an advantage, on all processes
-        self.score = math.nan  # their mean score in it
-        self.flat_steps = 0  # consecutive steps on such batches, the same on every process
 
     @property
     def trained_seconds(self) -> float:
@@ -78,7 +74,6 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self.steps += 1
         parts |= {"step": seconds, "optimize": seconds - parts["rollout"]}
         self.total = {part: total + parts[part] for part, total in self.total.items()}
-        self._count_flat_steps(self.trainer.run.config.stop_when_flat)
         schedule, step = self.trainer.schedule, state.global_step
         state.epoch = schedule.epochs_after(step)
         if not schedule.ends_epoch(step):
@@ -88,17 +83,6 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
         # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
         torch.empty((), dtype=torch.int64).random_()
-
-    def _count_flat_steps(self, limit: int | None) -> None:
-        """Stop the run after `limit` steps without an advantage. The count is part of a checkpoint, so that a resumed
-        run stops after the same step; it starts at zero when a run that was stopped here is resumed."""
-        self.flat_steps = self.flat_steps + 1 if self.is_flat else 0
-        if limit is not None and self.flat_steps >= limit:
-            level = "" if math.isnan(self.score) else f", the last ones all near {self.score:.2f}"
-            self.trainer.run.stop.end_run(
-                f"in {self.flat_steps} steps no group's scores differed{level} (--stop-when-flat {limit})"
-            )
-            self.flat_steps = 0
 
     def take(self) -> dict[str, float]:
         """Mean seconds per step (`time/*`), and tokens that were sampled per second, since the last call."""

@@ -295,7 +295,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         whole_groups = torch.tensor([not one.is_dropped for one in everywhere], device=device)  # dropped together
         share = zero_variance_share(rewards[whole_groups], in_loss[whole_groups], size)
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
-        self.watch.is_flat, self.watch.score = share == 1.0, scores.nanmean().item()
         if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
             self._add_kl_by_position(output)
         tokens = sum(one.tokens for one, kept in zip(everywhere, is_kept, strict=True) if kept)
@@ -633,7 +632,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "total_loss": self._total_loss_scalar,
             "logged": self._globalstep_last_logged,
             "skipped": [self.non_finite.skipped, self.non_finite.in_a_row],
-            "flat": [self.watch.flat_steps, self.watch.is_flat],
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -643,4 +641,3 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._tr_loss = torch.tensor(state["loss"], device=self.args.device)
         self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["logged"]
         self.non_finite.skipped, self.non_finite.in_a_row = state["skipped"]
-        self.watch.flat_steps, self.watch.is_flat = state["flat"]

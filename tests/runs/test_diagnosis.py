@@ -22,7 +22,7 @@ FINE = {
 BAD = [
     ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "the policy has become worse", "--lr"),
     ({"frac_reward_zero_std": 0.8, "reward": 0.4}, "80% of the groups", "--rl-temperature"),
-    ({"frac_reward_zero_std": 0.9, "unscored": 0.2}, "or fewer than two have a score", "--stop-when-flat"),
+    ({"frac_reward_zero_std": 0.9, "unscored": 0.2}, "or fewer than two have a score", "--rl-sampling refill"),
     ({"completions/clipped_ratio": 0.75}, "75% of the episodes end with an answer", "--rl-max-new-tokens"),
     ({"unscored": 0.3}, "30% of the episodes have no score", "--rl-env-timeout"),
     ({"tools/unused": 1.0}, "100% of the episodes that have tools call none", "--model"),

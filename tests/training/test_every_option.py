@@ -152,7 +152,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 """Where effects are seen, the other options that they take, and of each option a value that is not its default."""
 SHOWN_BY_RUNS = {
-    "vllm_mode", "vllm_server_url", "log", "stop_when_flat", "rl_env_weights", "eval_samples", "patience",
+    "vllm_mode", "vllm_server_url", "log", "rl_env_weights", "eval_samples", "patience",
     "rl_max_prompt_length", "save_best", "push_to_hub", "username", "repo_id", "hub_private", "merge_adapter",
     "eval_steps", "rl_max_failed", "eval_cases", "eval_strategy", "resume_anyway", "resume_from_checkpoint",
     "rl_check", "warm_up", "chat_template", "thinking", "rl_env_episodes", "rl_env_retries", "rl_env_isolation",

@@ -218,7 +218,8 @@ def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(
         assert read_object(status)["status"] == "running"
 
     hub.before = look
-    result = train(Vowels(), model=str(base), **push, max_steps=2, eval_cases=0, rl_top_k=1, stop_when_flat=1)
+    flat = {"rl_top_k": 1, "eval_cases": 2, "eval_strategy": "steps", "eval_steps": 1, "patience": 1}
+    result = train(Vowels(), model=str(base), **push, **flat, max_steps=2)
     generation = read_object(result.model / "generation_config.json")
     assert (generation["temperature"], generation["do_sample"]) == (0.6, True)
     assert result.folder.joinpath("checkpoints", "checkpoint-1").is_dir()

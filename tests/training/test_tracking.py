@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from aitrain import TrainConfig
 from aitrain.runs.diagnosis import LINES_IN_A_ROW, findings_of
-from aitrain.runs.run_folder import RunFolder, read_object, write_json
+from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.ui import card as cards
 from aitrain.ui.card import escaped
 from tests.environments.vowels import Vowels
@@ -76,11 +76,10 @@ class Same(Words):
         return 0.0
 
 
-def test_a_run_that_cannot_learn_says_so_while_it_runs_and_stops_itself_when_it_may(
+def test_a_run_that_cannot_learn_says_so_while_it_runs(
     train: Train, small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = LINES_IN_A_ROW + 1
-    result = train(Same(), max_steps=50, stop_when_flat=steps)
+    result = train(Same(), max_steps=LINES_IN_A_ROW + 1)
 
     said = capsys.readouterr().err
     assert said.count("100% of the groups all completions score the same, at 0") == 1
@@ -88,11 +87,6 @@ def test_a_run_that_cannot_learn_says_so_while_it_runs_and_stops_itself_when_it_
     assert difference(result.model, small_model) == 0.0
     assert {"frac_reward_zero_std", "completions/clipped_ratio", "unscored", "entropy"} <= set(result.history[0])
     assert "zero_variance" in [finding.name for finding in findings_of(RunFolder(result.folder))]
-
-    written = read_object(result.folder / "result.json")
-    assert result.status == written["status"] == "stopped"
-    assert (result.steps, written["score_after"]) == (steps, 0.0)
-    assert written["stopped_because"].startswith(f"in {steps} steps no group's scores differed")
 
 
 # -- trackers

@@ -69,7 +69,6 @@ def test_more_steps_are_advised_only_where_groups_differed_in_score(
     ("because", "options", "end"),
     [
         ("Ctrl-C", "", "--resume"),
-        ("in 9 steps no group's scores differed (--stop-when-flat 9)", "", "--resume"),
         ("... (--patience 3)", "patience: 3", "--resume --patience 6"),
     ],
 )
