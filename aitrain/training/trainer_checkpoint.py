@@ -8,8 +8,6 @@ unpickled with torch's `weights_only=True` only.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -79,8 +77,8 @@ class CheckpointWriter:
         if step == self.last:
             return  # the end of an epoch, whose last step was saved already
         staging = self.folder.checkpoints / f"{STAGING}{step}"
-        made, size = staging / f"{PREFIX}{step}", save_size(trainer)
-        with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(self.folder, size):
+        made = staging / f"{PREFIX}{step}"
+        with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(self.folder):
             self.folder.check_owner()
             if accelerator.is_main_process:
                 shutil.rmtree(staging, ignore_errors=True)
@@ -130,19 +128,9 @@ def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
     torch.save(trainer.resume_state() | learned, folder / STATE.format(rank=rank))
 
 
-def save_size(trainer: EpisodeTrainer, with_optimizer: bool = True) -> int:
-    """Bytes to save: the weights, or the adapter alone, and their optimizer state."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    weights = [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
-    states = trainer.optimizer.state.values() if with_optimizer else ()
-    kept = [value for state in states for value in state.values()]
-    tensors = [value for value in (*weights, *kept) if isinstance(value, torch.Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 @contextmanager
-def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
-    """Turn a failed write into an error that says how much disk space is needed.
+def explain_write_errors(folder: RunFolder) -> Iterator[None]:
+    """Turn a failed write into an error that says what remains.
 
     Raises:
         CannotWriteError: a file could not be written; partial files were deleted.
@@ -154,16 +142,11 @@ def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
             raise
         for unfinished in (*folder.checkpoints.glob(f"{STAGING}*"), *folder.path.glob(f"{STAGING}*")):
             shutil.rmtree(unfinished, ignore_errors=True)
-        free = shutil.disk_usage(folder.path).free
-        is_full = isinstance(error, RuntimeError) and free < size  # torch says only at which position it failed
-        why = getattr(error, "strerror", None) or (
-            os.strerror(errno.ENOSPC) if is_full else " ".join(str(error).split())
-        )
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())  # torch's does not name a full disk
+        free = shutil.disk_usage(folder.path).free / 2**20
         raise CannotWriteError(
-            f"Cannot save in {folder.path}: {why[:120]}\n"
-            f"It takes about {size / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free. Everything saved before is"
-            " intact:\n"
-            "free some disk space and continue with --resume."
+            f"Cannot save in {folder.path}: {why[:120]} ({free:,.0f} MiB are free)\n"
+            "Everything saved before is intact: free some disk space and continue with --resume."
         ) from error
 
 
