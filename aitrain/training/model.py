@@ -132,9 +132,10 @@ def _hub_answers(name: str, _now: int) -> bool:
     """Whether the Hub answers a request for the model, whatever it says."""
     url = f"{constants.ENDPOINT}/{name}/resolve/main/config.json"
     try:
-        return get_session().head(url, timeout=HUB_SECONDS, follow_redirects=False).status_code < 500
+        answer: httpx.Response = get_session().head(url, timeout=HUB_SECONDS, follow_redirects=False)
     except httpx.TransportError:
         return False
+    return answer.status_code < 500
 
 
 def load_tokenizer(
