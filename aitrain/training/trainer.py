@@ -96,7 +96,6 @@ from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Trajectory
 from aitrain.rollout.limits import Limits
-from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.records import RolloutRecord
 from aitrain.training.algorithm import (
     AlgorithmParts,
@@ -130,7 +129,6 @@ from aitrain.training.sharding import (
     refuse_unsharded,
     shard_now,
     write_optimizer,
-    write_shards,
 )
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
 from aitrain.training.step_events import NonFiniteGuard, StepEvents
@@ -554,11 +552,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Whether the weights are sharded, so that no process can run the model before training starts."""
         return bool(self.is_fsdp_enabled)
 
-    @property
-    def writes_shards(self) -> bool:
-        """Whether each process writes its part of a checkpoint."""
-        return bool(self.is_fsdp_enabled and "SHARDED" in str(self.accelerator.state.fsdp_plugin.state_dict_type))
-
     def _prepare_for_training(self, *arguments: Any, **keywords: Any) -> Any:
         """Does not shard the model a second time."""
         if not self.is_fsdp_enabled:
@@ -574,14 +567,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.save_with(self, partial(super()._save_checkpoint, model, trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
-        this."""
+        """Write the weights, gathered. Every process must call this."""
         folder, writes = Path(output_dir or self.args.output_dir), self.args.should_save
         with savable_generation_config(self.model):
             if not self.is_fsdp_enabled:
                 super().save_model(str(folder), _internal_call)
-            elif _internal_call and self.writes_shards:
-                write_shards(own_weights(self.model), folder / SHARDS)
             else:
                 tensors = gathered(own_weights(self.model).items(), writes)
                 if writes:
@@ -590,7 +580,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        parts = self.optimizer, Path(output_dir), self.args.should_save, self.writes_shards
+        parts = self.optimizer, Path(output_dir), self.args.should_save
         ours = {
             "save_fsdp_model": lambda *_, **__: None,
             "save_fsdp_optimizer": lambda *_: write_optimizer(*parts),
