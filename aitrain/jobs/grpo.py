@@ -33,7 +33,7 @@ from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
 from aitrain.training.saving import merge_adapter, repository_of, save_model
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.trainer_checkpoint import explain_write_errors, save_size
+from aitrain.training.trainer_checkpoint import explain_write_errors
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
 
 NO_SCORES = EvalScores()
@@ -176,7 +176,7 @@ def _save(context: RunContext, prepared: Prepared) -> None:
         return
     context.enter("saving")
     context.folder.check_owner()
-    with explain_write_errors(context.folder, save_size(trainer, with_optimizer=False)):
+    with explain_write_errors(context.folder):
         save_model(trainer, context.folder)
         if config.peft and config.merge_adapter and trainer.accelerator.is_main_process:
             merge_adapter(trainer, context.folder, config, prepared.precision.dtype)

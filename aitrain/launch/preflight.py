@@ -37,7 +37,6 @@ from aitrain.runs.checkpoint import (
     newest_checkpoint,
     read_manifest,
     refuse_changes,
-    refuse_other_backend,
 )
 from aitrain.runs.environment_source import with_imported
 from aitrain.runs.heartbeat import sign_of_life
@@ -227,7 +226,6 @@ def _check_kind(hardware: Hardware, config: TrainConfig, shape: ModelShape | Non
 
 
 def _check_resumed(checkpoint: Path, config: TrainConfig, batch: BatchPlan) -> None:
-    refuse_other_backend(checkpoint, config.distributed_backend)
     if "deepspeed" in config.trl:
         raise ConfigError(
             "--trl deepspeed: DeepSpeed's checkpoints are pickles, which are not loaded\n"

@@ -344,7 +344,6 @@ def estimate_disk(shape: ModelShape, config: TrainConfig) -> DiskEstimate:
     weights = WeightSizes.of(shape, config, halves=False)
     merged = shape.weights * weights.width if config.peft and config.merge_adapter else 0
     one = 0 if config.save_strategy == "no" else weights.trained + weights.optimizer
-    one += weights.all if one and config.trl.get("sync_ref_model") else 0  # the reference model
     kept = config.epochs
     if config.save_total_limit is not None:
         kept = config.save_total_limit + 1

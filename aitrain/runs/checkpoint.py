@@ -33,8 +33,6 @@ MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
 STAGING = ".saving-"
 """Prefix of folders that are being written or deleted."""
-SHARDS = "weights"
-"""Folder of the weights in a sharded checkpoint, which only a run with the same backend reads."""
 OLD = ".old-"
 """Prefix of what is being replaced."""
 
@@ -319,19 +317,6 @@ def weights_stamp(*folders: str | Path | None) -> list[str]:
                 raise ConfigError(f"model: cannot read {file}: {error.strerror}") from error
             stamp.append(f"{file.name} {digest.hexdigest()}")
     return stamp
-
-
-def refuse_other_backend(checkpoint: Path, backend: str) -> None:
-    """Refuse a sharded checkpoint, which fsdp2 alone reads.
-
-    Raises:
-        ConfigError: the backend is another one.
-    """
-    if (checkpoint / SHARDS).is_dir() and backend != "fsdp2":
-        raise ConfigError(
-            f"resume_from_checkpoint: {checkpoint} was written with --distributed-backend fsdp2, and {backend}"
-            " cannot read it\nContinue with --distributed-backend fsdp2."
-        )
 
 
 def refuse_changes(checkpoint: Path, changes: list[str]) -> None:

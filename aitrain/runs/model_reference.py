@@ -23,7 +23,7 @@ from aitrain.options.generation import beside_thought
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import read_yaml
 from aitrain.packages import NAMED_MODELS, TINY, public_base
-from aitrain.runs.checkpoint import SHARDS, checkpoints_of, is_named_checkpoint, step_of
+from aitrain.runs.checkpoint import checkpoints_of, is_named_checkpoint, step_of
 from aitrain.runs.heartbeat import state_of
 from aitrain.runs.json_values import JsonObject, as_object, read_whole
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
@@ -160,11 +160,6 @@ def _folder(given: str, path: Path) -> ModelReference:
         return _weights(given, path)
     if (path / "config.yaml").is_file() or (path / "status.json").is_file():
         return _run(given, path)
-    if (path / SHARDS).is_dir():
-        raise ConfigError(
-            f"model: {given} is a sharded checkpoint, which only a run with --distributed-backend fsdp2 reads\n"
-            "Give the run folder: its model/ is whole. Resume the run to get one of a later step."
-        )
     near = next((place for place in (path / "model", path / "merged") if place.is_dir()), None)
     raise ConfigError(
         f"model: {given} is neither a run nor a model folder: it has no config.yaml and no config.json\n"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -102,8 +101,6 @@ def _print_note(text: str) -> None:
 
 HUB_SECONDS = 5.0
 """Seconds within which the Hub has to answer."""
-HUB_PAUSES = (0, 1, 3)
-"""Seconds before each of its tries."""
 HUB_MEMORY = 300
 """Seconds for which it is known whether it answers."""
 
@@ -132,16 +129,13 @@ def _loading(config: TrainConfig, name: str, say: Callable[[str], object] = _pri
 
 @lru_cache(maxsize=8)
 def _hub_answers(name: str, _now: int) -> bool:
-    """Whether the Hub answers a request for the model, whatever it says; what fails at once is tried again."""
-    url, end = f"{constants.ENDPOINT}/{name}/resolve/main/config.json", time.monotonic() + HUB_SECONDS
-    for pause in HUB_PAUSES:
-        time.sleep(pause)
-        with suppress(httpx.TransportError):
-            if get_session().head(url, timeout=HUB_SECONDS, follow_redirects=False).status_code < 500:
-                return True
-        if time.monotonic() >= end:
-            break
-    return False
+    """Whether the Hub answers a request for the model, whatever it says."""
+    url = f"{constants.ENDPOINT}/{name}/resolve/main/config.json"
+    try:
+        answer: httpx.Response = get_session().head(url, timeout=HUB_SECONDS, follow_redirects=False)
+    except httpx.TransportError:
+        return False
+    return answer.status_code < 500
 
 
 def load_tokenizer(
@@ -229,10 +223,9 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
         )
     options |= config.trl_table("model_init_kwargs")  # TRL loads the reference model with the same ones
-    path = model_path(config.model)
+    path, configuration = model_path(config.model), _without_noise(load_configuration(config))
     with _loading(config, path):
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, **options)
-    disable_dropout(model)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, config=configuration, **options)
     return model
 
 
@@ -267,32 +260,14 @@ def _model_options(config: TrainConfig) -> dict[str, object]:
     return options
 
 
-def disable_dropout(model: PreTrainedModel) -> None:
-    """Disable dropout and router noise: with them, the policy differs between forward passes, and from the reference.
-
-    A model reads the probabilities from layers, from attributes of its modules or from its configuration. The modules
-    get a changed copy of the configuration, so that the one saved with the model stays as it was.
-    """
-    copies: dict[int, object] = {}
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        for name in list(_noise_of(module)):
-            setattr(module, name, 0.0)
-        config = None if module is model else vars(module).get("config")
-        if config is not None and any(True for _ in _noise_of(config)):
-            copies.setdefault(id(config), copy.deepcopy(config))
-            module.config = copies[id(config)]
-    for config in copies.values():
-        for name in list(_noise_of(config)):
-            setattr(config, name, 0.0)
-
-
-def _noise_of(owner: object) -> Iterator[str]:
-    """Names of attributes with a dropout or noise level above 0, such as `attn_pdrop` or `router_jitter_noise`."""
-    for name, value in vars(owner).items():
-        if isinstance(value, float) and value > 0 and ("drop" in name or "jitter" in name):
-            yield name
+def _without_noise(configuration: PretrainedConfig) -> PretrainedConfig:
+    """The configuration without dropout and router noise (`attn_pdrop`, `router_jitter_noise`): with them, the policy
+    would differ between forward passes, and from the reference."""
+    for owner in (configuration, configuration.get_text_config()):
+        for name, value in vars(owner).items():
+            if isinstance(value, float) and value > 0 and ("drop" in name or "jitter" in name):
+                setattr(owner, name, 0.0)
+    return configuration
 
 
 def count_forward_passes(model: torch.nn.Module) -> None:

@@ -20,11 +20,6 @@ that played it, and each pass is only as wide as its longest row. Losses that ar
 
 With `shares` as well, the rows of one prompt come together where that takes fewer tokens: in blocks, whose prompts are
 computed once (shared_prompts.py). A block is one prompt with one or several passes, or several prompts with one.
-
-Rows that are moved to one side have less padding, or none in front. Left-aligned rows are for models whose
-log-probabilities depend on padding in front of a row: TRL pads prompts on the left and passes no position ids. Models
-with learned positions (GPT-2, GPT-Neo) or a recurrent state then see each token at another position than during
-generation. Right-aligned rows are narrower where the prompts of a pass differ.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -328,75 +323,32 @@ def _halves(rows: Rows, prompts: Sequence[int]) -> list[Rows]:
     return [rows[:middle], rows[middle:]]
 
 
-# -- rows moved to one side
-
-ROWS, TOKENS, PADDING, SCORED = 4, 8, 128, 4
-"""Test rows, their length, padding in front of them, and number of tokens whose log-probabilities are compared."""
-SHIFTED = 0.1
-"""Change of log-probabilities, as a share of their spread, above which positions count padding. Rounding to bfloat16
-changes those of SmolLM2 by 0.02, a table of positions those of GPT-2 by 0.6 or more."""
+# -- rows without padding in front
 
 
-@dataclass(frozen=True)
-class AlignedRows:
-    """Rows that all begin in the first column or all end in the last one, as wide as the longest row."""
+def log_probs_of_rows(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, in_loss: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities and entropies of the tokens that are `in_loss`, of its shape, (rows, tokens of completions);
+    the values of the others are 0. `ids`, `mask`: rows that may be padded on both sides, of shape (rows, tokens).
 
-    ids: torch.Tensor
-    mask: torch.Tensor
-    offset: torch.Tensor
-    """What is added to a column to have the one in which the token was before, shape (rows, 1)."""
-    columns: int
-    """Width of the original batch."""
-
-    @classmethod
-    def of(cls, ids: torch.Tensor, mask: torch.Tensor, to_left: bool) -> AlignedRows:
-        """Align the rows of a batch, which may have padding on both sides but not between tokens."""
-        columns, lengths = ids.shape[1], mask.long().sum(dim=1, keepdim=True)
-        width = max(2, int(lengths.max()))
-        offset = mask.long().argmax(dim=1, keepdim=True)
-        if not to_left:
-            offset = offset + lengths - width
-        source = torch.arange(width, device=ids.device) + offset
-        inside = source.clamp(0, columns - 1)
-        return cls(ids.gather(1, inside), mask.gather(1, inside) * (source == inside), offset, columns)
-
-    def moved_back(self, values: torch.Tensor, count: int) -> torch.Tensor:
-        """Values for the last `count` columns of the original batch, given those of the last columns of this one.
-
-        Columns that were cut off, which hold padding only, get 0.
-        """
-        first = self.ids.shape[1] - values.shape[1]
-        source = torch.arange(self.columns - count, self.columns, device=values.device) - self.offset - first
-        inside = source.clamp(0, values.shape[1] - 1)
-        return values.gather(1, inside).masked_fill(source != inside, 0.0)
-
-
-def depends_on_padding(
-    compute: Callable[..., tuple[torch.Tensor, object, object]],
-    device: torch.device,
-    context: int | None,
-    vocabulary: int,
-    is_precise: bool,
-) -> bool:
-    """Whether left padding changes log-probabilities by more than rounding; the model must be in evaluation mode.
-
-    The rows are random tokens from the middle of the vocabulary, as special tokens, which are at its ends, cause large
-    rounding errors. The median tells rounding, which is large for a few tokens, from other positions.
-
-    `compute`: `(ids, mask, count)` to the log-probabilities of the last `count` tokens of each row.
-    `is_precise`: all float32, where rounding causes up to 1e-5.
+    TRL pads prompts on the left and passes no position ids. Here each row begins in the first column, so that also
+    models with learned positions (GPT-2) or a recurrent state see each token at the position that it had during
+    generation, and the batch is as wide as its longest row.
     """
-    tokens = min(TOKENS, (context or 2 * TOKENS) // 2)
-    padding = PADDING if context is None else min(PADDING, context - tokens)
-    count = min(SCORED, tokens - 1)
-    if count < 1 or padding < 1:
-        return True
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randint(vocabulary // 4, vocabulary - vocabulary // 4, (ROWS, tokens), generator=generator).to(device)
-    mask = torch.ones_like(rows)
-    plain, padded = (
-        compute(*(torch.nn.functional.pad(values, (before, 0)) for values in (rows, mask)), count)[0]
-        for before in (0, padding)
-    )
-    change = (padded - plain).abs().median() / plain.std().clamp(min=1e-12)
-    return not float(change) <= (1e-3 if is_precise else SHIFTED)
+    columns, completion = ids.shape[1], in_loss.shape[1]
+    width, first = max(2, int(mask.sum(1).max())), mask.long().argmax(1, keepdim=True)
+    source = torch.arange(width, device=ids.device) + first
+    inside = source.clamp(max=columns - 1)
+    attended = mask.gather(1, inside) * (source == inside)
+    labels = ids.masked_fill(~torch.nn.functional.pad(in_loss, (columns - completion, 0)), -100)
+    labels = labels.gather(1, inside).masked_fill(attended == 0, -100)
+    output = model(input_ids=ids.gather(1, inside), attention_mask=attended, labels=labels, fused_lm_head=True)
+    # each value is in the column before its token
+    places = torch.arange(columns - completion - 1, columns - 1, device=ids.device) - first
+    places = places.clamp(0, width - 2)
+
+    def moved_back(values: torch.Tensor) -> torch.Tensor:
+        return values.gather(1, places).masked_fill(~in_loss, 0.0)
+
+    return moved_back(output.log_probs), None if output.entropy is None else moved_back(output.entropy)

@@ -1,19 +1,16 @@
 """Prepares a training, or checks one without the weights of its model (`--dry-run`). Cheap checks come first, so that
 most errors come before a model is loaded.
 
-Inside API of transformers 5.17 and TRL 1.16 that a dry run uses (tests/training/test_upstream.py):
+Inside API of TRL 1.16 that a dry run uses (tests/training/test_upstream.py):
 
-    Trainer._move_model_to_device(model, device)    overridden: a model without weights cannot be moved
-    GRPOConfig.world_size                           replaced: generation batches are divided by it
+    GRPOConfig.world_size       replaced: generation batches are divided by it
 """
 
 from __future__ import annotations
 
 import hashlib
-import warnings
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from trl import GRPOConfig, GRPOTrainer
@@ -28,7 +25,7 @@ from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.callbacks import MetricsReporter, custom_callbacks
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import ShownCases, begin, build_datasets, case_numbers, longest_episode
+from aitrain.training.dataset import ShownCases, begin, build_datasets, longest_episode
 from aitrain.training.distributed import init_processes
 from aitrain.training.engine_setup import checked_server
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
@@ -111,7 +108,6 @@ def prepare(context: RunContext) -> Prepared | None:
     with explain_refusals():  # when training begins, transformers looks the optimizer up: some need a package or a GPU
         GRPOTrainer.get_optimizer_cls_and_kwargs(inputs.arguments, inputs.model)
     if context.dry_run_of:
-        _check_trainer(inputs)
         return None
     inputs = replace(inputs, server=checked_server(context, inputs.limits.context))
     recorder, tracking = RunRecorder(context.folder, context.checkpoint), Tracking(context)
@@ -212,41 +208,3 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         prompts, schedule, batch, lora_config(config, model), algorithm, callbacks,
     )  # fmt: skip
     return inputs, split
-
-
-# -- a dry run
-
-
-class _TrainerWithoutWeights(GRPOTrainer):  # type: ignore[misc]
-    """TRL's trainer of a model on torch's meta device."""
-
-    def _move_model_to_device(self, model: torch.nn.Module, device: torch.device) -> None:
-        """No-op: there is nothing to move."""
-
-
-def _check_trainer(inputs: TrainerInputs) -> None:
-    """Make TRL's trainer with these inputs, but without vLLM and without a reference model, which would be loaded; with
-    FSDP2 it would need all processes.
-
-    Raises:
-        ConfigError: TRL, transformers or peft refuse an option.
-    """
-    arguments = inputs.arguments
-    if arguments.fsdp:
-        return
-    arguments.use_vllm, arguments.beta, arguments.sync_ref_model = False, 0.0, False
-
-    def unused(**_: Any) -> list[None]:
-        return []
-
-    with explain_refusals(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
-        _TrainerWithoutWeights(
-            model=inputs.model,
-            reward_funcs=[unused],
-            args=arguments,
-            train_dataset=case_numbers(inputs.cases),
-            processing_class=inputs.tokenizer,
-            peft_config=inputs.peft_config,
-            rollout_func=unused,
-        )

@@ -1,12 +1,5 @@
-"""FSDP2, by accelerate: its settings, the sharded model, and its files in a checkpoint.
-
-    model.safetensors, or adapter_model.safetensors     all weights, as without sharding: read by any backend
-    optimizer.pt                                        likewise
-    weights/, moments/                                  for sharded checkpoints in their place: one file of safetensors
-                                                        for each process, read by any number of processes.
-                                                        optimizer.pt has the rest of the optimizer's state then
-
-torch's own format of sharded checkpoints has a pickle in it, and is not used.
+"""FSDP2, by accelerate: its settings, the sharded model, and its files in a checkpoint. They are those of a run without
+sharding: the first process writes weights and optimizer whole, and any backend reads them.
 
 Inside API of accelerate 1.15, torch 2.13 and transformers 5.17 that it uses (tests/training/test_upstream.py):
 
@@ -16,7 +9,6 @@ Inside API of accelerate 1.15, torch 2.13 and transformers 5.17 that it uses (te
     AcceleratorState                        ignores the plugin on the CPU and in a single process
     fsdp_utils.fsdp2_prepare_model          shards a model without an optimizer, layer by layer
     ACCELERATE_USE_FSDP                     with it, transformers loads weights on the first process of a machine only
-    torch.distributed.checkpoint.HuggingFaceStorageWriter, HuggingFaceStorageReader     write and read such files
     torch.distributed.tensor.distribute_tensor(src_data_rank=None)      takes this process's part without communication
     transformers.modeling_utils.is_fsdp_enabled         replaced while a checkpoint's weights are converted
 """
@@ -25,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,10 +26,6 @@ from accelerate import Accelerator
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import modeling_utils
@@ -48,7 +35,6 @@ from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import gathered, reshard
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig, fsdp_settings
-from aitrain.runs.checkpoint import SHARDS
 
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer
@@ -68,7 +54,7 @@ def fsdp_arguments(config: TrainConfig, weights: int) -> dict[str, object]:
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "reshard_after_forward": settings.reshard_after_forward,
         "cpu_ram_efficient_loading": settings.cpu_ram_efficient_loading,
-        "state_dict_type": "SHARDED_STATE_DICT" if settings.sharded_checkpoints else "FULL_STATE_DICT",
+        "state_dict_type": "FULL_STATE_DICT",
     }
     return {"fsdp": True, "fsdp_config": chosen | config.trl_table("fsdp_config")}
 
@@ -118,7 +104,6 @@ def prepare_reference(model: Any, accelerator: Accelerator) -> Any:
 
 # -- weights in a checkpoint
 
-MOMENTS = "moments"
 OPTIMIZER = "optimizer.pt"
 
 
@@ -143,9 +128,6 @@ def load_weights(model: Any, checkpoint: Path) -> None:
     weights = own_weights(model)
     if isinstance(model, PeftModel):
         weights = get_peft_model_state_dict(model, weights, save_embedding_layers=False)
-    if (checkpoint / SHARDS).is_dir():
-        load(dict(weights), storage_reader=HuggingFaceStorageReader(str(checkpoint / SHARDS)))
-        return
     kind, missing = "adapter_model" if isinstance(model, PeftModel) else "model", set(weights)
     for file in sorted(checkpoint.glob(f"{kind}*.safetensors")):
         with safe_open(file, "pt") as opened:
@@ -181,51 +163,20 @@ def _like(target: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
 # -- the optimizer
 
 
-def write_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path, is_main: bool, shards: bool) -> None:
-    """Write the state of an optimizer. Every process must call this."""
+def write_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path, is_main: bool) -> None:
+    """Write the state of an optimizer, gathered. Every process must call this."""
     state = optimizer.state_dict()
-    moments = {
-        f"{number}.{name}": value
-        for number, named in state["state"].items()
-        for name, value in named.items()
-        if isinstance(value, DTensor)
-    }
-    if shards:
-        write_shards(moments, checkpoint / MOMENTS)
-    values = dict.fromkeys(moments) if shards else gathered(moments.items(), is_main)
+    state["state"] = {number: gathered(values.items(), is_main) for number, values in state["state"].items()}
     if is_main:
-        written = {
-            number: {name: values.get(f"{number}.{name}", value) for name, value in named.items()}
-            for number, named in state["state"].items()
-        }
-        torch.save(state | {"state": written}, checkpoint / OPTIMIZER)
+        torch.save(state, checkpoint / OPTIMIZER)
 
 
 def read_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
     """Restore what `write_optimizer` wrote, or a run without sharding. Every process must call this."""
     state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", mmap=True, weights_only=True)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    moments: dict[str, torch.Tensor] = {}
     for number, values in state["state"].items():
         for name, value in values.items():
-            if value is None:
-                values[name] = moments[f"{number}.{name}"] = torch.zeros_like(parameters[number].detach())
-            elif value.shape == parameters[number].shape:
+            if value.shape == parameters[number].shape:
                 values[name] = _like(parameters[number], value).clone()  # not the memory of the file
-    if moments:
-        load(dict(moments), storage_reader=HuggingFaceStorageReader(str(checkpoint / MOMENTS)))
     optimizer.load_state_dict(state)
-
-
-def write_shards(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Write this process's parts into a file of its own. Every process must call this.
-
-    Raises:
-        Exception: that of the first process that could not write, on all of them.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    except CheckpointException as error:  # a BaseException, with what each process raised
-        (first, _), *_ = error.failures.values()
-        raise first from error

@@ -84,12 +84,12 @@ class SharedPrompts:
         """Whether the backward pass of the next pass continues through the prompts."""
 
     def log_probs(
-        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, in_loss: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, in_loss: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probabilities and entropies of the completions' tokens, of shape (rows, tokens of completions).
 
         `ids`, `mask`: whole rows, whose prompts are all of the block's, of shape (rows, tokens). `in_loss`: the tokens
-        of completions that are computed, in place of all; the values of the others are 0.
+        of completions that are computed; the values of the others are 0.
         """
         cache = copy.copy(self._cache)
         _, _, cache.numbers = distinct_prompts(ids[:, : self.tokens + 1], mask[:, : self.tokens + 1])
@@ -101,9 +101,7 @@ class SharedPrompts:
         for layer in cache.layers:
             layer.keys, layer.values = next(tensors), next(tensors)
         own = ids[:, self.tokens :]
-        labels = own.masked_fill(mask[:, self.tokens :] == 0, -100)
-        if in_loss is not None:
-            labels[:, 1:].masked_fill_(~in_loss, -100)
+        labels = own.masked_fill(~torch.nn.functional.pad(in_loss, (1, 0)), -100)
         output = _forward(model, cache, input_ids=own, attention_mask=mask, labels=labels, fused_lm_head=True)
         return output.log_probs, output.entropy
 
@@ -164,7 +162,8 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
     def shared() -> Iterator[torch.Tensor]:
         prompts = SharedPrompts(model, model.config, ids[:1, :prompt], mask[:1, :prompt])
         for row in range(2):
-            yield prompts.log_probs(model, ids[row : row + 1], mask[row : row + 1])[0]
+            own, attended = ids[row : row + 1], mask[row : row + 1]
+            yield prompts.log_probs(model, own, attended, attended[:, -answer:].bool())[0]
         prompts.backward()
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad][:8]

@@ -1,5 +1,5 @@
-"""What comes before and after each optimizer step: its clock; the guard that skips it if its loss or gradient is NaN or
-inf, and ends the run if the weights are; the end of a run that has only groups without advantages.
+"""What comes before and after each optimizer step: its clock, and the guard that skips it if its loss or gradient is
+NaN or inf, and ends the run if the weights are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_SKIPPED_IN_A_ROW_FP16 = 20
 
 
 class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Times the steps of a trainer on this process, counts its epochs, and ends it if nothing more can be learned.
+    """Times the steps of a trainer on this process, and counts its epochs.
 
     Measured are the seconds in which episodes waited for the policy and for their environments. With free-running
     episodes both clocks may run at the same time, so that the parts can add up to more than the step. `optimize` is the

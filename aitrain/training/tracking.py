@@ -15,7 +15,7 @@ What it uses of transformers 5.17 (tests/training/test_tracking.py trains with t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -28,7 +28,7 @@ from aitrain.events import Evaluated
 from aitrain.execution.user_code import describe_error
 from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
-from aitrain.runs.records import RolloutRecord, TranscriptMessage
+from aitrain.runs.records import RolloutRecord
 from aitrain.training.run_context import RunContext
 
 PROJECT = "aitrain"
@@ -40,8 +40,6 @@ TABLES = 20
 LONGEST = 4_000
 """Characters of one text in a table."""
 ADVICE = {"wandb": " (without an account or a network: WANDB_MODE=offline)"}
-
-Row = dict[str, str | int | float | None]
 
 
 class Tracking(TrainerCallback):  # type: ignore[misc]
@@ -97,7 +95,8 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
 
         def show(name: str, callback: Any) -> None:
             if name == "tensorboard":
-                callback.tb_writer.add_text("rollouts", "\n\n---\n\n".join(map(_as_markdown, rows)), step)
+                texts = (_verbatim(write_yaml(row)) for row in rows)
+                callback.tb_writer.add_text("rollouts", "\n\n---\n\n".join(texts), step)
                 return
             import pandas  # type: ignore[import-untyped, unused-ignore]  # comes with datasets
 
@@ -157,28 +156,22 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
             self._each(lambda name, _: import_module(name).finish() if name in self._opened else None)
 
 
-def _row(record: RolloutRecord) -> Row:
-    prompt, messages = record.transcript()
-    error = f"{record.error.kind}: {record.error.message}" if record.error else ""
+def _row(record: RolloutRecord) -> dict[str, object]:
+    prompt, said = (
+        "\n\n".join(f"{message.role}: {message.text}" for message in messages)[:LONGEST]
+        for messages in record.transcript()
+    )
     return {
         "step": record.step,
         "eval_phase": record.eval_phase or "training",
         "case_idx": str(record.case_idx),
-        "prompt": (record.prompt if isinstance(record.prompt, str) else _as_text(prompt))[:LONGEST],
-        "completion": (record.completion if len(messages) == 1 else _as_text(messages))[:LONGEST],
+        "prompt": prompt,
+        "completion": said,
         "score": record.score,
         "advantage": record.advantage,
         "stop": record.stop,
-        "error": error[:LONGEST],
+        "error": record.error and f"{record.error.kind}: {record.error.message}"[:LONGEST],
     }
-
-
-def _as_text(messages: Iterable[TranscriptMessage]) -> str:
-    return "\n\n".join(f"{message.role}: {message.text}" for message in messages)
-
-
-def _as_markdown(row: Row) -> str:
-    return "\n\n".join(_verbatim(f"{name}: {value}") for name, value in row.items() if value not in (None, ""))
 
 
 def _verbatim(text: str) -> str:

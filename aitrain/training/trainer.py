@@ -96,7 +96,6 @@ from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Trajectory
 from aitrain.rollout.limits import Limits
-from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.records import RolloutRecord
 from aitrain.training.algorithm import (
     AlgorithmParts,
@@ -113,11 +112,10 @@ from aitrain.training.model import keep_adapter_float32
 from aitrain.training.passes import (
     KEPT,
     KEPT_ROWS,
-    AlignedRows,
     MicroBatch,
     Rows,
     cost_of_passes,
-    depends_on_padding,
+    log_probs_of_rows,
     passes_of,
     plan_blocks,
     plan_passes,
@@ -131,7 +129,6 @@ from aitrain.training.sharding import (
     refuse_unsharded,
     shard_now,
     write_optimizer,
-    write_shards,
 )
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
 from aitrain.training.step_events import NonFiniteGuard, StepEvents
@@ -235,21 +232,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
         self.watch = StepEvents(self, self.batches.clock)
         self.add_callback(self.watch)
-        self.context = inputs.limits.context
         policy = self.accelerator.unwrap_model(self.model)
         is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
-        with evaluation_mode(self.model):
-            self.aligns_rows = depends_on_padding(
-                partial(super()._get_per_token_logps_and_entropies, self.model),
-                self.accelerator.device,
-                self.context,
-                policy.get_input_embeddings().weight.shape[0],
-                is_precise,
-            )
-
-        self.rows_apart = "positions depend on padding" if self.aligns_rows else "this is off"
+        has_rotary_positions = bool(getattr(policy.config.get_text_config(), "rope_parameters", None))
+        self.depends_on_padding = not has_rotary_positions or policy._is_stateful
+        self.rows_apart = "positions depend on padding" if self.depends_on_padding else "this is off"
         """Why each row is computed with its own prompt; empty if prompts are shared."""
-        if inputs.batch.shares_prompts and self.trims and not self.aligns_rows:
+        if inputs.batch.shares_prompts and self.trims and not self.depends_on_padding:
             with gradient_checkpointing(policy, self.args):
                 self.rows_apart = of_first(why_apart(policy, is_precise))  # all processes make the same passes
         self.shares_prompts = not self.rows_apart
@@ -388,7 +377,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if math.isinf(divisor) and not self.use_adaptive_entropy:
             of_metrics["reduce"] = lambda values, reduction: reduce(torch.zeros_like(values), reduction)
         is_in_loss = None
-        if self._prompts is not None and self.algorithm.custom_loss is None:
+        if self.trims:
             is_in_loss = (rows["completion_mask"] * rows["tool_mask"]).bool()
             rows = rows | {name: rows[name].masked_fill(~is_in_loss, 0.0) for name in LOGPROBS & rows.keys()}
         # the passes of a generation batch, if all were like this one
@@ -402,9 +391,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return self._loss_of_algorithm(model, rows)
 
     def _loss_of_algorithm(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
-        """TRL's loss; or the user's and the KL term, averaged over tokens as the loss type says, with what is left of
-        TRL's."""
-        custom, beta = self.algorithm.custom_loss, self.beta
+        """TRL's loss, or a loss of the user's in place of TRL's policy term: an average over tokens, as the loss type
+        takes it."""
+        custom = self.algorithm.custom_loss
         if custom is None:
             return cast(torch.Tensor, super()._compute_loss(model, inputs))
         compute, computed = self._get_per_token_logps_and_entropies, list[Any]()
@@ -413,35 +402,21 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             computed.append(compute(*arguments, **keywords))
             return computed[-1]
 
-        # sapo has no metrics of its own, and is 0 with advantages of 0
-        others = {"beta": 0.0, "loss_type": "sapo", "_get_per_token_logps_and_entropies": kept}
-        with replaced(self, others):
-            rest = inputs | {"advantages": torch.zeros_like(inputs["advantages"])}
-            loss: torch.Tensor = super()._compute_loss(model, rest)
+        with replaced(self, {"_get_per_token_logps_and_entropies": kept}):
+            without_policy_term = inputs | {"advantages": torch.zeros_like(inputs["advantages"])}
+            loss: torch.Tensor = super()._compute_loss(model, without_policy_term)
         ((logps, entropies, _),) = computed
-        mask, old = inputs["completion_mask"] * inputs["tool_mask"], inputs.get("old_per_token_logps", logps.detach())
-        ref = inputs.get("ref_per_token_logps")
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
         losses = custom(
             mask,
             logprobs=logps,
-            old_logprobs=old,
+            old_logprobs=inputs.get("old_per_token_logps", logps.detach()),
             advantages=inputs["advantages"].unsqueeze(1),
-            ref_logprobs=ref,
+            ref_logprobs=inputs.get("ref_per_token_logps"),
             entropies=entropies,
         )
         if self.use_vllm and self.vllm_importance_sampling_correction:
             losses = losses * inputs["importance_sampling_ratio"]
-        if beta != 0 and ref is not None:
-            kl = torch.exp(ref - logps) - 1 + logps - ref
-            if self.args.use_bias_correction_kl:  # by the ratio of each token, or of each row, as TRL does
-                log_ratio = logps - old
-                if self.importance_sampling_level == "sequence":
-                    log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
-                kl = kl * torch.exp(log_ratio)
-            own = torch.stack([(kl * mask).sum(), mask.sum().to(kl.dtype)]).detach()
-            over_tokens, count = self.accelerator.reduce(own, reduction="sum")
-            self._metrics["train"]["kl"].append((over_tokens / count.clamp(min=1.0)).item())
-            losses = losses + beta * kl
         passes = self.current_gradient_accumulation_steps
         items = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         of_step = items * passes / self.args.steps_per_generation
@@ -475,24 +450,17 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     ) -> Any:
         """Values of the last `logits_to_keep` tokens, each token at its position without padding.
 
-        Also left-aligns a padded batch that is wider than the context although none of its rows is longer. Without
-        gradients TRL passes a whole generation batch with a `batch_size`, which is divided into passes here.
+        Without gradients TRL passes a whole generation batch with a `batch_size`, which is divided into passes here.
         """
         if batch_size is not None:
             logps = self._in_own_passes(model, input_ids, attention_mask, logits_to_keep)
             return logps, None, None
+        in_loss = attention_mask[:, -logits_to_keep:].bool() if self._in_loss is None else self._in_loss
         if self._prompts is not None:
-            return *self._prompts.log_probs(model, input_ids, attention_mask, self._in_loss), None
-        compute = super()._get_per_token_logps_and_entropies
-        too_wide = self.context is not None and input_ids.shape[1] > self.context
-        to_left = self.aligns_rows or too_wide
-        if not (to_left or self.trims):
-            return compute(model, input_ids, attention_mask, logits_to_keep, **more)
-        rows = AlignedRows.of(input_ids, attention_mask, to_left)
-        count = rows.ids.shape[1] - 1 if to_left else logits_to_keep
-        logps, entropies, loss = compute(model, rows.ids, rows.mask, count, **more)
-        entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
-        return rows.moved_back(logps, logits_to_keep), entropies, loss
+            return *self._prompts.log_probs(model, input_ids, attention_mask, in_loss), None
+        if self.trims or self.depends_on_padding:
+            return *log_probs_of_rows(model, input_ids, attention_mask, in_loss), None
+        return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, **more)
 
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         """Log-probabilities of a padded generation batch; of tokens that a trimmed pass leaves out, 0."""
@@ -584,11 +552,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Whether the weights are sharded, so that no process can run the model before training starts."""
         return bool(self.is_fsdp_enabled)
 
-    @property
-    def writes_shards(self) -> bool:
-        """Whether each process writes its part of a checkpoint."""
-        return bool(self.is_fsdp_enabled and "SHARDED" in str(self.accelerator.state.fsdp_plugin.state_dict_type))
-
     def _prepare_for_training(self, *arguments: Any, **keywords: Any) -> Any:
         """Does not shard the model a second time."""
         if not self.is_fsdp_enabled:
@@ -604,14 +567,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.save_with(self, partial(super()._save_checkpoint, model, trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
-        this."""
+        """Write the weights, gathered. Every process must call this."""
         folder, writes = Path(output_dir or self.args.output_dir), self.args.should_save
         with savable_generation_config(self.model):
             if not self.is_fsdp_enabled:
                 super().save_model(str(folder), _internal_call)
-            elif _internal_call and self.writes_shards:
-                write_shards(own_weights(self.model), folder / SHARDS)
             else:
                 tensors = gathered(own_weights(self.model).items(), writes)
                 if writes:
@@ -620,7 +580,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        parts = self.optimizer, Path(output_dir), self.args.should_save, self.writes_shards
+        parts = self.optimizer, Path(output_dir), self.args.should_save
         ours = {
             "save_fsdp_model": lambda *_, **__: None,
             "save_fsdp_optimizer": lambda *_: write_optimizer(*parts),
@@ -650,12 +610,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Load the weights of a checkpoint. Every process must call this."""
         self._load_from_checkpoint(str(checkpoint))
         self.rollouts.invalidate_weights()
-
-    @property
-    def has_moved_reference(self) -> bool:
-        """Whether the reference model has been synced from the policy."""
-        args = self.args
-        return bool(args.sync_ref_model and self.state.global_step >= args.ref_model_sync_steps)
 
     def resume_state(self) -> dict[str, Any]:
         """This process's state that transformers does not save: the steps of the last generation batch, if some are not

@@ -8,8 +8,6 @@ unpickled with torch's `weights_only=True` only.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,7 +17,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain import activity
@@ -53,7 +50,6 @@ TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
 STATE = "trainer_{rank}.pt"
 """File of each process, with what transformers and TRL do not save."""
-REFERENCE = "reference.safetensors"
 
 
 @dataclass
@@ -81,8 +77,8 @@ class CheckpointWriter:
         if step == self.last:
             return  # the end of an epoch, whose last step was saved already
         staging = self.folder.checkpoints / f"{STAGING}{step}"
-        made, size = staging / f"{PREFIX}{step}", save_size(trainer)
-        with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(self.folder, size):
+        made = staging / f"{PREFIX}{step}"
+        with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(self.folder):
             self.folder.check_owner()
             if accelerator.is_main_process:
                 shutil.rmtree(staging, ignore_errors=True)
@@ -119,9 +115,8 @@ class CheckpointWriter:
 
 
 def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
-    """Write what transformers and TRL do not save: `EpisodeTrainer.resume_state`, what the order of the cases and the
-    calls of each environment have learned, and a reference model that was synced from the policy (`--trl
-    sync_ref_model`)."""
+    """Write what transformers and TRL do not save: `EpisodeTrainer.resume_state`, and what the order of the cases and
+    the calls of each environment have learned."""
     trainer.rollouts.settle()
     parts = trainer.rollouts.rollout.runner.parts
     learned = {
@@ -131,24 +126,11 @@ def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
     }
     rank = trainer.accelerator.process_index
     torch.save(trainer.resume_state() | learned, folder / STATE.format(rank=rank))
-    if trainer.has_moved_reference and rank == 0:
-        save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / REFERENCE))
-
-
-def save_size(trainer: EpisodeTrainer, with_optimizer: bool = True) -> int:
-    """Bytes to save: the weights, or the adapter alone, and their optimizer state."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    weights = [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
-    states = trainer.optimizer.state.values() if with_optimizer else ()
-    kept = [value for state in states for value in state.values()]
-    reference = trainer.ref_model.parameters() if with_optimizer and trainer.has_moved_reference else ()
-    tensors = [value for value in (*weights, *reference, *kept) if isinstance(value, torch.Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @contextmanager
-def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
-    """Turn a failed write into an error that says how much disk space is needed.
+def explain_write_errors(folder: RunFolder) -> Iterator[None]:
+    """Turn a failed write into an error that says what remains.
 
     Raises:
         CannotWriteError: a file could not be written; partial files were deleted.
@@ -160,16 +142,11 @@ def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
             raise
         for unfinished in (*folder.checkpoints.glob(f"{STAGING}*"), *folder.path.glob(f"{STAGING}*")):
             shutil.rmtree(unfinished, ignore_errors=True)
-        free = shutil.disk_usage(folder.path).free
-        is_full = isinstance(error, RuntimeError) and free < size  # torch says only at which position it failed
-        why = getattr(error, "strerror", None) or (
-            os.strerror(errno.ENOSPC) if is_full else " ".join(str(error).split())
-        )
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())  # torch's does not name a full disk
+        free = shutil.disk_usage(folder.path).free / 2**20
         raise CannotWriteError(
-            f"Cannot save in {folder.path}: {why[:120]}\n"
-            f"It takes about {size / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free. Everything saved before is"
-            " intact:\n"
-            "free some disk space and continue with --resume."
+            f"Cannot save in {folder.path}: {why[:120]} ({free:,.0f} MiB are free)\n"
+            "Everything saved before is intact: free some disk space and continue with --resume."
         ) from error
 
 
@@ -245,8 +222,6 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
             trainer.batches.order.restore(saved["case_order"])
         for name, part in trainer.rollouts.rollout.runner.parts.items():
             part.policy.restore(saved["call_policies"].get(name, {}))
-        if trainer.has_moved_reference and (folder / REFERENCE).exists():
-            load_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / REFERENCE))
         if self.is_same:
             trainer.resume(saved)
         scheduler = trainer.lr_scheduler

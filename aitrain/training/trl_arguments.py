@@ -115,10 +115,9 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
         made = GRPOConfig(output_dir=str(output_dir), **{**config.trl, **arguments})
     except Exception as error:
         raise _refused(error) from error
-    if made.sync_ref_model and made.fsdp:
+    if made.sync_ref_model:
         raise ConfigError(
-            "--trl sync_ref_model: with FSDP2 checkpoints lack the reference model, so no run could resume exactly\n"
-            "Omit it, or train without FSDP2."
+            "--trl sync_ref_model: checkpoints have no reference model, so no run could resume exactly\nOmit it."
         )
     return made
 

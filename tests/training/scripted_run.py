@@ -153,8 +153,6 @@ JOBS: dict[str, dict[str, Any]] = {
     # without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit
     "adapter": SAVED | {"environment": ScriptedTalk, "peft": True, "lora_r": 4, "rl_kl_coef": 0.1,
                         "max_grad_norm": 1e6, "merge_adapter": False, "share_prefixes": False},
-    "shards": SAVED | {"environment": ScriptedTalk, "gradient_accumulation": 2,
-                       "trl": {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}},
 }  # fmt: skip
 """Options of the runs, beside OPTIONS."""
 

@@ -70,16 +70,6 @@ def test_a_resumed_run_ends_like_one_that_was_never_stopped(
     assert_same(killed, whole.folder)
 
 
-@pytest.mark.slow
-def test_a_resumed_run_has_the_moved_reference_model_of_one_that_was_never_stopped(train: Train) -> None:
-    moving = {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.6}
-    options = {**EVERY_STEP, "rl_kl_coef": 0.1, "trl": moving}
-    whole = train(Vowels(), project_name="whole", **options)
-    killed = as_if_killed_after(whole.folder, 3, "killed")
-    train(Vowels(), project_name="killed", resume_from_checkpoint="auto", **options)
-    assert_same(killed, whole.folder)
-
-
 @pytest.mark.parametrize("step", [2, 4])
 def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(
     step: int, train: Train, finished: FinishedRuns

@@ -11,8 +11,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.runs.checkpoint import refuse_other_backend
-from aitrain.runs.model_reference import read_model
 from aitrain.training.sharding import load_weights, refuse_unsharded
 from tests.training.conftest import are_equal, difference, run_group, weights
 
@@ -23,11 +21,11 @@ def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.Te
     out = tmp_path_factory.mktemp("sharded")
     run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", "talk", "adapter")
     run_group(
-        preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "trimmed", "adapter", "shards",
-        "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
+        preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "trimmed", "adapter",
+        "talk-resumed<talk", "adapter-resumed<adapter",
         "talk-resumed-from-ddp<../ddp/talk", "adapter-resumed-from-ddp<../ddp/adapter",
     )  # fmt: skip
-    run_group(preloaded_aitrain, 4, small_model, out / "fsdp2", "fsdp2", "shards-resumed-by-4<shards")
+    run_group(preloaded_aitrain, 4, small_model, out / "fsdp2", "fsdp2", "talk-resumed-by-4<talk")
     resumed = [f"{name}-resumed-from-fsdp2<../fsdp2/{name}" for name in ("talk", "adapter")]
     run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", *resumed)
     return out
@@ -41,8 +39,8 @@ def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.Te
     ("one", "other", "most"),
     [
         *((f"fsdp2/{name}", "ddp/talk", 1e-6) for name in ("talk", "trimmed")),
-        *((f"fsdp2/{name}-resumed", f"fsdp2/{name}", 0.0) for name in ("talk", "shards")),
-        ("fsdp2/shards-resumed-by-4", "fsdp2/shards", 1e-6),
+        ("fsdp2/talk-resumed", "fsdp2/talk", 0.0),
+        ("fsdp2/talk-resumed-by-4", "fsdp2/talk", 1e-6),
         ("fsdp2/talk-resumed-from-ddp", "fsdp2/talk", 1e-6),
         ("ddp/talk-resumed-from-fsdp2", "ddp/talk", 1e-6),
     ],
@@ -67,20 +65,6 @@ def test_a_sharded_adapter_ends_equal_to_the_last_bit(name: str, runs: Path) -> 
 
 
 # -- checkpoints
-
-
-@pytest.mark.slow
-def test_a_sharded_checkpoint_has_safetensors_of_each_process_and_is_for_fsdp2_only(runs: Path) -> None:
-    checkpoint = runs / "fsdp2" / "shards" / "checkpoints" / "checkpoint-2"
-
-    assert not list(checkpoint.glob("model*.safetensors"))
-    for folder in ("weights", "moments"):
-        assert [file.suffix for file in (checkpoint / folder).iterdir()] == [".safetensors"] * 2
-    refuse_other_backend(checkpoint, "fsdp2")
-    with pytest.raises(ConfigError, match="distributed-backend fsdp2, and ddp cannot"):
-        refuse_other_backend(checkpoint, "ddp")
-    with pytest.raises(ConfigError, match="is a sharded checkpoint"):
-        read_model(str(checkpoint))
 
 
 def test_weights_that_have_other_names_in_files_are_loaded(tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ PARAMETERS: list[tuple[Callable[..., Any], str]] = [
     (GRPOTrainer._load_from_checkpoint, "self resume_from_checkpoint model"),
     (GRPOTrainer._compute_loss, "self model inputs"),
     (GRPOTrainer._get_grad_norm, "self model grad_norm"),
-    (GRPOTrainer._move_model_to_device, "self model device"),
     (GRPOTrainer._prepare_for_training, "self max_steps train_dataloader resume_from_checkpoint"),
     (GRPOTrainer._save, "self output_dir state_dict"),
     (GRPOTrainer._save_optimizer_and_scheduler, "self output_dir"),
