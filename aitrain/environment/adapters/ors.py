@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from aitrain.environment.adapters.env_server import (
     EnvServer,
@@ -32,7 +31,6 @@ class OpenRewardServer(ServerEnvironment):
     env: str | None = None
     split: str = "train"
     rewards: str = "last"
-    unrewarded: float | None = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +69,7 @@ class OpenRewardSession:
 
     def __init__(self, owner: OpenRewardServer) -> None:
         self.server, self.env = EnvServer(owner.url), owner.env
-        self.rewards = StepRewards(owner.rewards, owner.unrewarded)
+        self.rewards = StepRewards(owner.rewards)
 
     async def open(self, split: str, index: int) -> None:
         """Begin the session of a task."""
