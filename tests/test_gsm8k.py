@@ -17,9 +17,8 @@ Load = Callable[..., Any]
 ORIGINAL = Path(__file__).parent / "data" / "gsm8k_original"
 
 
-def row(truth: Any = "72", source: str = "openai/gsm8k") -> dict[str, Any]:
+def row(truth: Any = "72") -> dict[str, Any]:
     return {
-        "data_source": source,
         "prompt": [{"role": "user", "content": "30 + 42?"}],
         "reward_model": {"style": "rule", "ground_truth": truth},
     }
@@ -80,17 +79,16 @@ def test_the_judge_is_chosen_by_name_and_the_lenient_score_stands_beside_it(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 2"),
+        ("{", "cannot be read"),
         ('{"question": "a"}', "not a JSON object with question and answer"),
         ('{"question": "a", "answer": "b"}', "ground_truth is 'b'"),
         (json.dumps(row("1,000")), "ground_truth is '1,000'"),
-        (json.dumps(row(source="my/sums")), "unknown data_source 'my/sums'"),
     ],
 )
 def test_a_row_in_another_format_is_an_error_with_its_file_and_line(load: Load, line: str, said: str) -> None:
     with pytest.raises(EnvironmentFailed) as caught:
         load(line)
-    assert "rows.jsonl, line 2: " in str(caught.value)
+    assert "rows.jsonl, line 2" in str(caught.value)
     assert said in str(caught.value)
 
 

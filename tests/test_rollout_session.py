@@ -192,9 +192,9 @@ class Mistake(Asks):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (lambda first, answer: {"messages": [user("One"), answer, user("two")]}, "rewrote messages[0] (role user)"),
+        (lambda first, answer: {"messages": [user("One"), answer, user("two")]}, "rewrote messages[0]: it was {'role'"),
         (lambda first, answer: {"messages": [*first, {**answer, "content": "other"}, user("two")]},
-         "rewrote messages[1] (the policy's answer): it was '1', now 'other'"),
+         "rewrote messages[1]: it was {'role': 'assistant'"),
         (lambda first, answer: {"messages": [*first, answer, user("two")], "tools": []}, "changed the tools"),
     ],
 )  # fmt: skip

@@ -30,12 +30,14 @@ from aitrain.vllm.client import error_text
 KEY = "OPENAI_API_KEY"
 ATTEMPTS = 6
 """Attempts of one request; with the pauses between them, about a minute."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds to wait before a request is repeated; doubled each time, unless the server says how long."""
+FIRST_PAUSE = 1.0
+"""Seconds to wait before a request is repeated; doubled each time."""
 DEADLINE, CONNECT_SECONDS, LIST_SECONDS = 600.0, 10.0, 30.0
 """Seconds to wait for an answer, a connection, and the list of models."""
 BUSY = {408, 409, 425, 429}
 """Statuses below 500 that pass."""
+DENIED = {401, 403}
+"""Statuses of a missing or wrong key."""
 OTHER_LIMIT = "max_completion_tokens"
 """What OpenAI's newer models take instead of max_tokens, which they refuse."""
 
@@ -115,30 +117,22 @@ class ChatEndpoint:
     async def _post(self, body: dict[str, Any], max_tokens: int) -> _ChatCompletion:
         pause = self.pause
         for _ in range(ATTEMPTS):
-            wait = pause
+            sent = {**body, self._limit_name: max_tokens}
             try:
-                limit_name = self._limit_name
                 async with asyncio.timeout(DEADLINE):  # httpx's own holds for each piece of an answer
-                    response = await self._http.post(
-                        f"{self.url}/chat/completions", json={**body, limit_name: max_tokens}
-                    )
-            except TimeoutError:
-                problem = f"no answer within {DEADLINE:g} s"
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                    response = await self._http.post(f"{self.url}/chat/completions", json=sent)
+            except (TimeoutError, httpx.HTTPError, httpx.InvalidURL) as error:
                 problem = redact(f"{type(error).__name__}: {error}")
             else:
-                status = response.status_code
-                if status < 300:
+                if response.is_success:
                     return self._parsed(response)
-                problem = f"{status}: {redact(error_text(response))}"
-                if limit_name != OTHER_LIMIT and status == 400 and OTHER_LIMIT in problem:
+                problem = f"{response.status_code}: {redact(error_text(response))}"
+                if OTHER_LIMIT in problem and OTHER_LIMIT not in sent:
                     self._limit_name = OTHER_LIMIT
                     continue
-                if status < 500 and status not in BUSY:
+                if response.status_code < 500 and response.status_code not in BUSY:
                     raise RunFailed(_refused(self.url, response))
-                asked = response.headers.get("retry-after", "")
-                wait = max(pause, float(asked) if asked.isdigit() else 0.0)
-            await asyncio.sleep(min(wait, LONGEST_PAUSE))
+            await asyncio.sleep(pause)
             pause *= 2
         raise RunFailed(
             f"{self.url} failed {ATTEMPTS} times at the same request: {problem}\n"
@@ -206,15 +200,13 @@ async def served_model(url: str, wanted: str | None, transport: httpx.AsyncBaseT
     async with endpoint_client(url, transport) as client:
         try:
             response = await client.get(f"{url}/models", timeout=LIST_SECONDS)
-            names = [str(card["id"]) for card in response.json()["data"]] if response.status_code < 300 else []
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            names = [str(card["id"]) for card in response.json()["data"]] if response.is_success else []
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"model: {url} does not answer ({type(error).__name__})\n"
+                f"model: {url} does not list its models ({type(error).__name__})\n"
                 "Is the server running? The address of vLLM ends in /v1."
             ) from None
-        except (ValueError, KeyError, TypeError):
-            names = []
-    if response.status_code in (401, 403):
+    if response.status_code in DENIED:
         raise ConfigError(_refused(url, response))
     if len(names) != 1:
         known = redact(", ".join(names[:5])) or f"none (status {response.status_code})"
@@ -244,13 +236,7 @@ def _to_wire(messages: Sequence[Message]) -> list[Message]:
 
 
 def _refused(url: str, response: httpx.Response) -> str:
-    status, text = response.status_code, redact(error_text(response))
-    advice = {
-        401: f"Put the key into the environment variable {KEY}.",
-        403: f"Put a key that may use the model into the environment variable {KEY}.",
-        404: "Check the address, which often ends in /v1, and --model-name.",
-    }
-    if status == 400 and "context" in text:  # of vLLM and OpenAI: maximum context length
-        advice[status] = "Lower --rl-max-new-tokens, or --rl-max-episode-tokens with several turns."
-    what_to_do = advice.get(status, "See the message for what it does not accept.")
-    return f"{url} refuses the request: {status}: {text}\n{what_to_do}"
+    advice = "Check the address, which often ends in /v1, --model-name, and what the message says."
+    if response.status_code in DENIED:
+        advice = f"Put a key that may use the model into the environment variable {KEY}."
+    return f"{url} refuses the request: {response.status_code}: {redact(error_text(response))}\n{advice}"

@@ -16,12 +16,13 @@ import secrets
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -29,7 +30,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from aitrain.environment.completion_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.http_server import RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.session import AssistantTurn, Message, TokenUsage
-from aitrain.environment.tools import InvalidToolError, function_part, shown_tool
+from aitrain.environment.tools import InvalidToolError, shown_tool
 from aitrain.errors import EpisodeTruncated
 from aitrain.execution.async_calls import is_on_shared_loop
 
@@ -186,7 +187,11 @@ class TrainedConversation:
         Raises:
             RefusedRequestError: the request does not continue the conversation.
         """
-        problem = self._problem(request)
+        problem = "" if request.tools in (None, self.tools) else "changed the tools"
+        before = zip_longest(self.messages, request.messages[: len(self.messages)], fillvalue=Message())
+        for number, (was, now) in enumerate(before):
+            if not problem and _comparable(was) != _comparable(now):
+                problem = f"rewrote messages[{number}]: it was {short(str(was), 100)}, now {short(str(now), 100)}"
         if problem:
             raise RefusedRequestError(
                 400,
@@ -199,23 +204,11 @@ class TrainedConversation:
         self.messages += new
         return new
 
-    def _problem(self, request: ChatRequest) -> str:
-        if request.tools is not None and request.tools != self.tools:
-            was, now = ([function_part(tool).get("name") for tool in tools] for tools in (self.tools, request.tools))
-            return f"changed the tools: they were {was}, now {now}"
-        for number, (before, after) in enumerate(zip_longest(self.messages, request.messages)):
-            if before is not None and (after is None or _comparable(before) != _comparable(after)):
-                whose = "the policy's answer" if before["role"] == "assistant" else f"role {before['role']}"
-                parts = [() if one is None else _comparable(one)[1:] for one in (before, after)]
-                shown = [short(" ".join(map(repr, filter(None, part)))) for part in parts]
-                return f"rewrote messages[{number}] ({whose}): it was {shown[0]}, now {shown[1] or 'left out'}"
-        return ""
-
 
 def _comparable(message: Message) -> tuple[object, ...]:
     """What makes two messages the same; clients strip and drop the rest."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
-    return message["role"], message["content"].strip(), calls, message.get("name")
+    return message.get("role"), message.get("content", "").strip(), calls, message.get("name")
 
 
 class RequestQueue:
@@ -223,41 +216,33 @@ class RequestQueue:
     one."""
 
     def __init__(self) -> None:
-        self._waiting = deque[ChatRequest]()
-        self._changed = threading.Condition()
+        self._requests = SimpleQueue[ChatRequest | None]()
         self._is_closed = False
 
     def ask(self, request: ChatRequest) -> Future[ChatAnswer]:
         """Put a request into the queue; the future gets the policy's answer, or the reason why there is none."""
-        with self._changed:
-            if self._is_closed:
-                request.answer.set_exception(_over())
-            else:
-                self._waiting.append(request)
-                self._changed.notify()
+        self._requests.put(request)
+        if self._is_closed:
+            self.close()
         return request.answer
 
     def take(self) -> ChatRequest | None:
         """Wait for the next request; None: there are no more."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
-                    return None
-                request = self._waiting.popleft()
+        while (request := self._requests.get()) is not None:
             if request.answer.set_running_or_notify_cancel():
                 return request
+        self.close()
+        return None
 
     def close(self) -> None:
         """Refuse the requests that wait, and all later ones."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-            refused = [request.answer for request in self._waiting]
-            self._waiting.clear()
-        for answer in refused:
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(_over())
+        self._is_closed = True  # before what waits is refused: `ask` looks after it has put a request
+        with suppress(Empty):
+            while True:
+                request = self._requests.get_nowait()
+                if request is not None and request.answer.set_running_or_notify_cancel():
+                    request.answer.set_exception(_over())
+        self._requests.put(None)
 
 
 def _over() -> RefusedRequestError:
@@ -288,12 +273,8 @@ class EndpointServer:
         episode = self.episodes.get(name)
         if episode is None:
             raise RefusedRequestError(404, "no such episode, or it is over: use endpoint.base_url", "episode_over")
-        if request.method == "GET" and path == "v1/models":
-            models = [{"id": name, "object": "model", "created": 0, "owned_by": "aitrain"} for name in MODELS]
-            return JSONResponse({"object": "list", "data": models})
         if request.method == "GET" or path != "v1/chat/completions":
-            what = f"there is no {request.method} /{path}: only /v1/chat/completions and /v1/models"
-            raise RefusedRequestError(404, what)
+            raise RefusedRequestError(404, f"there is no {request.method} /{path}: only /v1/chat/completions")
         body = await json_body(request)
         model = body.get("model")
         if model not in MODELS:
@@ -342,9 +323,9 @@ def endpoint_server() -> EndpointServer:
     """The server of this process, started when it is first needed."""
     with _lock:
         # clients ask 127.0.0.1 itself where the machine has an HTTP proxy, which would also get the key
-        kept_out = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-        if any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ) and "127.0.0.1" not in kept_out:
-            os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{kept_out},127.0.0.1".lstrip(",")
+        for name in ("no_proxy", "NO_PROXY"):
+            if "127.0.0.1" not in os.environ.get(name, ""):
+                os.environ[name] = f"{os.environ.get(name, '')},127.0.0.1"
         return _server()
 
 

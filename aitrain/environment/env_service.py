@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aitrain.environment.contract import Case, Transcript, call_reference
+from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.served_environment import (
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-PAGE_ROWS = 200
-"""Rows of one page of the dataset."""
 IDLE_SECONDS = 1800.0
 """Seconds without a call after which a session is ended: its client is gone."""
 ANSWER_SECONDS = 5.0
@@ -60,8 +58,6 @@ class EnvService:
     cases: Sequence[Case]
     """The cases of both datasets, by their numbers."""
     description: EnvDescription
-    source: Sequence[Mapping[str, object]] = ()
-    """The environment's files, each with `name` and `text`."""
     notify: Callable[[str], object] = lambda _: None
     host: str = "127.0.0.1"
     port: int = 0
@@ -77,14 +73,12 @@ class EnvService:
             OSError: the port is taken, or the address is none of this machine.
             ConfigError: there is no token.
         """
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
-        port = listener.getsockname()[1]
-        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        listener = socket.create_server((self.host, self.port), backlog=1024)
+        host = socket.gethostname() if self.host == "0.0.0.0" else self.host
         server = http_server(with_token(self._answer, env_token(), lambda error: {"error": str(error)}))
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
-            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            on_ready(f"http://{host}:{listener.getsockname()[1]}")
             while not self.stop.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.stop.wait(), END_SECONDS)
@@ -102,7 +96,8 @@ class EnvService:
         from starlette.responses import Response
 
         if request.method == "GET":
-            answer = encode(self.read(request.url.path, request.query_params))
+            # in a thread, as many rows take long, and clients take a server that is silent for lost
+            answer = await asyncio.to_thread(lambda: encode(self.read(request.url.path, request.query_params)))
         else:
             answer = await self.answer(request.url.path, await json_body(request))
         return Response(answer, media_type="application/json")
@@ -117,17 +112,12 @@ class EnvService:
         """
         if path == "/v1/environment":
             return asdict(self.description)
-        if path == "/v1/source":
-            return {"files": list(self.source)}
-        if path != "/v1/rows":
-            raise RefusedRequestError(404, f"there is no {path}")
-        dataset, start = query.get("dataset", "train"), int(query.get("start", "0"))
-        first, end = (0, self.description.train) if dataset == "train" else (self.description.train, len(self.cases))
-        if dataset not in ("train", "held_out") or not 0 <= start <= end - first:
-            raise RefusedRequestError(404, f"there are no rows {dataset} from {start}")
-        last = min(first + start + PAGE_ROWS, end)
-        rows = [to_jsonable(self.cases[number].row, redacts=False) for number in range(first + start, last)]
-        return {"environment": self.description.id, "rows": rows, "next": last - first if last < end else None}
+        count, dataset = self.description.train, query.get("dataset")
+        datasets = {"train": self.cases[:count], "held_out": self.cases[count:]}
+        if path != "/v1/rows" or dataset not in datasets:
+            raise RefusedRequestError(404, f"there is no {path} with these arguments")
+        rows = [to_jsonable(case.row, redacts=False) for case in datasets[dataset]]
+        return {"environment": self.description.id, "rows": rows}
 
     # -- calls
 
@@ -142,16 +132,6 @@ class EnvService:
             episode = self._episodes.pop(str(body.get("session")), None)
             await self.runner.end([episode] if episode else [])
             return b"{}"
-        if path == "/v1/reference":
-            case_idx, row = body.get("case_idx"), body.get("case")
-            named = (case for case in self.cases if to_jsonable(case.case_idx, redacts=False) == case_idx)
-            known = next((case for case in named if row in (None, to_jsonable(case.row, redacts=False))), None)
-            if known is None or not self.description.has_reference:
-                raise RefusedRequestError(404, f"there is no reference for case {case_idx}")
-            outcome = await self.runner.pool.call(partial(call_reference, self.runner.environment, known))
-            if outcome.failure is not None:
-                raise RefusedRequestError(400, f"reference {outcome.failure.message}")
-            return encode({"value": to_jsonable(outcome.value, redacts=False)})
         try:
             call = decode(EnvCall, body)
         except ValueError as error:
@@ -159,8 +139,6 @@ class EnvService:
         if call.environment != self.description.id:
             what = f"({self.description.name}, {self.description.train} rows)"
             raise RefusedRequestError(409, f"this server now serves another environment {what}")
-        if not 0 <= call.case < len(self.cases):
-            raise RefusedRequestError(400, f"there is no case {call.case}")
         episode = self._episodes.get(call.session)
         if episode is None:
             if call.number or path == "/v1/respond":

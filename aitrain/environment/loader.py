@@ -8,7 +8,6 @@ import ast
 import inspect
 import re
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
@@ -16,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 
 from aitrain.environment.adapters import ADAPTERS, SERVED, Adapter, adapter_named
-from aitrain.environment.adapters.settings import RandomStream
 from aitrain.environment.user_modules import (
     add_to_path,
     check_objects,
@@ -210,9 +208,7 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
             factory, name = partial(factory, source.id), f"the adapter {adapter.name}"
         check_signature(factory, name, keywords)
         try:
-            # importing a framework may draw random numbers, or seed them
-            with nullcontext() if adapter is None else RandomStream(0).active():
-                environment: object = factory(**keywords)
+            environment: object = factory(**keywords)
         except (ConfigError, EnvironmentFailed):
             raise  # an adapter's, about its settings or its server
         except (Exception, SystemExit) as error:

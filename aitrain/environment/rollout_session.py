@@ -40,10 +40,9 @@ from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.task import Task, current_task, on_cancel
 from aitrain.execution.user_code import stack_of_thread
 
-MAX_AFTER_LIMIT = 20
-"""Requests after the limit of an episode that are answered with EpisodeTruncated; with more, the episode fails."""
 MAX_UNTRAINED = 1_000
-"""Untrained requests of one episode; with more, it fails, as nothing else ends a loop of them."""
+"""Untrained requests of one episode, and those after its limit; with more, it fails, as nothing else ends a loop of
+them."""
 
 SECONDS_TO_END = 5.0
 """Time that a rollout has to end when its session is closed."""
@@ -93,7 +92,7 @@ class RolloutSession(LocalSession):
         self._pending: ChatRequest | None = None
         """The request that waits for the answer."""
         self._limit = ""
-        self._answers = self._untrained = self._refused = 0
+        self._answers = self._untrained = 0
         self._calls: tuple[ToolCall, ...] = ()
         """The tool calls of the last trained answer."""
         self._is_over = False
@@ -164,14 +163,9 @@ class RolloutSession(LocalSession):
         with on_cancel(cancel, run.stack):
             while (request := self._requests.take()) is not None:
                 self._pending = request
-                self._untrained += not request.is_trained
-                self._refused += bool(self._limit) and request.is_trained
-                what = ""
+                self._untrained += bool(self._limit) or not request.is_trained
                 if self._untrained > MAX_UNTRAINED:
-                    what = f"made more than {MAX_UNTRAINED:,} requests with trained=False"
-                if self._refused > MAX_AFTER_LIMIT:
-                    what = f"asked more than {MAX_AFTER_LIMIT} times after EpisodeTruncated"
-                if what:
+                    what = f"made more than {MAX_UNTRAINED:,} requests with trained=False, or after EpisodeTruncated"
                     raise self._failed(RefusedRequestError(410, f"{what}: end the loop that asks them", "episode_over"))
                 if not (self._limit and request.is_trained):
                     return request

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import threading
@@ -28,7 +27,7 @@ from aitrain.errors import ConfigError, EnvironmentFailed, ServerRefusedError
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import Outcome, current_task, is_abandoned, paused
 
-PROTOCOL = 4
+PROTOCOL = 5
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
 
@@ -49,13 +48,10 @@ class EnvDescription:
     """The method that plays an episode."""
     train: int
     """Number of rows."""
-    parameters: tuple[str, ...] | None = None
-    """Parameters of that method; None if it takes all."""
     held_out: int | None = None
     """Number of rows of build_eval_dataset; None without that method."""
     scores_groups: bool = False
     sees_thoughts: bool = False
-    has_reference: bool = False
     tools: Tools | None = None
     """The tools of get_tools, which cannot be run by their names; None without that method."""
     requires: EnvRequirements = field(default_factory=EnvRequirements)
@@ -63,6 +59,8 @@ class EnvDescription:
     """Model whose tokenizer the rows were built with; None if they did not need one."""
     facts: JsonObject = field(default_factory=dict)
     """For the client's environment.json: module, class, file, sha256, config."""
+    source: tuple[dict[str, str], ...] = ()
+    """The environment's files, each with `name` and `text`."""
 
 
 @dataclass(frozen=True)
@@ -188,16 +186,14 @@ class EnvConnection:
             what = f"{type(error).__name__} {error}".strip()
             raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {what}") from error
         activity.own.tick()  # the server is alive, and has deadlines of its own
-        try:
-            found = response.json()
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            if response.status_code in BEHIND_PROXY:
-                raise ConnectionError(f"a proxy answers with status {response.status_code}")
-            raise ServerRefusedError(f"{self.url}{path} does not answer in JSON: is it `aitrain env serve`?", 0)
-        if response.is_error:
-            raise ServerRefusedError(f"{self.url}{path}: {str(found.get('error'))[:500]}", response.status_code)
+        is_json = "json" in response.headers.get("Content-Type", "")
+        if response.status_code in BEHIND_PROXY and not is_json:
+            raise ConnectionError(f"a proxy answers with status {response.status_code}")
+        if response.is_error or not is_json:
+            raise ServerRefusedError(
+                f"{self.url}{path}: {response.status_code}: {response.text[:500]}", response.status_code
+            )
+        found: JsonObject = response.json()
         return found
 
 
@@ -333,45 +329,34 @@ class ServedEnvironment:
                 f"The environment's server built the rows with the tokenizer of {built}, and this model has that of"
                 f" {trained}\nStart the server with: aitrain env serve ... --tokenizer {trained}"
             )
-        return self._rows("train")
+        return self.rows("train")
 
     def session(self, case: Case | None) -> ServedSession:
         """The session of a new episode."""
         assert case is not None
         return ServedSession(self, EnvCall(uuid.uuid4().hex, 0, self.description.id, case.own_number))
 
-    def reference_of(self, case_idx: object, case: JsonObject) -> Any:
-        """What the environment's `reference` returns, if it has one."""
-        body = encode({"case_idx": case_idx, "case": case})
-        return self._asked("POST", "/v1/reference", "reference", body, seconds=None)["value"]
-
     def served_source(self) -> list[tuple[str, str]]:
         """Names and texts of the environment's files; only names inside of a folder."""
-        try:
-            files = self.connections[0].request("GET", "/v1/source")["files"]
-        except (ConnectionError, ServerRefusedError):
-            return []
-        paths = [(PurePosixPath(str(file["name"])), str(file["text"])) for file in files]
+        paths = [(PurePosixPath(file["name"]), file["text"]) for file in self.description.source]
         return [(str(path), text) for path, text in paths if not path.is_absolute() and ".." not in path.parts]
 
     def close(self) -> None:
         """No-op: the servers keep their environment."""
 
-    def _rows(self, dataset: str) -> list[JsonObject]:
-        rows, start = list[JsonObject](), 0
-        while start is not None:
-            page = self._asked("GET", f"/v1/rows?dataset={dataset}&start={start}", "its rows")
-            if page["environment"] != self.description.id:
-                raise EnvironmentFailed("The environment's server was restarted with another environment")
-            rows += page["rows"]
-            start = page["next"]
-        return rows
+    def rows(self, dataset: str) -> list[JsonObject]:
+        """The rows of the dataset `train` or `held_out`.
 
-    def _asked(self, method: str, path: str, what: str, body: bytes | None = None, **more: Any) -> JsonObject:
+        Raises:
+            EnvironmentFailed: the server does not answer, or serves another environment by now.
+        """
         try:
-            return self.connections[0].request(method, path, body, **more)
+            found = self.connections[0].request("GET", f"/v1/rows?dataset={dataset}", seconds=None)
         except (ConnectionError, ServerRefusedError) as error:
-            raise EnvironmentFailed(f"The environment's server did not answer for {what}: {error}") from error
+            raise EnvironmentFailed(f"The environment's server did not answer for its rows: {error}") from error
+        if found["environment"] != self.description.id:
+            raise EnvironmentFailed("The environment's server was restarted with another environment")
+        return list(found["rows"])
 
 
 # -- connecting
@@ -391,15 +376,13 @@ def connect(urls: str, /) -> ServedEnvironment:
         if other.id != first.id:
             raise EnvironmentFailed(
                 f"The servers at {connections[0].url} and {connection.url} serve different environments:\n"
-                f"{_named(first)}\n{_named(other)}\nStart both with the same files, configuration and seed."
+                "Start both with the same files, configuration and seed."
             )
-    methods: dict[str, Any] = {first.kind: _played_elsewhere(first.parameters)}
+    methods: dict[str, Any] = {first.kind: _played_elsewhere}
     if first.held_out is not None:
-        methods["build_eval_dataset"] = lambda self: self._rows("held_out")
+        methods["build_eval_dataset"] = lambda self: self.rows("held_out")
     if first.scores_groups:
-        methods["score_group"] = _played_elsewhere(None)
-    if first.has_reference:
-        methods["reference"] = ServedEnvironment.reference_of
+        methods["score_group"] = _played_elsewhere
     if first.tools is not None:
         methods["get_tools"] = lambda self: []  # see offered_tools
     # a class with the name of the environment's, which no file here is the source of
@@ -427,18 +410,5 @@ def _described(connection: EnvConnection) -> EnvDescription:
         raise EnvironmentFailed(f"The server at {connection.url} is not one of aitrain env serve: {error}") from error
 
 
-def _named(description: EnvDescription) -> str:
-    return f"{description.name}, {description.train} rows, source {str(description.facts.get('sha256'))[:12]}"
-
-
-def _played_elsewhere(parameters: Sequence[str] | None) -> Any:
-    """A method with these parameters, which is not called here."""
-
-    def method(self: ServedEnvironment, **_: object) -> None:
-        raise NotImplementedError("a session of the environment's server takes the calls")
-
-    if parameters is not None:
-        names = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-        names += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in parameters]
-        method.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
-    return method
+def _played_elsewhere(self: ServedEnvironment, **_: object) -> None:
+    raise NotImplementedError("a session of the environment's server takes the calls")

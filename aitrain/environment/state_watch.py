@@ -449,24 +449,8 @@ _Twister = tuple[int, ...]
 """The state of a Mersenne Twister: the key of a block of numbers, and how many of them were drawn."""
 
 
-_are_generators_watched = True
-
-
-@contextmanager
-def unwatched_generators() -> Iterator[None]:
-    """Context in which the global random generators are those of one game, which puts the others back."""
-    global _are_generators_watched
-    before, _are_generators_watched = _are_generators_watched, False
-    try:
-        yield
-    finally:
-        _are_generators_watched = before
-
-
 def _generator_states() -> list[_Twister]:
-    """The states of the global random generators of Python and numpy; none where they are not watched."""
-    if not _are_generators_watched:
-        return []
+    """The states of the global random generators of Python and numpy."""
     states = [random.getstate()[1]]
     if get_state := getattr(sys.modules.get("numpy.random"), "get_state", None):  # it may be half imported
         state = get_state(legacy=False)["state"]

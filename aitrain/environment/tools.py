@@ -11,19 +11,18 @@ import inspect
 import json
 import re
 import textwrap
-import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, ValidationError
 from pydantic.experimental.arguments_schema import generate_arguments_schema
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import SchemaValidator, to_jsonable_python
 
 from aitrain.environment.completion_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.contract import ToolResult
-from aitrain.errors import AitrainError, EnvironmentFailed, did_you_mean
+from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
 
@@ -116,8 +115,7 @@ class Tools:
         tool, named = self.by_name.get(str(call.name)), short(str(call.name))
         problem = call.problem
         if not problem and tool is None:
-            near, names = did_you_mean(named, self.by_name), ", ".join(self.by_name) or "none"
-            problem = f"there is no tool {named}.{near} Tools: {names}"
+            problem = f"there is no tool {named}. Tools: {', '.join(self.by_name) or 'none'}"
         if problem or tool is None:
             return _wrong(problem)
         values, problems = tool.read(copy.deepcopy(call.arguments or {}))  # a tool may change what it is given
@@ -196,17 +194,8 @@ class _Described:
         try:
             _, values = self.validator.validate_python(known)
         except ValidationError as error:
-            return {}, [self._problem(one["type"], one["loc"], one["msg"]) for one in error.errors(include_url=False)]
+            return {}, [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
         return values, []
-
-    def _problem(self, kind: str, place: tuple[int | str, ...], what: str) -> str:
-        name = str(place[0])
-        if kind == "unexpected_keyword_argument":
-            near = did_you_mean(name, self.parameters["properties"])
-            return f"unknown argument: {short(name)}{near and '.'}{near}"
-        if len(place) == 1 and kind.startswith("missing"):
-            return f"missing argument: {name}"
-        return f"{'.'.join(map(str, place))}: {what}"
 
 
 @functools.lru_cache(maxsize=256)  # the objects of different episodes have the same methods
@@ -224,34 +213,22 @@ def _described(function: Any, is_bound: bool) -> _Described:
             function, "arguments", lambda place, *_: "skip" if is_bound and place == 0 else None, strict
         )
         schema, validator = _ToolSchema().generate(core), SchemaValidator(core, {"allow_inf_nan": False})
-        hints = get_type_hints(function, include_extras=True)
     except Exception as error:
-        why = short(re.split(r"\n|\. ", str(error))[0], 200)
-        what = (
-            "Hint them with int, str, list[...], Literal[...], a dataclass or a pydantic model, which the module"
-            " defines or imports at its top."
-        )
-        raise InvalidToolError(f"its arguments cannot be described: {why}\n{what}") from None
-    for parameter in parameters:
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            name = parameter.name
-            raise InvalidToolError(f"it takes {name} by position only\nRemove the `/`: a model gives names.")
+        raise InvalidToolError(
+            f"its arguments cannot be described: {short(str(error), 200)}\nHint them with int, str, list[...],"
+            " Literal[...], a dataclass or a pydantic model, which the module defines or imports at its top."
+        ) from None
     description, texts = _read_docstring(inspect.getdoc(function) or "")
     flat = _flat(schema, schema.pop("$defs", {}))
+    if "properties" not in flat:
+        raise InvalidToolError("it takes arguments by position only\nRemove the `/`: a model gives names.")
     for name, each in flat["properties"].items():
-        if text := _text_of_hint(hints.get(name)) or each.get("description") or texts.get(name):
+        if text := each.get("description") or texts.get(name):
             each["description"] = text
     shown = {"type": "object", "properties": flat["properties"], "required": flat.get("required", [])}
     nullable = [parameter.name for parameter in parameters if parameter.default is None]
     star = next((str(one) for one in parameters if one.kind.name.startswith("VAR")), "")
     return _Described(description, shown, validator, nullable, star)
-
-
-def _text_of_hint(hint: object) -> str | None:
-    """The text of `Annotated[int, "text"]`, or of it `| None`."""
-    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
-    texts = (text for each in (hint, *members) for text in getattr(each, "__metadata__", ()) if isinstance(text, str))
-    return next(texts, None)
 
 
 _SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Params|Returns?|Raises|Yields):|^:\w", re.MULTILINE)
@@ -300,16 +277,6 @@ def _method(item: ToolJson, owner: object) -> Callable[..., object] | None:
     return method if callable(method) else None
 
 
-class _Parameters(BaseModel):
-    properties: dict[str, ToolJson] = Field(default_factory=dict)
-    required: list[str] = Field(default_factory=list)
-
-
-class _FunctionSchema(BaseModel):
-    name: str = Field(min_length=1)
-    parameters: _Parameters | None = None
-
-
 def shown_tool(item: ToolJson) -> Tool:
     """A tool that is shown to the model and not run: the environment parses its calls.
 
@@ -317,12 +284,9 @@ def shown_tool(item: ToolJson) -> Tool:
         InvalidToolError: it is no schema of a function.
     """
     inner = function_part(item)
-    try:
-        name = _FunctionSchema.model_validate(inner).name
-        json.dumps(to_jsonable_python(item), allow_nan=False)
-    except (ValueError, TypeError) as error:
-        what = "Give it a name, and as parameters a JSON schema with type, properties and required."
-        raise InvalidToolError(f"it is no schema of a function: {short(str(error), 200)}\n{what}") from None
+    name, parameters = inner.get("name"), inner.get("parameters") or {}
+    if not isinstance(name, str) or not isinstance(parameters, dict):
+        raise InvalidToolError("it is no schema of a function\nGive it a name, and as parameters a JSON schema.")
     return Tool(name, {"type": "function", **(item if inner is not item else {"function": item})})
 
 

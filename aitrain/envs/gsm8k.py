@@ -1,12 +1,11 @@
 """Grade-school maths, with the JSON lines of GSM8K, `--rl-env-config '{"data_path": "gsm8k/train.jsonl"}'`: rows with
 question and answer as on GitHub, or XTuner's, with data_source, prompt and reward_model."""
 
-import json
 import re
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
+from aitrain.environment.adapters.rows import read_rows
 from aitrain.judges import gsm8k
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
@@ -36,8 +35,8 @@ class GSM8K:
         if judge not in ("exact", "lenient"):
             raise ValueError(f"there is no judge {judge!r}; there is: exact, lenient")
         self.judge = judge
-        self.cases = read_rows(data_path)
-        self.held_out = [] if eval_path is None else read_rows(eval_path)
+        self.cases = cases_of(data_path)
+        self.held_out = [] if eval_path is None else cases_of(eval_path)
         if eval_path is None:  # aitrain then holds out some of data_path
             self.build_eval_dataset = None  # type: ignore[method-assign, assignment]
 
@@ -61,28 +60,19 @@ class GSM8K:
         return f"#### {reward_model['ground_truth']}"
 
 
-def read_rows(file: str) -> list[dict[str, Any]]:
+def cases_of(file: str) -> list[dict[str, Any]]:
     """The rows of a file, checked."""
-    rows = []
-    for number, line in enumerate(Path(file).expanduser().absolute().read_bytes().splitlines(), start=1):
-        place = f"{file}, line {number}"
-        if not line.strip():
-            continue
+    cases = []
+    for place, row in read_rows(file):
         try:
-            row = json.loads(line)
-            rows.append(_as_of_xtuner(row["question"], row["answer"]) if "question" in row else row)
-            _, source, truth = rows[-1]["prompt"], rows[-1]["data_source"], rows[-1]["reward_model"]["ground_truth"]
-        except (ValueError, TypeError, KeyError):
-            needs = "question and answer, or prompt, data_source and reward_model.ground_truth"
+            cases.append(_as_of_xtuner(row["question"], row["answer"]) if "question" in row else row)
+            truth = cases[-1]["reward_model"]["ground_truth"]
+        except (TypeError, KeyError):
+            needs = "question and answer, or prompt and reward_model.ground_truth"
             raise ValueError(f"{place}: not a JSON object with {needs}") from None
-        if source != "openai/gsm8k":
-            hint = "train on rows of several sources with --rl-env rows:FILE, see docs/judges.md"
-            raise ValueError(f"{place}: unknown data_source {source!r}, not openai/gsm8k; {hint}")
         if not isinstance(truth, str) or not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", truth):
             raise ValueError(f'{place}: ground_truth is {truth!r}, not a number as a string, such as "72"')
-    if not rows:
-        raise ValueError(f"{file} has no rows")
-    return rows
+    return cases
 
 
 def _as_of_xtuner(question: str, answer: str) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """Hotel booking: an assistant with four tools learns what a user wishes, finds the one hotel that has it, and books it.
 
-The user has five wishes: city, dates, budget, stars and breakfast. The opening tells the city, in a quarter of the
-cases the dates too; `ask_user` tells the others, at most two at a time. The budget is for the whole stay with the
-hotel's fee, which only `get_hotel` shows, as it does the free dates. One hotel meets every wish; the others are in
-another city, or too dear, or only seem cheap for their large fee, or have no room, the wrong stars or breakfast.
+The user has five wishes: city, dates, budget, stars and breakfast. The opening tells the city; `ask_user` tells the
+others, at most two at a time. `search_hotels` shows the cheapest hotels, only `get_hotel` their free dates. One hotel
+meets every wish, and each of the others misses one or two.
 
-The score is 0.2 for each wish that the user had told before the booking and that the booking meets. It is 0 without a
-booking, and 0 when the stay costs more than the budget (of the nights booked and the nights wished, the more count: to
-book fewer is no way round it). `book_hotel` refuses a hotel that does not exist or is not free on the dates given, and
-a second booking. A wish that was never told does not count, as luck is no merit: who asks nothing gets at most 0.2, or
-0.4 where the opening tells the dates.
+The score is 0.2 for each wish that the user had told before the booking and that the booking meets, and 0 without a
+booking. The budget is for the nights wished, however few are booked. A wish that was never told does not count, as luck
+is no merit: who asks nothing gets at most 0.2. `book_hotel` refuses a hotel that does not exist or is not free on the
+dates given, and a second booking.
 """
 
 import json
@@ -21,9 +19,6 @@ from typing import Any, NamedTuple
 from aitrain import EnvRequirements, Score
 
 CITIES = ["Arla", "Brom", "Corvo", "Delt", "Elmar", "Fjord", "Gant", "Halen", "Ister", "Jola", "Kerrin", "Lund"]
-FIRST_NAMES = ["Rose", "Sea", "Sun", "Oak", "Swan", "Moon", "Park", "Star"]
-LAST_NAMES = ["Inn", "Lodge", "Hotel", "House"]
-OPENINGS = ["I need a hotel in {}.", "Hi! Please book me a hotel in {}.", "I am going to {}. Find me a hotel."]
 SYSTEM = "You book hotels. Ask the user for dates, budget, stars and breakfast, find the right hotel, book it, say so."
 
 TOPICS = {
@@ -39,24 +34,14 @@ MAX_HITS = 3
 
 
 class Hotel(NamedTuple):
-    """A hotel: `price` is per night, `fee` once per stay; its room is free between two days of June."""
+    """A hotel: `price` is per night; its room is free between two days of June."""
 
-    name: str
     city: str
     stars: int
     breakfast: bool
     price: int
-    fee: int
     free_from: int
     free_until: int
-
-    def cost(self, nights: int) -> int:
-        """What a stay costs in all."""
-        return self.price * nights + self.fee
-
-    def is_free(self, check_in: int, nights: int) -> bool:
-        """Whether the room is free for the whole stay."""
-        return self.free_from <= check_in and check_in + nights <= self.free_until
 
 
 class Wish(NamedTuple):
@@ -74,48 +59,40 @@ class Wish(NamedTuple):
         return {
             "city": f"In {self.city}.",
             "dates": f"From June {self.check_in}, {self.nights} nights.",
-            "budget": f"At most {self.budget} in all, fee included.",
+            "budget": f"At most {self.budget} in all.",
             "stars": f"At least {self.stars} stars.",
             "breakfast": "With breakfast." if self.breakfast else "Without breakfast.",
         }[topic]
 
 
 class HotelCase(NamedTuple):
-    """A user, the hotels that there are, and the id of the right one; `told` is what the opening tells."""
+    """A user's wish, the hotels that there are, and the id of the right one."""
 
     wish: Wish
-    opening: str
-    told: tuple[str, ...]
     hotels: dict[str, Hotel]
     right: str
 
 
 def draw_case(rng: random.Random) -> HotelCase:
-    """A user and the hotels, of which exactly one is right: each of the others misses a wish or two."""
+    """A user and the hotels, of which exactly one is right."""
     city, other_city = rng.sample(CITIES, 2)
-    base, nights = rng.randint(60, 120), rng.randint(2, 5)  # the base is per night, what the budget is made of
-    budget = base * nights + 30
-    wish = Wish(city, rng.randint(6, 20), nights, budget, rng.randint(3, 4), rng.random() < 0.5)
-    free = wish.check_in - rng.randint(0, 5), wish.check_in + nights + rng.randint(0, 5)
-    low = base - rng.randint(2, 15)
+    price, nights, check_in = rng.randint(60, 120), rng.randint(2, 5), rng.randint(6, 20)
+    wish = Wish(city, check_in, nights, price * nights, rng.randint(3, 4), rng.random() < 0.5)
     misses: list[dict[str, Any]] = [
         {"city": other_city},
-        {"free_from": wish.check_in + 1},
-        {"price": base + rng.randint(16, 80)},
-        {"price": low, "fee": budget - low * nights + rng.randint(5, 60)},
+        {"free_from": check_in + 1},
+        {"price": price + rng.randint(5, 80)},
         {"stars": wish.stars - rng.randint(1, 2)},
         {"breakfast": not wish.breakfast},
     ]
     changes = [{}, *misses, *({**one, **other} for one, other in (rng.sample(misses, 2) for _ in range(8)))]
-    names = rng.sample([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES], len(changes))
-    numbers = rng.sample(range(1, len(changes) + 1), len(changes))
+    ids = rng.sample([f"H{number}" for number in range(1, len(changes) + 1)], len(changes))
     hotels = {}
-    for number, name, change in sorted(zip(numbers, names, changes, strict=True), key=lambda one: one[0]):
-        price, fee, stars = base - rng.randint(0, 9), rng.randint(0, 30), rng.randint(wish.stars, 4)
-        hotels[f"H{number}"] = Hotel(name, city, stars, wish.breakfast, price, fee, *free)._replace(**change)
-    told = ("city", "dates") if rng.random() < 0.25 else ("city",)
-    opening = " ".join([rng.choice(OPENINGS).format(city), *map(wish.tell, told[1:])])
-    return HotelCase(wish, opening, told, hotels, f"H{numbers[0]}")
+    for id, change in zip(ids, changes, strict=True):
+        free = check_in - rng.randint(0, 5), check_in + nights + rng.randint(0, 5)
+        hotel = Hotel(city, rng.randint(wish.stars, 5), wish.breakfast, price - rng.randint(0, 20), *free)
+        hotels[id] = hotel._replace(**change)
+    return HotelCase(wish, hotels, ids[0])
 
 
 class HotelBooking:
@@ -146,7 +123,7 @@ class HotelBooking:
 
     def reference(self, case_idx: int) -> list[str]:
         """The replies of an assistant that asks for what it needs, and knows the right hotel as soon as it is found."""
-        wish, *_, right = self.cases[case_idx]
+        wish, _, right = self.cases[case_idx]
         return [
             tool_call("ask_user", question="On which dates, and what is your budget?"),
             tool_call("ask_user", question="How many stars? Breakfast?"),
@@ -158,17 +135,20 @@ class HotelBooking:
 
     def _rows(self, numbers: range) -> list[dict[str, Any]]:
         system = {"role": "system", "content": SYSTEM}
-        users = [{"role": "user", "content": self.cases[number].opening} for number in numbers]
-        return [{"prompt": [system, user], "case_idx": number} for user, number in zip(users, numbers, strict=True)]
+        openings = [f"I need a hotel in {self.cases[number].wish.city}." for number in numbers]
+        return [
+            {"prompt": [system, {"role": "user", "content": opening}], "case_idx": number}
+            for opening, number in zip(openings, numbers, strict=True)
+        ]
 
 
 class Booking:
     """One conversation, with its tools."""
 
     def __init__(self, case: HotelCase) -> None:
-        self.case, self.told = case, set(case.told)
+        self.case, self.told = case, {"city"}
         self.questions = self.plain_answers = 0
-        self.booked = self.is_affordable = False
+        self.booked = False
         self.met = dict.fromkeys(TOPICS, False)
 
     def get_tools(self) -> list[Callable[..., Any]]:
@@ -182,33 +162,31 @@ class Booking:
         return None if is_over else "Please ask with ask_user, and book me a hotel."
 
     def score(self) -> Score:
-        """0.2 for each wish told and met, 0 for a stay over the budget; see the top of the file."""
+        """0.2 for each wish told and met."""
         metrics = {"booked": float(self.booked), "questions": float(self.questions)}
         metrics |= {f"met_{topic}": float(is_met) for topic, is_met in self.met.items()}
-        return Score(sum(self.met.values()) / len(self.met) if self.is_affordable else 0.0, metrics)
+        return Score(sum(self.met.values()) / len(self.met), metrics)
 
-    def search_hotels(self, city: str, min_stars: int = 1, breakfast: bool | None = None) -> dict[str, Any] | str:
+    def search_hotels(self, city: str, min_stars: int = 1, breakfast: bool | None = None) -> list[dict[str, Any]] | str:
         """The cheapest hotels.
 
         Args:
             breakfast: With or without
         """
         hits = sorted(
-            (hotel.price, hotel_id, hotel.name, hotel.stars)
-            for hotel_id, hotel in self.case.hotels.items()
+            (hotel.price, id, hotel.stars)
+            for id, hotel in self.case.hotels.items()
             if hotel.city.casefold() == city.strip().casefold()
             and hotel.stars >= min_stars
             and breakfast in (None, hotel.breakfast)
         )
-        shown = [{"id": id, "name": name, "stars": stars, "price": price} for price, id, name, stars in hits[:MAX_HITS]]
-        return {"hotels": shown, "more": len(hits[MAX_HITS:])} if hits else "There is no such hotel."
+        shown = [{"id": id, "stars": stars, "price": price} for price, id, stars in hits[:MAX_HITS]]
+        return shown or "There is no such hotel."
 
     def get_hotel(self, hotel_id: str) -> dict[str, Any] | str:
-        """Its fee and free dates."""
-        if hotel_id not in self.case.hotels:
-            return "There is no such hotel."
-        *shown, free_from, free_until = self.case.hotels[hotel_id]
-        return {**dict(zip(Hotel.__annotations__, shown, strict=False)), "free": f"June {free_from} to {free_until}"}
+        """Its free dates, and all else."""
+        hotel = self.case.hotels.get(hotel_id)
+        return "There is no such hotel." if hotel is None else hotel._asdict()
 
     def book_hotel(self, hotel_id: str, check_in: int, nights: int) -> str:
         """Can be done once.
@@ -221,19 +199,18 @@ class Booking:
             return "You have booked already."
         if hotel is None:
             return "There is no such hotel."
-        if nights < 1 or not hotel.is_free(check_in, nights):
-            return f"{hotel.name} is not free then."
+        if nights < 1 or check_in < hotel.free_from or check_in + nights > hotel.free_until:
+            return f"{hotel_id} is not free then."
         self.booked = True
-        self.is_affordable = hotel.cost(max(nights, wish.nights)) <= wish.budget
         is_so = {
             "city": hotel.city == wish.city,
             "dates": (check_in, nights) == (wish.check_in, wish.nights),
-            "budget": self.is_affordable,
+            "budget": hotel.price * max(nights, wish.nights) <= wish.budget,
             "stars": hotel.stars >= wish.stars,
             "breakfast": hotel.breakfast == wish.breakfast,
         }
         self.met = {topic: topic in self.told and is_so[topic] for topic in TOPICS}
-        return f"Booked: {hotel.name}, June {check_in}, {nights} nights."
+        return f"Booked: {hotel_id}, June {check_in}, {nights} nights."
 
     def ask_user(self, question: str) -> str:
         """Ask for one or two wishes."""

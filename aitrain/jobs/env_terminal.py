@@ -157,12 +157,12 @@ def _serve(request: Request) -> Document:
     runner = start_runner(environment, config, is_watched=False)
     runner.notify = say
     runner.offer(NO_MODEL, tokenizer)
-    if "model" in (description.parameters or ()):
+    if "model" in (named_by(getattr(environment, description.kind)) or ()):
         say(f"{description.name}.{description.kind} names `model`, which a served environment does not have.")
     if opened.note:
         say(opened.note)
     with closing(runner):
-        service = EnvService(runner, opened.all_cases, description, kept_files(environment), say, **request["serve"])
+        service = EnvService(runner, opened.all_cases, description, say, **request["serve"])
         asyncio.run(_serve_until_stopped(service, say))
     return {}
 
@@ -207,16 +207,15 @@ def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | No
         id=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32],
         name=type(environment).__name__,
         kind=kind,
-        parameters=named_by(getattr(environment, kind)),
         train=len(opened.cases),
         held_out=len(opened.held_out) or None,
         scores_groups=scores_groups(environment),
         sees_thoughts=getattr(environment, "sees_thoughts", False) is True,
-        has_reference=callable(getattr(environment, "reference", None)),
         tools=replace(Tools.of(environment), by_name={}) if hasattr(environment, "get_tools") else None,
         requires=requirements_of(environment),
         tokenizer=tokenizer,
         facts=facts,
+        source=tuple(dict(file) for file in kept_files(environment)),
     )
 
 

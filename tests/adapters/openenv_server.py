@@ -106,8 +106,6 @@ class OpenEnvServer:
             self.open.discard(connection)
 
     def _answer(self, game: Game, message: JsonObject) -> JsonObject:
-        if message["type"] == "state":
-            return {"type": "state", "data": {}}
         if message["type"] == "reset":
             self.resets.append(message["data"])
             return game.reset(message["data"])

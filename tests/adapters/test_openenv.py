@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, TrainConfig
+from aitrain import TrainConfig
 from aitrain.environment.adapters.openenv import ActionRefusedError, OpenEnv, OpenEnvText
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import start_runner
@@ -54,7 +54,6 @@ def test_the_answer_is_the_action_and_done_ends_the_episode_with_the_sum_of_rewa
     assert played.scored.metrics == {"luck": 0.5, "return": pytest.approx(0.9), "rewards": 2.0}
     assert play(server, "2", "7", number=7, rewards="last").scored.score == 1.0
     assert play(server).scored.score == 0.0
-    assert play(server, unrewarded=None).scored.score is None
 
 
 def test_the_tools_of_an_mcp_environment_are_offered_as_tools() -> None:
@@ -67,14 +66,15 @@ def test_the_tools_of_an_mcp_environment_are_offered_as_tools() -> None:
     assert played.scored.score == pytest.approx(0.9)
 
 
-def test_a_server_that_allows_too_few_sessions_for_all_processes_is_reported_before_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with OpenEnvServer(most=6).running() as server:
-        assert rows_of(environment(server, sessions=3))
-        with pytest.raises(EnvironmentFailed, match="allows 6 of 8 sessions"):
-            rows_of(environment(server, sessions=4))
+def test_a_server_that_allows_too_few_sessions_fails_the_others_with_what_to_do() -> None:
+    with OpenEnvServer(most=2).running() as server:
+        made = environment(server, sessions=3)
+        cases = [Case(number, row["prompt"], row, number) for number, row in enumerate(rows_of(made)[:3])]
+        with closing(start_runner(made, TrainConfig(rl_env_isolation="process", rl_env_retries=0))) as runner:
+            sessions = open_sessions(runner, cases, [0] * 3)
+            end(runner, sessions)
+    (failure,) = [one.failure for one in sessions if one.failure]
+    assert (failure.kind, "max_concurrent_envs" in failure.message) == ("server", True)
 
 
 def test_episodes_at_once_have_a_session_each_and_fail_as_server_when_it_is_lost(server: OpenEnvServer) -> None:

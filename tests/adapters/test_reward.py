@@ -97,7 +97,7 @@ def test_a_function_of_trl_gets_messages_for_a_chat_prompt_and_one_reward_for_ea
     case = cases_of(env)[0]
     assert play(env, case, ["yes"])[1].score == 0.0
     assert play(env, case, ["<think>yes?</think>\nyes"])[1].score == 1.0
-    wrong = environment("my_rewards.py:too_few")
+    wrong = environment("my_rewards.py:too_few", group=[])
     failure = play(wrong, cases_of(wrong)[0], ["yes"])[1].failure
     assert "too_few returned 2 rewards for 1 completions" in failure.message
 
@@ -126,7 +126,7 @@ def test_a_function_that_compares_answers_gets_the_whole_group() -> None:
         ("exact,standard", {}, ["standard"]),  # which fails with one answer
         ("exact,boxed,letter", {}, ["boxed", "letter"]),  # which compare only what is in a form
         ("shortest_right", {"data": "solutions.jsonl"}, ["shortest_right"]),  # which compares only right answers
-        ("longest,number", {}, ["longest"]),  # number fails with any answer of the trial
+        ("number", {}, ["number"]),  # which fails with any answer of the trial
         ("exact,longest", {"group": ["exact"]}, ["exact"]),
     ],
 )
@@ -137,7 +137,7 @@ def test_functions_that_compare_are_named_or_found_by_a_trial(
     cases_of(env)
     assert env.comparing == comparing
     assert (env.score_group is None) == (not comparing)
-    assert "number" not in name or "not known, as the trial failed: number" in dataset_note(env)
+    assert settings or f"of a group: {', '.join(comparing) or 'none'}" in dataset_note(env)
 
 
 def test_what_is_wrong_is_refused() -> None:

@@ -88,11 +88,11 @@ def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"prompt": "a"}\n\n{"prompt": \n', "rows.jsonl, line 3: not JSON"),
+        ('{"prompt": "a"}\n\n{"prompt": \n', "rows.jsonl, line 3 cannot be read: JSONDecodeError"),
         ('{"prompt": "a"}\n{"text": "b", "label": 1}\n', "rows.jsonl, line 2: no prompt (it has: text, label)"),
         ("", "no rows in rows.jsonl"),
         ("prompt,n\n1, or 2?,3\n", "row 0 has more cells than the header"),
-        ("prompt,n,n\na,1,2\n", "two columns are called 'n'"),
+        ("prompt,n,n\na,1,2\n", "two columns have the same name: prompt, n, n"),
     ],
 )
 def test_a_wrong_row_is_told_with_file_and_line(text: str, words: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from aitrain.runs.environment_source import kept_files, source_facts
 from tests.adapters.conftest import cases_of, made, play
 from tests.conftest import write
+from tests.rollout.scripted import Scripted, play_with_notes
 
 REGISTRATION = """
 import importlib
@@ -131,17 +131,14 @@ def test_the_players_reward_is_the_score(
     assert (result.score, result.metrics) == (score, metrics)
 
 
-def test_games_do_not_disturb_each_others_random_numbers_nor_the_runs() -> None:
-    env = made("textarena:Guess-v0", size=2)
-    first, second = cases_of(env)
-    alone = play(env, first, guesses(10, 10, 10))[0]
-    random.seed(5)
-    before = random.getstate()
-    one = env.episode(first.row["game_seed"], seed=0)
-    two = env.episode(second.row["game_seed"], seed=0)
-    said = [next(one), next(two), one.send("[10]"), two.send("[10]"), one.send("[10]")]
-    assert [said[0], said[2], said[4]] == alone[:3]
-    assert random.getstate() == before
+def test_games_in_threads_are_played_one_after_another_each_with_its_own_random_numbers() -> None:
+    env = made("textarena:Guess-v0", size=3)
+    cases = list(cases_of(env))
+    alone = play(env, cases[2], guesses(10, 10, 10))[0]
+    episodes, told = play_with_notes(env, Scripted(lambda _: "[10]$"), of=cases, rl_score_range="-1,1")
+    said = [message["content"] for message in episodes[2].messages if message["role"] != "assistant"]
+    assert said == alone[1:]
+    assert "one after another" in "".join(told)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +146,7 @@ def test_games_do_not_disturb_each_others_random_numbers_nor_the_runs() -> None:
     [(0, (1, 2), 1.0), (0, (1, 1), -1.0), (1, (1, 1), 1.0)],
 )
 def test_the_policy_plays_on_its_seat_against_the_others(seat: int, replies: tuple[int, ...], score: float) -> None:
-    env = made("textarena:Last-v0", size=2, seat=seat, opponent="first_legal")
+    env = made("textarena:Last-v0", size=2, players=2, seat=seat, opponent="first_legal")
     case = cases_of(env)[0]
     said, result = play(env, case, guesses(*replies))
     assert said[0].startswith(["You begin.", "You are second.\n4 left: [1] [2]\n[Player 0] [1]"][seat])
@@ -158,7 +155,7 @@ def test_the_policy_plays_on_its_seat_against_the_others(seat: int, replies: tup
 
 def test_an_opponent_that_errs_leaves_the_episode_unscored() -> None:
     write(Path.cwd(), {"players.py": "def wild(seen, rng):\n    return '[7]'\n"})
-    env = made("textarena:Last-v0", size=2, opponent="players.py:wild")
+    env = made("textarena:Last-v0", size=2, players=2, opponent="players.py:wild")
     assert source_facts(env)["package"] == "textarena 0.7.4"
     assert [file["name"] for file in kept_files(env)] == ["players.py"]
     result = play(env, cases_of(env)[0], guesses(1))[1]

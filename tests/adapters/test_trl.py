@@ -11,7 +11,6 @@ from aitrain.environment.rollout_session import session_for
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import json_lines, write
 from tests.rehearsal import call
-from tests.rollout.scripted import Scripted, play_with_notes
 
 CLASSES = '''
 class Counter:
@@ -106,9 +105,3 @@ def test_without_data_reset_says_what_is_asked_and_reward_functions_are_added_to
         "Be kind.", "Say yes.",
     ]  # fmt: skip
     assert play(env, cases[0], ["please"])[1].score == 1.5
-
-
-def test_what_an_episode_draws_from_numbers_of_its_own_is_no_change_that_others_see() -> None:
-    env = counter()
-    _, told = play_with_notes(env, Scripted(lambda _: "done$"), of=list(cases_of(env)))
-    assert told == []

@@ -157,7 +157,7 @@ def test_tool_calls_that_the_server_leaves_in_the_text_are_read_and_broken_ones_
 
 
 def test_a_busy_or_failing_server_is_asked_again() -> None:
-    answers = iter([httpx.Response(429, headers={"retry-after": "0"}), httpx.Response(503), said("0?")])
+    answers = iter([httpx.Response(429), httpx.Response(503), said("0?")])
     (episode,) = play(Echo(), Server(lambda body: next(answers)))
     assert episode.result.score == 1.0
 
@@ -167,7 +167,7 @@ def test_a_busy_or_failing_server_is_asked_again() -> None:
     [
         (401, "no", "OPENAI_API_KEY"),
         (404, "no", "/v1"),
-        (400, "This model's maximum context length is 512 tokens", "Lower --rl-max-new-tokens"),
+        (400, "This model's maximum context length is 512 tokens", "context length is 512 tokens"),
     ],
 )
 def test_a_refusal_is_not_repeated(status: int, message: str, advice: str) -> None:
@@ -199,7 +199,7 @@ def test_an_address_that_never_ends_its_answer_is_asked_again_and_given_up(monke
         await asyncio.sleep(60)
         raise AssertionError
 
-    with pytest.raises(RunFailed, match=f"failed {ATTEMPTS} times at the same request: no answer within 0.01 s"):
+    with pytest.raises(RunFailed, match=f"failed {ATTEMPTS} times at the same request: TimeoutError"):
         play(Echo(), hang)
 
 

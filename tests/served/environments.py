@@ -23,9 +23,6 @@ class Single:
         assert case["prompt"] == prompt
         return {"score": len(text) % 3 / 3, "metrics": {"third": 1 / 3, "unequal": bad != bad}}
 
-    def reference(self, case_idx):
-        return f"reference of {case_idx[1]}"
-
 
 class WithTools:
     """Tools before the answer, and scores of whole groups."""

@@ -23,7 +23,7 @@ class Running:
         opened, config = open_environment(TrainConfig(**options), None, environment)
         self.runner, self.notes = start_runner(environment, config, is_watched=False), list[str]()
         self.runner.offer(NO_MODEL, None)
-        self.service = EnvService(self.runner, opened.all_cases, describe(opened, config, None), [])
+        self.service = EnvService(self.runner, opened.all_cases, describe(opened, config, None))
         self.service.notify, self.service.port = self.notes.append, port
         self.url, self._ready = "", threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)

@@ -22,7 +22,7 @@ from aitrain.environment.tools import Tools
 from aitrain.redaction import to_jsonable
 from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
-from aitrain.workbench.player import JUNK, Player, Script, reference_of
+from aitrain.workbench.player import JUNK, Player
 from tests.rollout.scripted import Scripted, play_with_notes
 from tests.runner_calls import end, open_sessions, respond
 from tests.served.environments import Counts, Fails, Generator, Loop, Objects, Single, WithTools
@@ -66,7 +66,7 @@ def test_episodes_on_a_server_are_those_of_the_environment_itself(kind: Any, iso
         played, notes = play_with_notes(client, Scripted(answer), of=[rows[min(n, len(rows) - 1)] for n in here])
         assert (type(client).__name__, env_kind(client)) == (kind.__name__, env_kind(local))
         assert client.requirements.isolation is None  # the server's own
-        for name in ("build_eval_dataset", "score_group", "get_tools", "reference"):
+        for name in ("build_eval_dataset", "score_group", "get_tools"):
             assert hasattr(client, name) == hasattr(local, name), name
         assert Tools.of(client).schemas == Tools.of(local).schemas
     assert [shown(one) for one in played] == [shown(one) for one in expected]
@@ -74,12 +74,10 @@ def test_episodes_on_a_server_are_those_of_the_environment_itself(kind: Any, iso
     assert notes == []
 
 
-def test_rows_come_in_pages_and_in_the_form_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env_service, "PAGE_ROWS", 2)
+def test_rows_come_in_the_form_of_the_records() -> None:
     local, _ = build_cases(Single(), None)
     with served(Single()) as client:
         train, held_out = build_cases(client, None)
-        assert reference_of(client, train[3]) == Script(("reference of 1",))
     assert [dict(case.row) for case in train] == [to_jsonable(case.row) for case in local]
     assert held_out[0].row["case_idx"] == ["held", 0]
 
@@ -213,10 +211,10 @@ def status(url: str, authorization: str) -> int:
 
 def test_only_clients_with_the_token_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Running(Single())) as server:
-        for path in ("environment", "source", "rows", "nothing"):
+        for path in ("environment", "rows", "nothing"):
             for given in ("", "Bearer", "Bearer another"):
                 assert status(f"{server.url}/v1/{path}", given) == 401
-        assert status(f"{server.url}/v1/source", f"Bearer {TOKEN}") == 200
+        assert status(f"{server.url}/v1/environment", f"Bearer {TOKEN}") == 200
         monkeypatch.setenv("AITRAIN_ENV_TOKEN", "another")
         with pytest.raises(EnvironmentFailed, match=r"token is wrong or missing.*\nSet AITRAIN_ENV_TOKEN"):
             connect(server.url)
@@ -249,7 +247,8 @@ def test_a_url_with_credentials_and_settings_of_a_server_are_refused_before_anyt
 
 def test_no_file_of_a_server_is_kept_outside_of_the_folder() -> None:
     with closing(Running(Single())) as server, closing(connect(server.url)) as client:
-        server.service.source = [{"name": name, "text": ""} for name in ("../a.py", "/etc/a.py", "b/c.py")]
+        files = tuple({"name": name, "text": ""} for name in ("../a.py", "/etc/a.py", "b/c.py"))
+        client.description = replace(client.description, source=files)
         assert [file["name"] for file in kept_files(client)] == ["b/c.py"]
 
 

@@ -25,11 +25,10 @@ StepResponse = ChatMessages | ToolResult | str | None
 
 @dataclass
 class StepRewards:
-    """The rewards of one episode. Its score is their sum or the last of them; without any it is `unrewarded`, as the
-    policy did nothing that is rewarded."""
+    """The rewards of one episode. Its score is their sum or the last of them; without any it is 0, as the policy did
+    nothing that is rewarded."""
 
     use: str = "sum"
-    unrewarded: float | None = 0.0
     values: list[float] = field(default_factory=list)
     details: dict[str, float] = field(default_factory=dict)
     """Numbers that came with rewards, such as their components; the last of each name."""
@@ -49,9 +48,7 @@ class StepRewards:
     def score(self) -> Score:
         """The score, with the sum and the number of rewards as metrics."""
         metrics = {**self.details, "return": sum(self.values), "rewards": float(len(self.values))}
-        if not self.values:
-            return Score(self.unrewarded, metrics)
-        return Score(self.values[-1] if self.use == "last" else sum(self.values), metrics)
+        return Score(sum(self.values[-1:] if self.use == "last" else self.values), metrics)
 
 
 def numbers_in(values: Mapping[str, object]) -> dict[str, float]:

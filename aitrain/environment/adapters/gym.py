@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.settings import RandomStream, game_rows, requires
+from aitrain.environment.adapters.settings import game_rows, requires, seed_generators
 from aitrain.environment.contract import Score
 from aitrain.environment.user_modules import source_files
 from aitrain.errors import ConfigError
@@ -74,11 +74,11 @@ class Gymnasium:
 
     def episode(self, game_seed: int) -> Generator[str, str, Score]:
         """Play until the environment or a limit ends the episode; the score is the sum of the rewards."""
-        stream, total, invalid = RandomStream(game_seed), 0.0, 0
-        with stream.active():
-            env = self.make()
-            seen, info = env.reset(seed=game_seed)
-            text = self._shown(env, seen, info)
+        total, invalid = 0.0, 0
+        seed_generators(game_seed)
+        env = self.make()
+        seen, info = env.reset(seed=game_seed)
+        text = self._shown(env, seen, info)
         try:
             reply = yield f"{text}\n\n{self.instruction}".strip()
             while True:
@@ -88,9 +88,8 @@ class Gymnasium:
                         break
                     reply = yield f"That is no action. {self.instruction}"
                     continue
-                with stream.active():
-                    seen, reward, terminated, truncated, info = env.step(action)
-                    total, text = total + float(reward), self._shown(env, seen, info)
+                seen, reward, terminated, truncated, info = env.step(action)
+                total, text = total + float(reward), self._shown(env, seen, info)
                 if terminated or truncated:
                     break
                 reply = yield text

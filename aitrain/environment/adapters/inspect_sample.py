@@ -53,12 +53,12 @@ UNLIMITED = GenerateConfig(max_connections=1_000_000)
 
 @modelapi(name="aitrain")
 class PolicyModel(ModelAPI):  # type: ignore[misc]
-    """The policy as a model of Inspect. Requests that go on with the first conversation are trained; any other
-    conversation, and all of a model that is not `trained`, is answered by the policy outside of the trajectory."""
+    """The policy as a model of Inspect, also of roles that nothing fills. Requests that go on with the first
+    conversation are trained until the scorers ask; any other is answered by the policy outside of the trajectory."""
 
-    def __init__(self, endpoint: Endpoint, trained: bool) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         super().__init__("policy", None, None, [], GenerateConfig())
-        self.endpoint, self.trained, self.others = endpoint, trained, 0
+        self.endpoint, self.trained, self.others = endpoint, True, 0
         self.first: JsonObject | None = None
 
     async def generate(
@@ -80,23 +80,6 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
         return ModelOutput.from_message(message, "tool_calls" if calls else "stop")
 
 
-class Roles(dict[str, object]):
-    """Models by their roles; the policy, untrained, for any role that the task or the user does not fill."""
-
-    def __init__(self, roles: JsonMapping, other: Model) -> None:
-        super().__init__()
-        self.other = other
-        for name, value in roles.items():
-            self[name] = list(map(get_model, value)) if isinstance(value, list) else get_model(value)
-
-    def __bool__(self) -> bool:
-        return True  # Inspect takes another dict for one that is false
-
-    def get(self, role: str, default: object = None) -> object:
-        """The model or the models of a role."""
-        return super().get(role, self.other)
-
-
 def _as_openai(message: ChatMessage) -> JsonObject:
     if message.role == "tool":
         text = message.error.message if message.error else message.text
@@ -115,9 +98,9 @@ async def run_sample(
     task: Task, sample: Sample, endpoint: Endpoint, system: str | None, roles: JsonMapping
 ) -> tuple[dict[str, object], int]:
     """The values of all scores by their scorers, and how many requests were not trained."""
-    policy, other = PolicyModel(endpoint, trained=True), PolicyModel(endpoint, trained=False)
+    policy = PolicyModel(endpoint)
     model = Model(policy, UNLIMITED)
-    by_role = Roles({**(task.model_roles or {}), **roles}, Model(other, UNLIMITED))
+    by_role = {name: get_model(value) for name, value in {**(task.model_roles or {}), **roles}.items()}
     init_task_context(model, by_role, task.config.merge(UNLIMITED))
     init_sample_model_data()
 
@@ -154,4 +137,4 @@ async def run_sample(
                 scores[unique_scorer_name(scorer, list(scores))] = score
         if task.cleanup:
             await task.cleanup(state)
-    return {name: score.value for name, score in scores.items()}, policy.others + other.others
+    return {name: score.value for name, score in scores.items()}, policy.others

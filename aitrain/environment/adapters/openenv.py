@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +21,7 @@ from aitrain.environment.adapters.settings import JsonMapping, JsonObject, promp
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.http_server import is_local
-from aitrain.errors import AitrainError, EnvironmentFailed
+from aitrain.errors import AitrainError
 
 NOT_SHOWN = ("done", "reward", "metadata")
 """Fields of every action or observation, which are not the policy's."""
@@ -41,8 +39,6 @@ class OpenEnvText:
     """The JSON schema of actions."""
     field: str | None = None
     """The field that gets the policy's answer; None: the only required one, if there is one."""
-    shown: Sequence[str] | None = None
-    """Fields of observations that are shown; None: all."""
 
     @property
     def has_tools(self) -> bool:
@@ -79,9 +75,8 @@ class OpenEnvText:
 
     def text_of(self, observation: JsonMapping) -> str:
         """What the policy sees: the value of the only field, or all fields as JSON."""
-        names = self.shown or [name for name in observation if name not in NOT_SHOWN]
-        values = {name: observation.get(name) for name in names}
-        value = values[names[0]] if len(names) == 1 else values
+        values = {name: value for name, value in observation.items() if name not in NOT_SHOWN}
+        value = next(iter(values.values())) if len(values) == 1 else values
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -95,9 +90,7 @@ class OpenEnv(ServerEnvironment):
     sessions: int = 64
     reset: JsonMapping | None = None
     field: str | None = None
-    shown: Sequence[str] | None = None
     rewards: str = "sum"
-    unrewarded: float | None = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,29 +99,17 @@ class OpenEnv(ServerEnvironment):
         StepRewards(self.rewards)
 
     async def build_dataset(self) -> list[JsonObject]:
-        """A row for each case, with what its session is reset with. The server is asked for as many sessions as will be
-        open at once: one that allows fewer would fail every batch."""
+        """A row for each case, with what its session is reset with."""
         own = dict(self.reset or {})
         async with starting("OpenEnv", self.url) as server:
-            self.text = OpenEnvText((await server.json("GET", "/schema"))["action"], self.field, self.shown)
-            resets = [{**own, "seed": self.seed + number} for number in range(self.size)]
-            sessions = [OpenEnvSession(self) for _ in range(self.sessions * int(os.environ.get("WORLD_SIZE", "1")))]
-            try:
-                refusals = [why for why in await asyncio.gather(*(one.refusal() for one in sessions)) if why]
-                if not refusals and self.text.has_tools:
-                    listed = await sessions[0].ask("step", data={"type": "list_tools"})
-                    self.tools = tool_schemas(listed["observation"]["tools"])
-            finally:
-                await asyncio.gather(*(one.close() for one in sessions))
-        if refusals:
-            needed, allowed = len(sessions), len(sessions) - len(refusals)
-            raise EnvironmentFailed(
-                f"The OpenEnv server at {self.url} allows {allowed} of {needed} sessions at once: {refusals[0]}\n"
-                f"Start it with create_app(..., max_concurrent_envs={needed}), which needs"
-                " SUPPORTS_CONCURRENT_SESSIONS = True in its environment.\n"
-                f"To play fewer episodes at once: --rl-env-config '{{\"sessions\": {max(1, allowed)}}}'"
-                " (in each process)."
-            )
+            self.text = OpenEnvText((await server.json("GET", "/schema"))["action"], self.field)
+            if self.text.has_tools:
+                session = OpenEnvSession(self)
+                await session.open()
+                listed = await session.ask("step", data={"type": "list_tools"})
+                self.tools = tool_schemas(listed["observation"]["tools"])
+                await session.close()
+        resets = [{**own, "seed": self.seed + number} for number in range(self.size)]
         system = self.system
         if system is None and not self.tools and self.text.text_field is None:
             system = f"Answer with a JSON object with these fields: {json.dumps(self.text.fields)}"
@@ -151,7 +132,7 @@ class OpenEnvSession:
 
     def __init__(self, owner: OpenEnv, reset: JsonObject | None = None) -> None:
         self.owner, self.reset, self.server = owner, reset or {}, f"The OpenEnv server at {owner.url}"
-        self.rewards = StepRewards(owner.rewards, owner.unrewarded)
+        self.rewards = StepRewards(owner.rewards)
 
     async def open(self) -> None:
         """Connect.
@@ -172,15 +153,6 @@ class OpenEnvSession:
             )  # fmt: skip
         except (OSError, WebSocketException) as error:
             raise ConnectionError(f"{self.server} opens no session: {error}") from error
-
-    async def refusal(self) -> str:
-        """Open the session; returns why the server refuses it, empty if it does not."""
-        await self.open()
-        try:
-            await self.ask("state")  # a full server says so in its first answer
-        except ConnectionError as error:
-            return str(error)
-        return ""
 
     async def ask(self, kind: str, **data: JsonObject) -> JsonObject:
         """The data of the answer to a message.
@@ -206,7 +178,10 @@ class OpenEnvSession:
             problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in content.get("errors", [])]
             raise ActionRefusedError("; ".join(problems) or str(message))
         if code == "CAPACITY_REACHED":
-            raise ConnectionError(f"{self.server} has no session left: {message}")
+            raise ConnectionError(
+                f"{self.server} has no session left: {message}\nStart it with create_app(..., max_concurrent_envs=N)"
+                " and SUPPORTS_CONCURRENT_SESSIONS, or play fewer episodes at once, with `sessions` in --rl-env-config."
+            )
         raise RuntimeError(f"{kind} failed on the OpenEnv server: {code or 'ERROR'}: {message}")
 
     async def play(self, kind: str, data: JsonObject) -> tuple[str, bool]:

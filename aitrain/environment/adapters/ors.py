@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from aitrain.environment.adapters.env_server import (
     EnvServer,
@@ -24,9 +22,6 @@ from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score
 from aitrain.errors import ConfigError
 
-PING_SECONDS = 60.0
-"""A server ends sessions that it has not heard of for a quarter of an hour."""
-
 
 @dataclass(eq=False, kw_only=True)
 class OpenRewardServer(ServerEnvironment):
@@ -36,7 +31,6 @@ class OpenRewardServer(ServerEnvironment):
     env: str | None = None
     split: str = "train"
     rewards: str = "last"
-    unrewarded: float | None = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,11 +66,10 @@ class OpenRewardSession:
     """The prompt."""
     terminal: JsonObject | None
     """The tool that an answer without a call goes to, with the name of its argument, `arg`."""
-    ping: asyncio.Task[None] | None = None
 
     def __init__(self, owner: OpenRewardServer) -> None:
         self.server, self.env = EnvServer(owner.url), owner.env
-        self.rewards = StepRewards(owner.rewards, owner.unrewarded)
+        self.rewards = StepRewards(owner.rewards)
 
     async def open(self, split: str, index: int) -> None:
         """Begin the session of a task."""
@@ -85,12 +78,10 @@ class OpenRewardSession:
             if name == "task_id":
                 self.server.headers["X-Session-ID"] = data.strip()
         await self.server.ask("POST", "/create", {"env_name": self.env, "split": split, "index": index})
-        given = await self._first_of("messages", "prompt")  # older servers have only the text of one
-        given = given if given and "role" in given[0] else [{"role": "user", "blocks": given}]
+        given = await self.server.json("GET", f"/{self.env}/messages")
         self.messages = [{"role": one["role"], "content": text_of(one["blocks"])} for one in given]
-        listed = await self._first_of("task_tools", "tools")
+        listed = await self.server.json("GET", f"/{self.env}/task_tools")
         self.tools, self.terminal = tool_schemas(listed["tools"]), listed.get("terminal_tool")
-        self.ping = asyncio.ensure_future(self._ping_forever())
 
     def opening(self) -> list[JsonObject]:
         """The task's messages."""
@@ -114,6 +105,7 @@ class OpenRewardSession:
             RuntimeError: the tool raised.
             ConnectionError: the server did not finish the call.
         """
+        await self.server.ask("POST", "/ping", may_fail=True)  # sessions without one for a quarter of an hour are ended
         response = await self.server.ask("POST", f"/{self.env}/call", {"name": call.name, "input": call.arguments})
         events = list(events_in(response.text))
         for _, data in (event for event in events if event[0] == "error"):
@@ -135,22 +127,10 @@ class OpenRewardSession:
 
     async def close(self) -> None:
         """End the session."""
-        if self.ping is not None:
-            self.ping.cancel()
         with suppress(ConnectionError, RuntimeError):
             for path in ("/delete", "/delete_session"):
                 await self.server.ask("POST", path, may_fail=True)
         await self.server.aclose()
-
-    async def _first_of(self, newer: str, older: str) -> Any:
-        response = await self.server.ask("GET", f"/{self.env}/{newer}", may_fail=True)
-        return response.json() if response.is_success else await self.server.json("GET", f"/{self.env}/{older}")
-
-    async def _ping_forever(self) -> None:
-        while True:
-            await asyncio.sleep(PING_SECONDS)
-            with suppress(ConnectionError, RuntimeError):  # the next call of the episode says what is wrong
-                await self.server.ask("POST", "/ping")
 
 
 def events_in(text: str) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from aitrain.environment.adapters.settings import requires
 from aitrain.environment.contract import Score, arguments_for
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
 from aitrain.environment.user_modules import parse_id
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 
 NOT_PASSED = {"prompt", "completion", "completion_ids"}
@@ -100,8 +100,6 @@ TRIED_ANSWERS = (
     '{"answer": 12}',
 )
 """Answers of the trial that finds the functions that compare answers, in the forms that answers are asked for in."""
-LONGEST_VALUE = 200
-"""Characters of a row's value up to which it may be an answer."""
 
 
 @dataclass(eq=False)
@@ -127,16 +125,13 @@ class RewardFunctions(ScoredRows):
         """The rows of `data`."""
         self.tokenizer = tokenizer
         rows = self.cases()
-        names = {function.name for function in self.functions}
-        for name in self.group or ():
-            if name not in names:
-                raise ConfigError(f"rl_env_config: group: there is no function {name}.{did_you_mean(name, names)}")
+        if unknown := set(self.group or ()) - {function.name for function in self.functions}:
+            raise ConfigError(f"rl_env_config: group: there is no function {', '.join(unknown)}")
         self.comparing = list(self.group or ())
         if self.group is None and not all(function.is_rule for function in self.functions):
-            self.comparing, failed = self._trial(rows[0])
-            others = f"; not known, as the trial failed: {', '.join(failed)}" if failed else ""
+            self.comparing = [one.name for one in self.functions if not one.is_rule and self._compares(one, rows[0])]
             self.dataset_note = (
-                f"reward: functions that compare the answers of a group: {', '.join(self.comparing) or 'none'}{others}"
+                f"reward: functions that compare the answers of a group: {', '.join(self.comparing) or 'none'}"
                 ' ("group" in --rl-env-config names them).'
             )
         judges = [function.judge(function.name in self.comparing) for function in self.functions]
@@ -151,35 +146,25 @@ class RewardFunctions(ScoredRows):
         """The scores of a group, with the functions that compare its answers."""
         return self.judge_set.compare(**group, tokenizer=self.tokenizer)
 
-    def _trial(self, row: Row) -> tuple[list[str], list[str]]:
-        """Names of the functions that reward answers otherwise together than one by one, or only together; and of
-        those that reward them in neither way.
+    def _compares(self, function: RewardFunction, row: Row) -> bool:
+        """Whether a function rewards answers otherwise together than one by one. One that fails at the trial gets them
+        together, as in TRL.
 
         A function may compare only what it finds in an answer, or only right ones: so the trial also has the values of
         the row's columns, plain and in a form, and each answer twice.
         """
-        columns = [value for name, value in row.items() if name != "prompt" and isinstance(value, (str, int, float))]
-        values = [value for value in map(str, columns) if value and len(value) <= LONGEST_VALUE]
-        right = [text for value in values for text in (value, f"<answer>\\boxed{{{value}}}</answer>\n#### {value}")]
-        texts = list(dict.fromkeys([*TRIED_ANSWERS, *right])) * 2
-        is_chat = not isinstance(row["prompt"], str)
-        answers: list[Completion] = [[{"role": "assistant", "content": text}] if is_chat else text for text in texts]
-        found, failed = list[str](), list[str]()
-        for function in self.functions:
-            if function.is_rule:  # it looks at one answer
-                continue
-            rest = row, self.tokenizer
-            try:
-                together = [reward["score"] for reward in function.together(answers, texts, *rest)]
-            except Exception:
-                failed.append(function.name)  # the first episode shows it, with its place
-                continue
-            try:
-                alone = [
-                    function.together([one], [text], *rest)[0]["score"]
-                    for one, text in zip(answers, texts, strict=True)
-                ]
-            except Exception:
-                alone = []
-            found += [function.name] if together != alone else []
-        return found, failed
+        values = [value for name, value in row.items() if name != "prompt" and isinstance(value, (str, int, float))]
+        forms = [f"<answer>\\boxed{{{value}}}</answer>\n#### {value}" for value in values]
+        texts = [*TRIED_ANSWERS, *map(str, values), *forms] * 2
+        answers: list[Completion] = [*texts]
+        if not isinstance(row["prompt"], str):
+            answers = [[{"role": "assistant", "content": text}] for text in texts]
+
+        def rewards(first: int, end: int) -> list[object]:
+            made = function.together(answers[first:end], texts[first:end], row, self.tokenizer)
+            return [one["score"] for one in made]
+
+        try:
+            return rewards(0, len(texts)) != [rewards(number, number + 1)[0] for number in range(len(texts))]
+        except Exception:
+            return True

@@ -9,12 +9,9 @@ Understood are rows with `prompt` (TRL; verl and XTuner, whose `reward_model.gro
 
 from __future__ import annotations
 
-import codecs
 import csv
-import io
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -135,36 +132,35 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
         for number, row in enumerate(import_module("datasets").load_dataset(path, config or None, split=split)):
             yield f"{name}, {split}, row {number}", row
         return
-    file, text = Path(os.path.expanduser(name)), b""
-    suffix = file.suffix.lower()
+    file, place = Path(name).expanduser(), name
     try:
-        if suffix == ".parquet":
+        if file.suffix.lower() == ".parquet":
             rows = import_module("pyarrow.parquet").read_table(file).to_pylist()
-        elif suffix == ".csv":
-            text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
-            table = csv.DictReader(io.StringIO(text.decode(), newline=""), strict=True)
-            rows, names = list(table), table.fieldnames or []
-            text = b""
-            if twice := [name for name in names if name and names.count(name) > 1]:
-                raise ValueError(f"two columns are called {twice[0]!r}")
-            if long := [number for number, row in enumerate(rows) if any(row.pop(None, ()))]:
-                raise ValueError(f"row {long[0]} has more cells than the header: put those with a comma into quotes")
+        elif file.suffix.lower() == ".csv":
+            rows = _csv_rows(file)
+        elif (text := file.read_text("utf-8-sig")).lstrip().startswith("["):
+            rows = json.loads(text)
         else:
-            text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
-            is_list = suffix == ".json" and text.lstrip().startswith(b"[")
-            rows = json.loads(text) if is_list else []
-            text = b"" if is_list else text
+            rows = []
+            for number, line in enumerate(text.split("\n"), start=1):
+                place = f"{name}, line {number}"
+                if line.strip():
+                    yield place, json.loads(line)
+        for number, row in enumerate(rows):
+            yield f"{name}, row {number}", row
     except Exception as error:
-        raise EnvironmentFailed(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-    for number, row in enumerate(rows):
-        yield f"{name}, row {number}", row
-    for number, line in enumerate(text.splitlines(), start=1):
-        place = f"{name}, line {number}"
-        try:
-            if line.strip():
-                yield place, json.loads(line)
-        except ValueError as error:
-            raise EnvironmentFailed(f"{place}: not JSON: {error}\nEach line is one object.") from None
+        raise EnvironmentFailed(f"{place} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _csv_rows(file: Path) -> list[Row]:
+    with file.open(encoding="utf-8-sig", newline="") as opened:
+        table = csv.DictReader(opened, strict=True)
+        rows, names = list(table), table.fieldnames or []
+    if len({*names}) < len(names):
+        raise ValueError(f"two columns have the same name: {', '.join(names)}")
+    if long := [number for number, row in enumerate(rows) if None in row]:
+        raise ValueError(f"row {long[0]} has more cells than the header: put those with a comma into quotes")
+    return rows
 
 
 def _unpacked(value: object) -> object:

@@ -13,47 +13,12 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
 from aitrain.options.value_types import score_bounds
-
-_LOCK = threading.RLock()
-"""Held while a game draws: the global state is one for all threads of the process."""
-
-
-class RandomStream:
-    """The random numbers of one game."""
-
-    def __init__(self, seed: int) -> None:
-        self.python, self.numpy_seed = random.Random(seed).getstate(), seed % 2**32
-        self.numpy: object = None
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Inside the block the global functions of `random` and `numpy.random` draw from this stream."""
-        from aitrain.environment.state_watch import unwatched_generators  # commands that only find a name are light
-
-        numpy = sys.modules.get("numpy.random")
-        with _LOCK, unwatched_generators():
-            python_before, numpy_before = random.getstate(), numpy and numpy.get_state()
-            random.setstate(self.python)
-            if numpy and self.numpy is None:
-                numpy.seed(self.numpy_seed)
-            elif numpy:
-                numpy.set_state(self.numpy)
-            try:
-                yield
-            finally:
-                self.python, self.numpy = random.getstate(), numpy and numpy.get_state()
-                random.setstate(python_before)
-                if numpy:
-                    numpy.set_state(numpy_before)
-
 
 Row = TypeVar("Row")
 ChatMessage = dict[str, object]
@@ -79,6 +44,14 @@ def requires(
         what = f"LOW,HIGH with the lower one first, or any; not {score_range}"
         raise ConfigError(f"rl_env_config: score_range must be {what}")
     return EnvRequirements(isolation, max_turns, score_range="any" if score_range == "any" else bounds)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global random generators, from which games draw. An episode has them for itself: it has a process of its
+    own, or episodes of threads are played one after another, as this is a change that others see."""
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed(seed % 2**32)
 
 
 def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]:

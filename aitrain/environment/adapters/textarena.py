@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.settings import RandomStream, game_rows, requires
+from aitrain.environment.adapters.settings import game_rows, requires, seed_generators
 from aitrain.environment.contract import Score
 from aitrain.environment.user_modules import load_object, parse_id, source_files
 from aitrain.errors import ConfigError
@@ -40,7 +40,6 @@ def moves_in(seen: str) -> list[str]:
     return moves
 
 
-MOST_PLAYERS = 15
 GAME = -1  # the sender of the game's own messages
 
 
@@ -55,7 +54,7 @@ class TextArena:
         size: int = 200,
         seed: int = 0,
         system: str | None = None,
-        players: int | None = None,
+        players: int = 1,
         seat: int = 0,
         opponent: str = "any_legal",
         score_range: object = "-1,1",
@@ -71,10 +70,11 @@ class TextArena:
             raise ConfigError(f"rl_env_config: {what}")
         self.opponent: Opponent = OPPONENTS.get(opponent) or load_object(*parse_id(opponent)[0])
         self.source_files = source_files((), [self.opponent], "textarena")
-        self.players = players or self._fewest_players()
+        self.players = players
         if seat not in range(self.players):
             raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {seat}")
         self.requirements = requires(score_range, "textarena")
+        self.start_game(0)  # a game refuses a wrong number of players
 
     def build_dataset(self) -> list[dict[str, object]]:
         """One row for each game, without a prompt: the game speaks first."""
@@ -82,10 +82,9 @@ class TextArena:
 
     def episode(self, game_seed: int, seed: int) -> Generator[str, str, Score]:
         """Play until the game ends; a game that a limit ends is lost if there are other players, else worth nothing."""
-        stream, rng, is_over = RandomStream(game_seed), random.Random(seed), False
+        rng, is_over = random.Random(seed), False
         last_moves = dict[int, str]()  # the last text with moves that each player was shown
-        with stream.active():
-            env = self.start_game(self.players, game_seed)
+        env = self.start_game(game_seed)
         try:
             while not is_over:
                 player, messages = env.get_observation()
@@ -97,8 +96,7 @@ class TextArena:
                     with_moves = [text for text in seen if MOVE.search(text)]
                     last_moves[player] = with_moves[-1] if with_moves else last_moves.get(player, "\n".join(seen))
                     action = self.opponent(last_moves[player], rng)
-                with stream.active():
-                    is_over, _ = env.step(action)
+                is_over, _ = env.step(action)
         except GeneratorExit:
             return Score(-1.0 if self.players > 1 else 0.0, {"unfinished": 1.0})
         rewards, info = env.close()
@@ -107,24 +105,9 @@ class TextArena:
         metrics = {"invalid_move": float(self.seat in wrong), "opponent_erred": float(others_erred)}
         return Score(None if others_erred else float((rewards or {}).get(self.seat, -1)), metrics)
 
-    def start_game(self, players: int, seed: int) -> Any:
+    def start_game(self, seed: int) -> Any:
         """A new game."""
+        seed_generators(seed)
         env = import_module("textarena").make(self.id, **self.config)
-        env.reset(num_players=players, seed=seed)
+        env.reset(num_players=self.players, seed=seed)
         return env
-
-    def _fewest_players(self) -> int:
-        refused: Exception | None = None
-        for players in range(1, MOST_PLAYERS + 1):
-            try:
-                with RandomStream(0).active():
-                    self.start_game(players, 0)
-            except (AssertionError, ValueError) as error:  # the game may refuse this number of players
-                if isinstance(error, ValueError) and "player" not in str(error):
-                    raise
-                refused = error
-            else:
-                return players
-        raise ConfigError(
-            f"rl_env: {self.id} cannot be started with 1 to {MOST_PLAYERS} players: {refused!r}"
-        ) from refused

@@ -15,7 +15,7 @@ from typing import Any
 
 from aitrain.environment.adapters.reward import Completion, RewardFunction, reward_judges
 from aitrain.environment.adapters.rows import Data, Row, RowSource
-from aitrain.environment.adapters.settings import RandomStream, prompted, requires
+from aitrain.environment.adapters.settings import prompted, requires, seed_generators
 from aitrain.environment.contract import Prompt, Score
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
 from aitrain.environment.user_modules import load_object, parse_id, source_files
@@ -63,9 +63,9 @@ class TRLEnvironment(RowSource):
     def start(self, trl_row: Row, seed: int) -> _TRLEpisode:
         """A new instance, reset with the row; what it draws there from the global random numbers is the same in all
         episodes of a group."""
-        with RandomStream(seed).active():
-            made = self.factory()
-            said = run_if_async(made.reset(**trl_row))
+        seed_generators(seed)
+        made = self.factory()
+        said = run_if_async(made.reset(**trl_row))
         return _TRLEpisode(made, said, self.judges, trl_row)
 
 

@@ -1,7 +1,7 @@
 """Environments of the verifiers library: `--rl-env verifiers:my-env`, or `verifiers:my_module:load_env` for a function.
 
-Settings: those of `settings.py`; all others are passed to `load_environment` (verifiers 0.4: are fields of the
-taskset's configuration), in `arguments` if one has the name of a setting.
+Settings: size, seed, system and score_range as in `settings.py`; all others are passed to `load_environment`
+(verifiers 0.4: are fields of the taskset's configuration), in `arguments` if one has the name of a setting.
 
 verifiers 0.3 and 0.4 have different APIs: LegacyVerifiers is for 0.3, VerifiersV1 for 0.4.
 """
@@ -20,14 +20,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
 from typing import Any, TypeAlias
 
-from aitrain.environment.adapters.rows import with_solved
-from aitrain.environment.adapters.settings import choose, requires
+from aitrain.environment.adapters.settings import choose, prompted, requires
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
@@ -46,7 +45,6 @@ class VerifiersEnvironment:
     size: int | None
     seed: int | None
     system: str | None
-    few_shot: int
     score_range: object
     arguments: Mapping[str, object]
 
@@ -60,11 +58,6 @@ class VerifiersEnvironment:
         module = module_of(self.id)
         own = package_files(module) if module_specs(module) else []
         self.source_files = list(dict.fromkeys([*own, *source_files((), parts, "verifiers")]))
-
-    @property
-    def count(self) -> int | None:
-        """Number of rows that are asked or shown; None: all."""
-        return None if self.size is None else self.size + self.few_shot
 
 
 def module_of(id: str) -> str:
@@ -89,7 +82,7 @@ def endpoint_client(endpoint: Endpoint) -> Foreign:
     """A model client of verifiers whose answers are the policy's."""
     from verifiers import OverlongPromptError
     from verifiers.clients import Client
-    from verifiers.types import Response, ResponseMessage, ToolCall, Usage
+    from verifiers.types import Response, ResponseMessage, ToolCall
 
     async def get_response(
         self: Foreign, prompt: Foreign, model: str, sampling_args: Foreign, tools: Foreign = None, **_: Foreign
@@ -108,12 +101,7 @@ def endpoint_client(endpoint: Endpoint) -> Foreign:
             content=answer.message["content"], tool_calls=calls or None, is_truncated=is_cut,
             finish_reason=answer.finish_reason,
         )  # fmt: skip
-        used = answer.usage
-        usage = used and Usage(
-            prompt_tokens=used.prompt, reasoning_tokens=0, completion_tokens=used.completion,
-            total_tokens=used.prompt + used.completion,
-        )  # fmt: skip
-        return Response(id="0", created=int(time.time()), model=model, usage=usage, message=message)
+        return Response(id="0", created=int(time.time()), model=model, message=message)
 
     rest = dict.fromkeys(Client.__abstractmethods__, _nothing)
     return type("EndpointClient", (Client,), {**rest, "get_response": get_response})(None)
@@ -139,17 +127,8 @@ class ScorerMessage(Message):
         return getattr(self._message, name)
 
 
-@dataclass
-class RubricOutcome:
-    """What verifiers' rubric does not pass on of the scoring of one rollout."""
-
-    error: Exception | None = None
-    """Of a function with a weight; the rubric turns it into 0."""
-    unknown: set[str] = field(default_factory=set)
-    """Functions without a number."""
-
-
-_current: ContextVar[RubricOutcome] = ContextVar("rubric_outcome")
+_raised: ContextVar[dict[str, tuple[float, Exception]]] = ContextVar("raised")
+"""What functions of the rubric raised at the scoring of one rollout, with their weights: the rubric makes it 0."""
 
 
 def watch_rubric(rubric: Foreign) -> list[Foreign]:
@@ -162,7 +141,6 @@ def watch_rubric(rubric: Foreign) -> list[Foreign]:
 def _watched(function: Foreign, weight: float) -> Foreign:
     @functools.wraps(function)
     async def watched(**given: Foreign) -> float:
-        outcome = _current.get()
         for name in ("prompt", "completion"):
             if isinstance(given.get(name), list):
                 given[name] = list(map(ScorerMessage, given[name]))
@@ -170,8 +148,7 @@ def _watched(function: Foreign, weight: float) -> Foreign:
             value = function(**given)
             return float(await value if inspect.isawaitable(value) else value)
         except Exception as error:
-            outcome.unknown.add(function.__name__)
-            outcome.error = error if weight else outcome.error
+            _raised.get()[function.__name__] = weight, error
             raise
 
     return watched
@@ -201,25 +178,19 @@ class LegacyVerifiers(VerifiersEnvironment):
 
     def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""
-        return with_solved(self._rows(self.env.get_dataset(), self.count), self.few_shot, self.system)
+        return self._rows(self.env.get_dataset())
 
     @property
     def build_eval_dataset(self) -> Callable[[], list[Message]] | None:
-        """The environment's own held-out rows, with the solved cases of the others; None if it has none."""
+        """The environment's own held-out rows; None if it has none."""
         has_own = self.env.eval_dataset is not None or self.env.eval_dataset_source is not None
+        return (lambda: self._rows(self.env.get_eval_dataset())) if has_own else None
 
-        def build() -> list[Message]:
-            solved = self._rows(self.env.get_dataset(), self.count)[: self.few_shot] if self.few_shot else []
-            asked = self._rows(self.env.get_eval_dataset(), self.size)
-            return with_solved([*solved, *asked], self.few_shot, self.system)
-
-        return build if has_own else None
-
-    def _rows(self, dataset: Foreign, count: int | None) -> list[Message]:
+    def _rows(self, dataset: Foreign) -> list[Message]:
         rows = []
-        for row in (dict(dataset[number]) for number in choose(range(len(dataset)), count, self.seed)):
+        for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.size, self.seed)):
             asked = list(map(as_openai, as_messages(row.pop("prompt"))))
-            rows.append({"prompt": asked, "answer": row.get("answer"), "vf_input": row})
+            rows.append({"prompt": prompted(asked, self.system), "answer": row.get("answer"), "vf_input": row})
         return rows
 
     async def rollout(self, prompt: list[Message], vf_input: Message, endpoint: Endpoint) -> Score:
@@ -227,13 +198,14 @@ class LegacyVerifiers(VerifiersEnvironment):
         state = await self.env.rollout({**vf_input, "prompt": prompt}, endpoint_client(endpoint), endpoint.model, {})
         if state.get("error") is not None:
             raise state["error"]
-        scoring = RubricOutcome()
-        _current.set(scoring)  # for the calling task
+        raised = dict[str, tuple[float, Exception]]()
+        _raised.set(raised)  # for the calling task
         await self.env.rubric.score_rollout(state)
         await self.env.rubric.cleanup(state)
-        if scoring.error is not None:
-            raise scoring.error
-        metrics = {name: value for name, value in state["metrics"].items() if name not in scoring.unknown}
+        for weight, error in raised.values():
+            if weight:
+                raise error
+        metrics = {name: value for name, value in state["metrics"].items() if name not in raised}
         return Score(state["reward"], metrics)
 
     async def close(self) -> None:
@@ -253,9 +225,9 @@ class VerifiersV1(VerifiersEnvironment):
 
     def __post_init__(self) -> None:
         self.env = _load_v1(self.id, self.arguments)
-        if self.count is None and self.env.taskset.INFINITE:
+        if self.size is None and self.env.taskset.INFINITE:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
-        self.tasks = list(islice(iter(self.env.taskset), self.count if self.seed is None else None))
+        self.tasks = list(islice(iter(self.env.taskset), self.size if self.seed is None else None))
         self.template = self.tasks[0]
         self.declare([*self.template.hooks("reward"), self.env, self.env.taskset])
         self._starting = asyncio.Lock()
@@ -266,19 +238,13 @@ class VerifiersV1(VerifiersEnvironment):
         from verifiers.v1.dialects.chat import message_to_wire
 
         rows: list[Message] = []
-        for data in (task.data for task in choose(self.tasks, self.count, self.seed)):
+        for data in (task.data for task in choose(self.tasks, self.size, self.seed)):
+            if self.system is not None:
+                data = data.model_copy(update={"system_prompt": self.system})
             own = as_messages(data.prompt or [])
             asks = own if isinstance(data.prompt, str) else list(map(message_to_wire, own))
-            head = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-            rows.append({"prompt": [*head, *asks], "answer": getattr(data, "answer", None), "vf_data": data})
-        rows = with_solved(rows, self.few_shot, self.system)
-        for row in rows:
-            data, changed = row["vf_data"].model_dump(), dict[str, Foreign]()
-            if self.system is not None:
-                changed["system_prompt"] = self.system
-            if self.few_shot:
-                changed["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
-            row["vf_data"] = type(row["vf_data"]).model_validate({**data, **changed}).model_dump(mode="json")
+            prompt, answer = prompted(asks, data.system_prompt or None), getattr(data, "answer", None)
+            rows.append({"prompt": prompt, "answer": answer, "vf_data": data.model_dump(mode="json")})
         return rows
 
     async def rollout(self, vf_data: Message, endpoint: Endpoint) -> Score:
@@ -339,7 +305,6 @@ def Verifiers(
     size: int | None = None,
     seed: int | None = None,
     system: str | None = None,
-    few_shot: int = 0,
     score_range: object = None,
     arguments: Mapping[str, object] | None = None,
     **others: object,
@@ -347,4 +312,4 @@ def Verifiers(
     """The environment, by the adapter of the installed version."""
     is_legacy = tuple(map(int, version("verifiers").split(".")[:2])) < (0, 4)
     kind = LegacyVerifiers if is_legacy else VerifiersV1
-    return kind(id, size, seed, system, few_shot, score_range, {**others, **(arguments or {})})
+    return kind(id, size, seed, system, score_range, {**others, **(arguments or {})})

@@ -29,9 +29,9 @@ def test_openenv_with_64_sessions_at_once_on_two_ranks(tmp_path: Path, train: Tr
 def test_tools_of_ors_are_called_and_the_one_that_finishes_ends_the_episode(tmp_path: Path) -> None:
     wrong = call("submit", value="x"), '<tool_call>{"name": "submit", "arguments": 4}</tool_call>'
     with server("ors_sums.py", tmp_path) as url:
-        environment = OpenRewardServer(url, score_range="0,1", unrewarded=None)
+        environment = OpenRewardServer(url, score_range="0,1")
         played = play_row(environment, call("hint"), *wrong, call("submit", value=5), "never said", number=4)
-        assert play_row(environment, call("hint")).scored.score is None
+        assert play_row(environment, call("hint")).scored.score == 0.0
         with pytest.raises(CallFailed, match="division by zero"):
             play_row(environment, call("submit", value=100))
     assert played.opening.messages == ({"role": "user", "content": "What is 4 + 1?"},)
