@@ -84,7 +84,6 @@ def test_the_configuration_of_an_environment_is_an_object_a_text_or_a_file(here:
 
 SERVED = {"use_vllm": True, "vllm_mode": "server"}
 SHARDED = {"distributed_backend": "fsdp2"}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 
 @pytest.mark.parametrize(
@@ -127,8 +126,7 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         ({"vllm_server_url": "http://x:1"}, "vllm_mode server"),
         ({**SERVED, "vllm_server_url": "x:1"}, "an address like http://"),
         ({"rl_ahead": 1, "use_vllm": True}, "rl_ahead: needs a vLLM server"),
-        ({"use_vllm": True, "vllm_speculative": NGRAM}, "vllm_speculative: for vLLM servers"),
-        ({**SERVED, "vllm_speculative": NGRAM, "rl_min_p": 0.1}, "vllm_speculative: vLLM does not sample with min-p"),
+        ({"use_vllm": True, "vllm_servers": 2}, "vllm_servers: for vLLM servers"),
         ({**SERVED, "vllm_quantization": "fp8"}, "vllm_quantization: for a base that stays as it is, under an adapter"),
         ({"log": "tensorbord"}, "log: must be none, or some of"),
         *(({"rl_score_range": value}, "rl_score_range: must be LOW,HIGH") for value in ("1,0", "0,1,2", "0,inf")),

@@ -20,7 +20,6 @@ from aitrain.vllm.server_process import ServerConfig
 
 OURS: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server"}
 ADAPTER = {**OURS, "peft": True}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 
 def words(**options: Any) -> list[str]:
@@ -33,7 +32,7 @@ def words(**options: Any) -> list[str]:
     ("name", "told"),
     [
         ("max-model-len", "--model-max-length"), ("api_key", "VLLM_API_KEY"), ("uds", "--vllm-server-url"),
-        ("logprobs_mode", "aitrain sets it by itself"),
+        ("logprobs_mode", "aitrain sets it by itself"), ("speculative_config", "does not start such servers"),
     ],
 )  # fmt: skip
 def test_an_argument_that_is_not_the_users_is_refused_with_what_to_use(name: str, told: str) -> None:
@@ -63,8 +62,7 @@ def test_a_flag_adds_to_the_arguments_of_the_file_and_all_reach_the_server(tmp_p
         tmp_path / "c.yaml",
         {"vllm_args": ["max_num_seqs=16", "enforce_eager=true", "data_parallel_size=2"]},
     )
-    told = words(**config.changed(), vllm_speculative=NGRAM)
-    assert '--speculative-config={"method": "ngram", "num_speculative_tokens": 4}' in told
+    told = words(**config.changed())
     assert {"--max-num-seqs=16", "--block-size=32", "--enforce-eager", "--data-parallel-size=2"} <= set(told)
     assert "--max-num-seqs=8" not in told
 

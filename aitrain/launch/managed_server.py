@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +57,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     dtype = "float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype
     if dtype == "float32" and config.vllm_quantization is not None:
         dtype = "bfloat16"  # vLLM computes with FP8 weights in half precision only
-    host, key = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK), new_key()
+    host, key = plan.nodes.address if plan.nodes else LOOPBACK, new_key()
     arguments = common_arguments(
         str(named_folder(config.model) or config.model),
         plan.server_gpus,
@@ -71,7 +70,6 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     optional = {
         "max_model_len": context,
         "quantization": config.vllm_quantization and QUANTIZATIONS[config.vllm_quantization],
-        "speculative_config": config.vllm_speculative,
     }
     arguments |= training_arguments(plan.server_gpus, config.seed)
     arguments |= {name: value for name, value in optional.items() if value is not None}
@@ -95,8 +93,6 @@ def servers_in_words(plan: RunPlan) -> str:
     parts = [f"{config.vllm_servers} on {where}", f"weights by {config.weight_sync}"]
     if config.vllm_quantization is not None:
         parts.append(f"{config.vllm_quantization} base")
-    if config.vllm_speculative is not None:
-        parts.append(f"speculative decoding: {json.dumps(config.vllm_speculative)}")
     return ", ".join([*parts, *argument_words(config.vllm_args)])
 
 

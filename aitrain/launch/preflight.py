@@ -45,7 +45,7 @@ from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ModelReference, check_weights
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
-from aitrain.vllm.server_arguments import check_listen_address, check_server_arguments, needed_rank
+from aitrain.vllm.server_arguments import check_server_arguments, needed_rank
 from aitrain.vllm.server_process import adapter_rank
 
 
@@ -178,7 +178,6 @@ def check(
     if hardware is not None:
         notes = _check_kind(hardware, config, shape)
     else:
-        _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
         if is_first:  # which decides for the others
             folder = _folder_to_resume(config)
             if folder is not None and locks is not None:
@@ -271,7 +270,6 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
     gpus, served = _divided_gpus(config, visible_gpus(), trains=not config.use_vllm)
     processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
-    _check_servers(config, served, config.vllm_listen_address)
     return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, served)
 
 
@@ -301,6 +299,8 @@ def _check_options(config: TrainConfig, has_environment: bool = False) -> Mappin
     """Check what needs no machine; returns where the environments are."""
     check_trl_fields(config)
     check_server_arguments(config.vllm_args)
+    if config.starts_vllm_servers and config.weight_sync == "adapter":
+        needed_rank(config.lora_r)
     refuse_secrets(config)
     sources = {} if has_environment else find_environments(config)
     helpers = dict[str, Path]()
@@ -434,19 +434,6 @@ def _divided_gpus(
             f"{', and training needs one' if trains else ''}"
         )
     return gpus[: len(gpus) - held], gpus[len(gpus) - held :] if config.starts_vllm_servers else ()
-
-
-def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | None) -> None:
-    if not config.starts_vllm_servers:
-        return
-    if config.vllm_speculative is not None and not gpus:
-        raise ConfigError(
-            "vllm_speculative: on the CPU, vLLM samples drafted tokens from another distribution\nLeave it out."
-        )
-    if config.weight_sync == "adapter":
-        needed_rank(config.lora_r)
-    if address is not None:
-        check_listen_address(address)
 
 
 def _count_processes(config: TrainConfig, wanted: int | None, gpus: tuple[str, ...]) -> int:

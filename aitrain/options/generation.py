@@ -9,7 +9,6 @@ from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     Addresses,
     Fraction,
-    JsonObjectOption,
     NonNegativeInt,
     Penalty,
     PositiveFloat,
@@ -19,10 +18,7 @@ from aitrain.options.value_types import (
     Texts,
 )
 
-_OF_AITRAINS_SERVERS = (
-    "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_speculative",
-    "vllm_args",
-)  # fmt: skip
+_OF_AITRAINS_SERVERS = ("vllm_servers", "vllm_quantization", "vllm_args")
 _PENALTIES = ("rl_repetition_penalty", "rl_presence_penalty", "rl_frequency_penalty", "rl_min_new_tokens")
 
 
@@ -146,9 +142,6 @@ class VLLMOptions(Options):
     starts one."""
     vllm_servers: ResumeSafe[PositiveInt] = 1
     """vLLM servers that aitrain starts, each with --vllm-server-gpus GPUs."""
-    vllm_listen_address: ResumeSafe[str | None] = None
-    """Address of this machine at which its vLLM servers listen, for training on other machines; unset: --master-addr
-    with several machines, else 127.0.0.1. The key is VLLM_API_KEY."""
     vllm_tensor_parallel_size: ResumeSafe[PositiveInt] = 1
     """GPUs that one vLLM engine is split over."""
     vllm_server_gpus: ResumeSafe[NonNegativeInt] = 1
@@ -159,10 +152,6 @@ class VLLMOptions(Options):
     vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
     """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory.
     The importance weights correct its rounding."""
-    vllm_speculative: ResumeSafe[JsonObjectOption | None] = None
-    """Speculative decoding of aitrain's vLLM servers, which samples from the same distribution: vLLM's
-    speculative_config as a JSON object, such as
-    {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
     vllm_args: ResumeSafe[Table] = Field({})
     """Any other argument of aitrain's vLLM servers, as KEY=VALUE; may be repeated: --vllm-args max_num_seqs=64. In YAML
     a table."""
@@ -197,11 +186,6 @@ class VLLMOptions(Options):
             yield (
                 "vllm_server_gpus: a server that aitrain starts has GPUs of its own\n"
                 "To share one GPU, use vllm_mode colocate, or start the server yourself (vllm_server_url)."
-            )
-        if (self.vllm_speculative or {}).get("rejection_sample_method") == "synthetic":
-            yield (
-                "vllm_speculative: with synthetic rejection, vLLM samples tokens that the policy would not\n"
-                "Leave rejection_sample_method out."
             )
         if has_url and not (self.use_vllm and self.vllm_mode == "server"):
             yield (

@@ -161,8 +161,6 @@ class TrainConfig(
                 "vllm_quantization: for a base that stays as it is, under an adapter\n"
                 "Add peft, and leave vllm_sync out; or leave this out."
             )
-        if self.vllm_speculative is not None and self.rl_min_p > 0:
-            yield "vllm_speculative: vLLM does not sample with min-p then\nLeave this or rl_min_p out."
         stops = len(self.rl_stop or ())
         if self.weight_sync is not None and stops > SERVED_STOPS:
             yield (

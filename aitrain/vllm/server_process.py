@@ -11,7 +11,6 @@ import random
 import re
 import secrets
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,15 @@ from aitrain.execution.process_tree import ProcessTree
 from aitrain.redaction import RedactedLog
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import read_object
-from aitrain.vllm.server_arguments import KEY_VARIABLE, LOOPBACK, argument_words, bound_address, key_header, new_key
+from aitrain.vllm.server_arguments import (
+    KEY_VARIABLE,
+    LOOPBACK,
+    argument_words,
+    bound_address,
+    key_header,
+    local_address,
+    new_key,
+)
 
 PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
 """Not the `vllm` command, which some builds lack. -P prevents that a folder named `vllm` hides the library."""
@@ -260,11 +267,7 @@ class VLLMServer:
 def _free_port(host: str) -> int:
     address = bound_address(host)
     for port in random.SystemRandom().sample(PORTS, 100):
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as attempt:
-            try:
-                attempt.bind((address, port))
-            except OSError:
-                continue
+        if local_address(address, port) is not None:
             return port
     raise RunFailed(f"No port between {PORTS[0]} and {PORTS[-1]} is free for vLLM's server.")
 
