@@ -14,7 +14,6 @@ from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.vllm.server_arguments import (
     KEY_VARIABLE,
     LOOPBACK,
-    argument_words,
     common_arguments,
     new_key,
     training_arguments,
@@ -84,16 +83,6 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
         )
         for number in range(count)
     ]
-
-
-def servers_in_words(plan: RunPlan) -> str:
-    """The servers that a run starts, for its plan."""
-    config = plan.config
-    where = f"GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "the CPU"
-    parts = [f"{config.vllm_servers} on {where}", f"weights by {config.weight_sync}"]
-    if config.vllm_quantization is not None:
-        parts.append(f"{config.vllm_quantization} base")
-    return ", ".join([*parts, *argument_words(config.vllm_args)])
 
 
 @contextmanager
