@@ -32,7 +32,6 @@ from aitrain.redaction import found_secret
 from aitrain.runs.checkpoint import (
     PREFIX,
     changed_options,
-    checkpoints_of,
     damage_of,
     is_named_checkpoint,
     newest_checkpoint,
@@ -83,46 +82,23 @@ class RunPlan:
     @contextmanager
     def open_folder(self) -> Iterator[RunFolder]:
         """The folder to resume in, or a new one, which is locked until the block ends; with its config.yaml. Commands
-        that had it before cannot write into it any more. If the block refuses to resume, or a finished run is not
-        trained on, the run is as it was."""
+        that had it before cannot write into it any more. If the block refuses to resume, the run is as it was."""
         with new_run_folder(self.config) if self.folder is None else nullcontext(self.folder) as folder:
-            files = (folder.config, folder.report)
-            before = {file: file.read_bytes() if file.exists() else None for file in files}
-            status = read_object(folder.status)
-            steps = _done_of(folder)
+            files, status = (folder.config, folder.report), read_object(folder.status)
+            before = {file: file.read_bytes() for file in files if file.exists()}
             folder.write_config(self.config)
             last = read_manifest(self.checkpoint).epoch if self.folder and self.checkpoint else 0
             claimed = folder.claimed(last + 1, **sign_of_life())
             try:
                 yield claimed
             except BaseException as error:
-                is_refused = getattr(error, "exit_code", None) == ConfigError.exit_code
-                has_no_step = steps == _done_of(folder)
-                if (is_refused or status.get("status") == "finished") and has_no_step and self.folder is not None:
+                if getattr(error, "exit_code", None) == ConfigError.exit_code and self.folder is not None:
                     with suppress(OSError, AitrainError):  # the user is told of the first error
-                        put_back(claimed, before, status)
+                        claimed.check_owner()
+                        for file, content in before.items():
+                            write_bytes(file, content)
+                        write_json(folder.status, {**status, "epoch": claimed.epoch})
                 raise
-
-
-def _done_of(folder: RunFolder) -> object:
-    """What changes with a step that is logged or saved."""
-    return folder.metrics.exists() and folder.metrics.stat().st_mtime_ns, checkpoints_of(folder)
-
-
-def put_back(folder: RunFolder, files: Mapping[Path, bytes | None], status: Mapping[str, object]) -> None:
-    """Give a run the files and the status that it had; None: there was no such file. Commands that had the run before
-    still cannot write into it.
-
-    Raises:
-        CannotWriteError: another command has the run.
-    """
-    folder.check_owner()
-    for file, content in files.items():
-        if content is None:
-            file.unlink(missing_ok=True)
-        else:
-            write_bytes(file, content)
-    write_json(folder.status, {**status, "epoch": folder.epoch})
 
 
 def done_text(folder: RunFolder) -> str:
