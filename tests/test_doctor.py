@@ -17,7 +17,7 @@ from aitrain.launch import hardware
 from tests.conftest import install_package, run_in_process, write, write_nvidia_smi
 
 AITRAIN = [
-    "typer>=0.29,<0.30", "torch>=2.13,<2.14", "transformers>=5.17,<5.18", "trl>=1.16,<1.17", "peft>=0.21,<0.22",
+    "torch>=2.13,<2.14", "transformers>=5.17,<5.18", "trl>=1.16,<1.17", "peft>=0.21,<0.22",
     "accelerate>=1.15,<1.16", "datasets>=5.2,<6", 'vllm>=0.31,<0.32; extra == "vllm"', 'pytest>=9; extra == "test"',
 ]  # fmt: skip
 H200 = "0, NVIDIA H200, 143771, 143164, 607, 0"
@@ -30,7 +30,6 @@ class Machine:
         self.site, self.bin = folder / "site", folder / "bin"
         self.bin.mkdir()
         self.install("aitrain", "0.1.0", *AITRAIN)
-        self.install("typer", "0.29.1")
         versions = {"transformers": "5.17.0", "trl": "1.16.0", "peft": "0.21.2", "accelerate": "1.15.0"}
         for name, version in {**versions, "datasets": "5.2.0"}.items():
             self.install(name, version)
@@ -63,9 +62,7 @@ def machine(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Mach
     standard = [sysconfig.get_path("stdlib"), str(Path(sysconfig.get_path("stdlib")) / "lib-dynload")]
     monkeypatch.setattr(sys, "path", [str(made.site), *standard])
     monkeypatch.setenv("PATH", str(made.bin))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    for variable in ("CUDA_VISIBLE_DEVICES", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return made
 
 
@@ -110,7 +107,7 @@ def test_a_driver_that_hangs_is_a_problem_and_keeps_nobody_waiting(
     monkeypatch.setattr(hardware, "PATIENCE", 0.2)
     write_nvidia_smi(machine.bin, "/bin/sleep 30\n")  # a child that keeps the pipe open when its parent is killed
 
-    assert "did not answer" in told("NVIDIA driver")[1]
+    assert "no answer within" in told("NVIDIA driver")[1]
 
 
 @pytest.mark.parametrize(
@@ -147,17 +144,8 @@ def test_a_problem_is_exit_code_1_and_json_tells_it(tmp_path: Path, monkeypatch:
     assert {each["name"]: each["state"] for each in json.loads(out)["findings"]}["NVIDIA driver"] == "problem"
 
 
-@pytest.mark.parametrize("variable", ["HF_TOKEN", "HF_TOKEN_PATH", "file"])
-def test_no_problem_is_found_here_and_a_token_is_never_shown(
-    here: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    secret = "hf_" + "Secret" * 6
-    write(here, {"home/token": secret})
-    given = {"HF_HOME": str(here / "home")} if variable == "file" else {variable: secret}
-    for name, value in {"PATH": "", "HF_TOKEN": "", "HF_HOME": "none", **given}.items():
-        monkeypatch.setenv(name, value)
+def test_no_problem_is_found_here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
     code, out, err = run_in_process("doctor")
 
     assert code == 0, out + err
-    assert "Secret" not in out + err
-    assert {"file": "logged in", "HF_TOKEN": "HF_TOKEN is set", "HF_TOKEN_PATH": "none"}[variable] in out

@@ -145,7 +145,6 @@ def test_the_first_machine_and_idle_machines_of_a_slurm_job_are_read() -> None:
         ({}, {**MPI, "OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR"),
         ({}, {**MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "consecutive ranks"),
         ({}, variables("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 ACCELERATE_USE_FSDP=true"), "fsdp2"),
-        ({}, variables("ACCELERATE_DYNAMO_USE_FULLGRAPH=False MASTER_PORT=29500"), "--multi_gpu"),
         ({"nnodes": 2, "master_addr": "a"}, {}, "node_rank"),
         ({"nnodes": 2, "node_rank": 1}, {}, "master_addr"),
         ({"nnodes": 2, "node_rank": 2, "master_addr": "a"}, {}, "0 to 1"),

@@ -158,7 +158,6 @@ class Cluster:
 
 @pytest.fixture
 def cluster(plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(ray_processes, "machines", lambda: [place(0), place(1)])
     monkeypatch.setattr(ray_processes, "connected", lambda *_, **__: nullcontext())
     monkeypatch.setattr(ray_processes, "has_gpus", lambda: False)
     over = Flag()
@@ -173,25 +172,14 @@ def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are
     assert cluster.next() == Note("Training on Ray: rank 0 on node0, 10.0.0.0; rank 1 on node1, 10.0.0.1.", "info")
     ray_processes.say(said, 0, Failed("Connection closed by peer", 1))
     ray_processes.say(said, 0, Note("more"))
-    (said / "1.lost").write_text(json.dumps({"message": "Rank 1 of 2 was ended by SIGKILL"}))
     assert cluster.next() == Note("more")
     again = cluster.start(1, "run/checkpoints/checkpoint-3")
     note = cluster.next()
     assert isinstance(note, Note)
-    assert note.text.startswith(
-        "Rank 1 of 2 was ended by SIGKILL. All ranks continue from checkpoint-3 (restart 1 of 3): "
-    )
+    assert note.text.startswith("A rank was lost. All ranks continue from checkpoint-3 (restart 1 of 3): ")
     ray_processes.say(again, 0, Ended("finished", 4))
     assert cluster.next() == Ended("finished", 4)
     assert cluster.ended() == Ended("finished", 4)
-
-
-def test_a_machine_that_is_gone_is_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster.start(0)
-    cluster.next()
-    monkeypatch.setattr(ray_processes, "machines", lambda: [place(0)])
-    cluster.start(1)
-    assert "Machine node1 (10.0.0.1) is gone, with rank 1. All ranks continue from" in str(cluster.next())
 
 
 def test_an_error_of_the_run_itself_is_its_end_and_what_ray_says_where_there_is_none(cluster: Cluster) -> None:

@@ -32,7 +32,7 @@ def words(**options: Any) -> list[str]:
     ("name", "told"),
     [
         ("max-model-len", "--model-max-length"), ("api_key", "VLLM_API_KEY"), ("uds", "--vllm-server-url"),
-        ("logprobs_mode", "aitrain sets it by itself"),
+        ("logprobs_mode", "aitrain sets it by itself"), ("speculative_config", "does not start such servers"),
     ],
 )  # fmt: skip
 def test_an_argument_that_is_not_the_users_is_refused_with_what_to_use(name: str, told: str) -> None:
@@ -60,11 +60,10 @@ def test_a_flag_adds_to_the_arguments_of_the_file_and_all_reach_the_server(tmp_p
     config = resolve(
         TrainConfig,
         tmp_path / "c.yaml",
-        {"vllm_args": ["max_num_seqs=16", "enforce_eager=true", "speculative_config={method: ngram}"]},
+        {"vllm_args": ["max_num_seqs=16", "enforce_eager=true", "data_parallel_size=2"]},
     )
     told = words(**config.changed())
-    assert {"--max-num-seqs=16", "--block-size=32", "--enforce-eager"} <= set(told)
-    assert '--speculative-config={"method": "ngram"}' in told
+    assert {"--max-num-seqs=16", "--block-size=32", "--enforce-eager", "--data-parallel-size=2"} <= set(told)
     assert "--max-num-seqs=8" not in told
 
 

@@ -73,24 +73,20 @@ def plan(here: Path) -> Plan:
     ("said", "told"),
     [
         ("(EngineCore pid=9) ERROR 11-20 11:00:00 [core.py:9] ValueError: No available memory for the cache blocks. "
-         "Try\nRuntimeError: Engine core initialization failed. See root cause above.", "(it had 0.9)"),
-        ("ValueError: To serve at least one request with the model's max seq len (4), (9 GiB KV cache is needed",
-         "--model-max-length"),
-        ("ModuleNotFoundError: No module named 'vllm'", 'pip install "aitrain[vllm]"'),
-        ("usage: api_server.py [-h] [--max-num-seqs MAX]\n    [--block-size {1,2}]\n"
-         "api_server.py: error: unrecognized arguments: --max-num-seq=8", "Did you mean max-num-seqs?"),
+         "Try\nRuntimeError: Engine core initialization failed. See root cause above.", "No available memory"),
+        ("api_server.py: error: unrecognized arguments: --max-num-seq=8", "unrecognized arguments: --max-num-seq=8"),
     ],
 )  # fmt: skip
 def test_why_it_died_is_told_shortly(here: Path, said: str, told: str) -> None:
     log = here / "vllm-server.log"
-    log.write_text(before := "ValueError: No available memory for the cache blocks, in an earlier run\n")
+    log.write_text(before := "ValueError: of an earlier run\n")
     with log.open("a") as file:
         file.write(said)
-    failure = str(why_it_ended(ServerConfig({"gpu_memory_utilization": 0.9}, log), 3, len(before)))
+    failure = str(why_it_ended(log, len(before), 3))
 
     assert told in failure
+    assert "earlier" not in failure
     assert len(failure.splitlines()) <= 5
-    assert failure.endswith("vllm-server.log")
 
 
 def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +154,7 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_wh
         assert eventually(folder.server.exists)
     reasons = str(read_object(folder.server)["why"])
     assert "(signal 9), and is not restarted again (--vllm-max-restarts)" in reasons
-    assert "vLLM did not start: OSError: no/such" in reasons
+    assert "vLLM did not start: exit code 3\nOSError: no/such" in reasons
     assert [text.partition(" ended")[0] for text in texts()[:2]] == [f"The vLLM server at {one}"] * 2
 
 

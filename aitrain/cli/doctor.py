@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -22,6 +21,7 @@ from packaging.utils import canonicalize_name
 import aitrain
 from aitrain.cli.flags import AsJson, print_json
 from aitrain.launch.hardware import Driver, ask_driver, visible_gpus
+from aitrain.launch.resource_estimate import free_disk
 from aitrain.machine import usable_cores
 from aitrain.packages import installed, version_of
 from aitrain.runs.run_folder import RUNS
@@ -70,7 +70,6 @@ def examine(output_dir: Path) -> list[Finding]:
         *map(_library, LIBRARIES),
         _vllm(),
         _disk(output_dir),
-        _hub_token(),
     ]
 
 
@@ -78,9 +77,7 @@ def examine(output_dir: Path) -> list[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    others = [name for name in _needs("aitrain") if name not in ("torch", *LIBRARIES)]
-    wrong = [finding.advice for finding in map(_library, others) if finding.state == "problem"]
-    yield Finding("aitrain", aitrain.__version__, "\n".join(wrong), "problem" if wrong else "ok")
+    yield Finding("aitrain", aitrain.__version__)
     yield Finding("Python", platform.python_version())
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
     advice = "" if os.name == "posix" else "aitrain needs a POSIX system: use WSL"
@@ -89,30 +86,10 @@ def _machine() -> Iterator[Finding]:
 
 
 def _disk(output_dir: Path) -> Finding:
-    """The nearest existing parent of the output folder."""
-    folder = output_dir.expanduser().absolute()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free / 1e9
-    found = f"{free:.1f} GB free for {output_dir}"
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        return Finding("disk", found, f"cannot create folders in {folder}: choose another --output-dir", "problem")
-    if free < LOW_DISK_GB:
-        advice = f"below {LOW_DISK_GB} GB: checkpoints may fill it; --output-dir, --save-total-limit"
-        return Finding("disk", found, advice, "note")
-    return Finding("disk", found)
-
-
-def _hub_token() -> Finding:
-    """Whether there is a token; neither its value nor its location is shown."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
-    file = os.path.expanduser(os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")))
-    if os.environ.get("HF_TOKEN", "").strip():
-        return Finding("Hub token", "HF_TOKEN is set")
-    if os.path.isfile(file) and os.path.getsize(file) > 0:
-        return Finding("Hub token", "logged in")
-    return Finding("Hub token", "none", "gated models and --push-to-hub need one: hf auth login, or HF_TOKEN")
+    free = free_disk(output_dir) / 1e9
+    is_low = free < LOW_DISK_GB
+    advice = f"below {LOW_DISK_GB} GB: checkpoints may fill it; --output-dir, --save-total-limit" if is_low else ""
+    return Finding("disk", f"{free:.1f} GB free for {output_dir}", advice, "note" if is_low else "ok")
 
 
 # -- GPUs
@@ -137,11 +114,7 @@ def _gpus(driver: Driver | None) -> Iterator[Finding]:
         if gpu.index not in usable and all(name.isdecimal() for name in usable):
             found, advice = f"{found}, hidden by CUDA_VISIBLE_DEVICES", ""
         yield Finding(f"GPU {gpu.index}", found, advice, "note" if advice else "ok")
-    missing = [name for name in usable if name.isdecimal() and name not in [gpu.index for gpu in gpus]]
-    if missing:
-        found = f"CUDA_VISIBLE_DEVICES names GPU {', '.join(missing)}, which is not there"
-        yield Finding("GPUs", found, "unset CUDA_VISIBLE_DEVICES, or correct it", "problem")
-    elif not usable:
+    if not usable:
         yield Finding("GPUs", ("all are hidden" if gpus else "no GPU") + ": training on the CPU")
 
 

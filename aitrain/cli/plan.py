@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -129,7 +129,6 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     config = plan.config
     yield "model", config.model
     yield from _named("environment", _environments(plan))
-    yield from _named("judges", _judges(plan))
     yield "batch", str(plan.batch)
     yield "rollout", describe_rollout(config, plan.batch)
     if config.rl_preset is not None:
@@ -143,9 +142,8 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     yield "processes", f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}"
     if config.starts_vllm_servers:
-        from aitrain.launch.managed_server import servers_in_words
-
-        yield "vLLM servers", servers_in_words(plan)
+        where = f"GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "the CPU"
+        yield "vLLM servers", f"{config.vllm_servers} on {where}, weights by {config.weight_sync}"
     if plan.hardware is None:
         yield "run folder", str(plan.folder.path if plan.folder else Path(config.output_dir) / config.project_name)
     if plan.checkpoint:
@@ -168,16 +166,6 @@ def _environments(plan: RunPlan) -> Iterator[str]:
     for name, source in plan.sources.items():
         place = given[name].env_place if source.adapter else str(source.file or source.module)
         yield f"{name}: {shares[name]:.1%} of the prompts, {place}" if len(plan.sources) > 1 else place
-
-
-def _judges(plan: RunPlan) -> Iterator[str]:
-    """What scores the rows of `--rl-env rows:FILE`."""
-    for name, source in plan.sources.items():
-        if source.adapter is not None and source.adapter.name == "rows":
-            from aitrain.environment.judges.judge_set import Judges
-
-            settings: Mapping[str, Any] = plan.config.environments[name].rl_env_config or {}
-            yield f"{name and name + ': '}{Judges.described(settings.get('judges'))}"
 
 
 def _steps(plan: RunPlan) -> str:

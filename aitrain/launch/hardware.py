@@ -130,16 +130,27 @@ def ask_driver(versions: bool = False, only: str = "") -> Driver | None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
+
+    def ask(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [tool, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+        )
+        return done.returncode, done.stdout
+
     try:
-        code, answer = _ask(tool, QUERY, FORMAT, *([f"--id={only}"] if only else []))
-        if code and "no devices" not in answer.lower():
-            lines = [line.strip()[:200] for line in answer.splitlines() if line.strip()]
-            return Driver(failure=lines[0] if lines else f"nvidia-smi ended with exit code {code}")
-        _, version = _ask(tool, "--version") if versions else (0, "")
+        code, answer = ask(QUERY, FORMAT, *([f"--id={only}"] if only else []))
+        version = ask("--version")[1] if versions else ""
     except subprocess.TimeoutExpired:
-        return Driver(failure=f"nvidia-smi did not answer within {PATIENCE:g} seconds")
+        return Driver(failure=f"no answer within {PATIENCE:g} seconds")
     except OSError as error:
-        return Driver(failure=f"nvidia-smi cannot be run: {error.strerror or error}")
+        return Driver(failure=str(error))
+    if code and "no devices" not in answer.lower():
+        return Driver(failure=answer.strip().partition("\n")[0][:200] or f"exit code {code}")
     gpus = []
     for line in answer.splitlines():  # `0, NVIDIA H200, 143771, 143164, 607, 0`; memory of the system is `[N/A]`
         index, _, rest = line.partition(",")
@@ -147,28 +158,6 @@ def ask_driver(versions: bool = False, only: str = "") -> Driver | None:
         if index.strip().isdecimal() and len(numbers) == 4:
             gpus.append(Gpu(index.strip(), name, *(int(n) if n.isdecimal() else None for n in numbers)))
     return Driver(tuple(gpus), _number("driver|kmd", version), _number("cuda|cuda umd", version))
-
-
-def _ask(tool: str, *arguments: str) -> tuple[int, str]:
-    """Exit code and output. A process that hangs in the kernel cannot be killed and is left behind."""
-    process = subprocess.Popen(
-        [tool, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    try:
-        answer, _ = process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        if process.stdout:
-            process.stdout.close()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=1)
-        raise
-    return process.returncode, answer
 
 
 def _number(label: str, versions: str) -> str:
@@ -186,9 +175,6 @@ END_PATIENCE = 2.0
 """Seconds that the end of a run waits for a sample that is being taken."""
 GIB = 2**30
 
-Cpu = dict[tuple[int, float], float]
-"""Seconds of CPU of processes, by process id and start time."""
-
 
 class SystemRecorder:
     """Samples this process and its descendants, and the GPUs, in a thread. Errors do not end the run."""
@@ -198,7 +184,7 @@ class SystemRecorder:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._record, name="system recorder", daemon=True)
         self._has_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
-        self._before: tuple[float, Cpu] = 0.0, {}
+        self._before = 0.0, 0.0
 
     def __enter__(self) -> SystemRecorder:
         self._thread.start()
@@ -220,23 +206,20 @@ class SystemRecorder:
         count in each), `free_memory_gib` of the machine, and `gpu_use/<index>` and `gpu_memory_gib/<index>`."""
         import psutil  # here, as commands that check or start a run have no time for it
 
-        cpu, memory = Cpu(), 0
+        cpu, memory = 0.0, 0
         own = psutil.Process(os.getpid())
         for process in (own, *own.children(recursive=True)):
-            with suppress(psutil.Error), process.oneshot():
-                times = process.cpu_times()
-                cpu[process.pid, process.create_time()] = times.user + times.system
+            with suppress(psutil.Error):
+                cpu += sum(process.cpu_times()[:4])  # with its children that have ended
                 memory += process.memory_info().rss
         now, free = time.time(), free_memory()
         then, before = self._before
-        used = sum(seconds - before.get(process, 0.0) for process, seconds in cpu.items())
         self._before = now, cpu
         driver = ask_driver(only=os.environ.get("CUDA_VISIBLE_DEVICES", "")) if self._has_gpus else None
         gpus = driver.gpus if driver else ()
-        self._has_gpus = bool(gpus)  # there are none, or the driver does not answer: not asked again
         values = {
             "time": round(now, 1),
-            "cpu_cores": round(used / max(now - then, 1e-3), 2),
+            "cpu_cores": round(max(0.0, cpu - before) / max(now - then, 1e-3), 2),
             "memory_gib": round(memory / GIB, 3),
             "free_memory_gib": None if free is None else round(free / GIB, 3),
             **{f"gpu_use/{gpu.index}": gpu.percent / 100 for gpu in gpus if gpu.percent is not None},

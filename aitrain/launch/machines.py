@@ -33,11 +33,6 @@ MPI = {
 """By the variable with the rank on its machine, of Open MPI and of MPICH: rank, all ranks, ranks of the machine."""
 
 
-ONE_PROCESS = "ACCELERATE_DYNAMO_USE_FULLGRAPH"
-"""Variable of `accelerate launch`, which on the CPU starts one process also if it was asked for several: then there is
-a MASTER_PORT, and no RANK."""
-
-
 @dataclass(frozen=True)
 class Nodes:
     """The machines of a run, and which of them this one is."""
@@ -132,8 +127,6 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
         port = PORTS[os.getppid() % len(PORTS)] if world == share else DEFAULT_PORT
         place = environ.get("MASTER_ADDR", "127.0.0.1"), number("MASTER_PORT", port)
         found = LaunchedRank(rank, world, number(local, 0), share, *place)
-    elif {ONE_PROCESS, "MASTER_PORT"} <= environ.keys() and "RANK" not in environ:
-        raise ConfigError("accelerate launch was asked for several processes, and started one\nAdd --multi_gpu.")
     else:
         return None
     if found.world % found.local_world or found.rank % found.local_world != found.local_rank:

@@ -14,7 +14,6 @@ from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.vllm.server_arguments import (
     KEY_VARIABLE,
     LOOPBACK,
-    argument_words,
     common_arguments,
     new_key,
     training_arguments,
@@ -57,7 +56,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     dtype = "float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype
     if dtype == "float32" and config.vllm_quantization is not None:
         dtype = "bfloat16"  # vLLM computes with FP8 weights in half precision only
-    host, key = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK), new_key()
+    host, key = plan.nodes.address if plan.nodes else LOOPBACK, new_key()
     arguments = common_arguments(
         str(named_folder(config.model) or config.model),
         plan.server_gpus,
@@ -84,16 +83,6 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
         )
         for number in range(count)
     ]
-
-
-def servers_in_words(plan: RunPlan) -> str:
-    """The servers that a run starts, for its plan."""
-    config = plan.config
-    where = f"GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "the CPU"
-    parts = [f"{config.vllm_servers} on {where}", f"weights by {config.weight_sync}"]
-    if config.vllm_quantization is not None:
-        parts.append(f"{config.vllm_quantization} base")
-    return ", ".join([*parts, *argument_words(config.vllm_args)])
 
 
 @contextmanager

@@ -175,15 +175,13 @@ def folder_of(model: str) -> Path | None:
     folder = named_folder(model) or Path(os.path.expanduser(model))
     if os.path.isfile(folder / "config.json"):
         return folder
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
-    repository = cache / f"models--{model.replace('/', '--')}"
+    from huggingface_hub import try_to_load_from_cache  # here, as most models are in a folder
+
     try:
-        commit = (repository / "refs" / "main").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
+        file = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # no name of the Hub
         return None
-    folder = repository / "snapshots" / commit
-    return folder if (folder / "config.json").is_file() else None
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def _tensors(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -31,7 +31,6 @@ from aitrain.redaction import found_secret
 from aitrain.runs.checkpoint import (
     PREFIX,
     changed_options,
-    checkpoints_of,
     damage_of,
     is_named_checkpoint,
     newest_checkpoint,
@@ -43,7 +42,7 @@ from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ModelReference, check_weights
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
-from aitrain.vllm.server_arguments import check_listen_address, check_server_arguments, needed_rank
+from aitrain.vllm.server_arguments import check_server_arguments, needed_rank
 from aitrain.vllm.server_process import adapter_rank
 
 
@@ -81,46 +80,23 @@ class RunPlan:
     @contextmanager
     def open_folder(self) -> Iterator[RunFolder]:
         """The folder to resume in, or a new one, which is locked until the block ends; with its config.yaml. Commands
-        that had it before cannot write into it any more. If the block refuses to resume, or a finished run is not
-        trained on, the run is as it was."""
+        that had it before cannot write into it any more. If the block refuses to resume, the run is as it was."""
         with new_run_folder(self.config) if self.folder is None else nullcontext(self.folder) as folder:
-            files = (folder.config, folder.report)
-            before = {file: file.read_bytes() if file.exists() else None for file in files}
-            status = read_object(folder.status)
-            steps = _done_of(folder)
+            files, status = (folder.config, folder.report), read_object(folder.status)
+            before = {file: file.read_bytes() for file in files if file.exists()}
             folder.write_config(self.config)
             last = read_manifest(self.checkpoint).epoch if self.folder and self.checkpoint else 0
             claimed = folder.claimed(last + 1, **sign_of_life())
             try:
                 yield claimed
             except BaseException as error:
-                is_refused = getattr(error, "exit_code", None) == ConfigError.exit_code
-                has_no_step = steps == _done_of(folder)
-                if (is_refused or status.get("status") == "finished") and has_no_step and self.folder is not None:
+                if getattr(error, "exit_code", None) == ConfigError.exit_code and self.folder is not None:
                     with suppress(OSError, AitrainError):  # the user is told of the first error
-                        put_back(claimed, before, status)
+                        claimed.check_owner()
+                        for file, content in before.items():
+                            write_bytes(file, content)
+                        write_json(folder.status, {**status, "epoch": claimed.epoch})
                 raise
-
-
-def _done_of(folder: RunFolder) -> object:
-    """What changes with a step that is logged or saved."""
-    return folder.metrics.exists() and folder.metrics.stat().st_mtime_ns, checkpoints_of(folder)
-
-
-def put_back(folder: RunFolder, files: Mapping[Path, bytes | None], status: Mapping[str, object]) -> None:
-    """Give a run the files and the status that it had; None: there was no such file. Commands that had the run before
-    still cannot write into it.
-
-    Raises:
-        CannotWriteError: another command has the run.
-    """
-    folder.check_owner()
-    for file, content in files.items():
-        if content is None:
-            file.unlink(missing_ok=True)
-        else:
-            write_bytes(file, content)
-    write_json(folder.status, {**status, "epoch": folder.epoch})
 
 
 def done_text(folder: RunFolder) -> str:
@@ -176,7 +152,6 @@ def check(
     if hardware is not None:
         notes = _check_kind(hardware, config, shape)
     else:
-        _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
         if is_first:  # which decides for the others
             folder = _folder_to_resume(config)
             if folder is not None and locks is not None:
@@ -268,7 +243,6 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
     gpus, served = _divided_gpus(config, visible_gpus(), trains=not config.use_vllm)
     processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
-    _check_servers(config, served, config.vllm_listen_address)
     return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, served)
 
 
@@ -298,6 +272,8 @@ def _check_options(config: TrainConfig, has_environment: bool = False) -> Mappin
     """Check what needs no machine; returns where the environments are."""
     check_trl_fields(config)
     check_server_arguments(config.vllm_args)
+    if config.starts_vllm_servers and config.weight_sync == "adapter":
+        needed_rank(config.lora_r)
     refuse_secrets(config)
     sources = {} if has_environment else find_environments(config)
     helpers = dict[str, Path]()
@@ -431,21 +407,6 @@ def _divided_gpus(
             f"{', and training needs one' if trains else ''}"
         )
     return gpus[: len(gpus) - held], gpus[len(gpus) - held :] if config.starts_vllm_servers else ()
-
-
-def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | None) -> None:
-    if not config.starts_vllm_servers:
-        return
-    drafts = {name: value for name, value in config.vllm_args.items() if name.startswith("spec")}
-    if drafts and (not gpus or "synthetic" in str(drafts)):
-        raise ConfigError(
-            f"vllm_args: {', '.join(drafts)}: on the CPU, and with synthetic rejection, vLLM samples drafted tokens"
-            " from another distribution\nLeave it out."
-        )
-    if config.weight_sync == "adapter":
-        needed_rank(config.lora_r)
-    if address is not None:
-        check_listen_address(address)
 
 
 def _count_processes(config: TrainConfig, wanted: int | None, gpus: tuple[str, ...]) -> int:

@@ -11,7 +11,6 @@ import json
 import math
 import mmap
 import os
-import re
 import signal
 import socket
 import sys
@@ -54,8 +53,6 @@ AFTER_FAILURE = 10.0
 """The same after the failure of one of several ranks: the others may hang, and have nothing to finish."""
 CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that end one rank and make the others fail; SIGABRT is how NCCL ends the others."""
-TIMED_OUT = re.compile(r"Rank (\d+) timed out [^.\n]*")
-"""What a rank says that waited for another one (training/distributed.py)."""
 SECRET = ".servers.json"
 """File in the run folder by which other machines get address and key of the run's vLLM servers, for its owner only."""
 LOOK_SECONDS = 5.0
@@ -294,13 +291,6 @@ class Processes:
             self.pids[event.rank] = event.pid
             if self.activity is not None and len(self.pids) == len(self.ranks):
                 self.activity.unlink()  # all have opened it: no file is left if this process is killed
-        elif isinstance(event, Failed):
-            timed_out = TIMED_OUT.match(event.message)
-            hung = self.watchdog.waited_for(int(timed_out[1])) if timed_out and self.watchdog else None
-            if timed_out and hung:  # only this process can see for which rank that one waited in vain
-                phase = hung.seen.name if hung.seen else "starting"
-                why = f"rank {hung.rank} made no progress for {hung.idle:.0f} seconds ({phase})"
-                event = replace(event, message=f"{timed_out[0]}: {why}{event.message[timed_out.end() :]}")
         if isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import aitrain
-from aitrain.errors import AitrainError, ConfigError, RunFailed
+from aitrain.errors import ConfigError, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, Step, decode, encode
 from aitrain.execution.process_tree import on_stop_signals
-from aitrain.execution.ray_connection import connected, has_gpus, machines
+from aitrain.execution.ray_connection import connected, has_gpus
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
@@ -92,8 +92,6 @@ class RayProcesses(Processes):
     """When the ranks were asked to stop."""
     _read: dict[Path, int] = field(default_factory=dict)
     """Bytes that were read of each file."""
-    _lost: str = ""
-    """What was lost last: a process or a machine."""
     _met: bool = False
     """Whether all ranks of the last start are there."""
 
@@ -141,7 +139,6 @@ class RayProcesses(Processes):
         """Announce what the ranks have said since the last time."""
         starts = sorted(self.private.glob("start-*"))
         if len(starts) > len(self.starts):
-            self._lost = self._what_was_lost() if self.starts else ""
             self.starts, self.failed, self._met = starts, None, False
         if not starts:
             return
@@ -154,7 +151,7 @@ class RayProcesses(Processes):
                 checkpoint = Path(places[0].checkpoint or "the beginning").name
                 restart = f"restart {len(starts) - 1} of {RESTARTS}"
                 then = f"All ranks continue from {checkpoint} ({restart}): {where}."
-                self._hear(Note(f"{self._lost or 'A rank was lost'}. {then}"))
+                self._hear(Note(f"A rank was lost. {then}"))
         for file in sorted(starts[-1].glob("*.jsonl")):
             with file.open("rb") as opened:
                 opened.seek(self._read.get(file, 0))
@@ -165,17 +162,6 @@ class RayProcesses(Processes):
                     elif event is not None:
                         self._hear(event)
 
-    def _what_was_lost(self) -> str:
-        """The process or machine whose loss has ended the last start; empty if unknown."""
-        start = self.starts[-1]
-        said = [str(read_object(file).get("message")) for file in sorted(start.glob("*.lost"))]
-        alive = {machine.address for machine in machines()}
-        gone = [place for place in read_places(start) if place.address not in alive]
-        if gone:
-            ranks = " and ".join(str(place.rank) for place in gone if place.address == gone[0].address)
-            return f"Machine {gone[0].host} ({gone[0].address}) is gone, with rank {ranks}"
-        return said[0].partition("\n")[0] if said else ""
-
     def _why_failed(self) -> Failed | None:
         """Why the run failed: of Ray Train, unless an error of the run itself ended it."""
         is_cause = self.failed is None or self.failed.exit_code == RunFailed.exit_code
@@ -183,9 +169,7 @@ class RayProcesses(Processes):
             return self.failed
         restarts = len(self.starts) - 1
         given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
-        is_ours = isinstance(self.failure, AitrainError) or not self.starts
-        why = ("" if is_ours else self._what_was_lost()) or cause_of(self.failure)
-        return Failed(f"{why}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
+        return Failed(f"{cause_of(self.failure)}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
 
     def _is_given_up(self) -> bool:
         """Whether Ray Train waits for machines although the run is to stop, or a machine does not end its ranks."""
@@ -303,8 +287,9 @@ def run_rank(config: dict[str, RankJob]) -> None:
     with listening(processes):
         end = processes.run()
     if processes.lost is not None and processes.last is None and not processes.stops:
-        write_json(said / f"{number}.lost", {"message": getattr(end, "message", "")})
-        raise RunFailed(getattr(end, "message", ""))
+        lost = getattr(end, "message", "")
+        say(said, number, Note(lost))
+        raise RunFailed(lost)
 
 
 def first_words(job: RankJob, address: str) -> dict[str, Any]:

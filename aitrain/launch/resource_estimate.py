@@ -8,10 +8,10 @@ them: some hundred MiB on the CPU, where blocks above 32 MiB are returned to the
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -201,71 +201,67 @@ def changes_that_fit(
 ) -> list[str] | None:
     """Flags with which a process needs at most this many bytes, and vLLM has room for an episode: none if that is so;
     the first one that suffices; or the one that saves most, and what then suffices. None if nothing does."""
-    flags = dict[str, str]()
+
+    def need(options: dict[str, object]) -> float:
+        changed = config.model_copy(update=options)
+        try:
+            divided = plan_batch(changed, batch.processes)
+        except ConfigError:
+            return math.inf
+        lacks_room = lacks_room_for_vllm(shape, changed, device)
+        return math.inf if lacks_room else estimate_memory(shape, changed, divided, device).peak
+
+    chosen: dict[str, object] = {}
+    while (needed := need(chosen)) > allowed:
+        changes = _changes(shape, config.model_copy(update=chosen), batch.processes, device)
+        further = [{**chosen, **change} for change in changes if next(iter(change)) not in chosen]
+        further = [each for each in further if need(each) < needed]
+        if not further:
+            return None
+        chosen = next((each for each in further if need(each) <= allowed), None) or min(further, key=need)
+    return [_flag(name, value) for name, value in chosen.items() if getattr(config, name) != value]
+
+
+def _flag(name: str, value: object) -> str:
+    name = name.replace("_", "-")
+    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
+
+
+def _changes(
+    shape: ModelShape, config: TrainConfig, processes: int, device: DeviceMemory
+) -> Iterator[dict[str, object]]:
+    """Options that save memory and are not set yet, together where one needs another; the one that changes least of the
+    training first."""
+    on_gpu, is_ddp, batch = device.kind == "GPU", config.distributed_backend == "ddp", plan_batch(config, processes)
     if lacks_room_for_vllm(shape, config, device):
-        shares = (config.model_copy(update={SHARE_OF_VLLM: percent / 100}) for percent in range(5, 95, 5))
-        config = next((each for each in shares if not lacks_room_for_vllm(shape, each, device)), config)
-        if lacks_room_for_vllm(shape, config, device):
-            return None
-        name = f"--{SHARE_OF_VLLM.replace('_', '-')}"
-        flags[name] = f"{name} {config.vllm_memory:g}"
-    while (peak := estimate_memory(shape, config, batch, device).peak) > allowed:
-        changes = list[tuple[int, str, TrainConfig, BatchPlan]]()
-        for flag, values in _flags(config, batch, device):
-            changed = config.model_copy(update=values)
-            with suppress(ConfigError):  # the batch cannot be divided any more
-                divided = plan_batch(changed, batch.processes)
-                changes.append((estimate_memory(shape, changed, divided, device).peak, flag, changed, divided))
-        changes = [one for one in changes if one[0] < peak and one[1].split()[0] not in flags]
-        if not changes:
-            return None
-        enough = (one for one in changes if one[0] <= allowed)
-        _, flag, config, batch = next(enough, None) or min(changes, key=lambda one: one[0])
-        flags[flag.split()[0]] = flag
-    return list(flags.values())
-
-
-def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[tuple[str, dict[str, object]]]:
-    """Each flag that is not given yet, with the options that it sets, the one that changes least of the training
-    first."""
-    on_gpu, is_ddp = device.kind == "GPU", config.distributed_backend == "ddp"
+        yield from ({SHARE_OF_VLLM: percent / 100} for percent in range(5, 95, 5))
     if config.disable_gradient_checkpointing:
-        yield "--no-disable-gradient-checkpointing", {"disable_gradient_checkpointing": False}
+        yield {"disable_gradient_checkpointing": False}
     if batch.limit.tokens is not None and batch.limit.tokens > 1:
-        yield f"--tokens-per-pass {batch.limit.tokens // 2}", {"tokens_per_pass": batch.limit.tokens // 2}
+        yield {"tokens_per_pass": batch.limit.tokens // 2}
     elif batch.limit.completions > 1:
-        smaller = batch.limit.completions // 2
-        kept: dict[str, object] = {"batch_size": smaller, "rl_prompts_per_step": batch.prompts_per_step}
-        flag = "" if config.rl_prompts_per_step else f" --rl-prompts-per-step {batch.prompts_per_step}"
-        yield f"--batch-size {smaller}{flag}", kept
+        yield {"batch_size": batch.limit.completions // 2, "rl_prompts_per_step": batch.prompts_per_step}
     if on_gpu and config.use_vllm and config.vllm_mode == "colocate" and not config.vllm_sleep_mode:
-        yield "--vllm-sleep-mode", {"vllm_sleep_mode": True}
-    if is_ddp and batch.processes > 1 and on_gpu and not config.quantization:
-        shards = config.optimizer in FSDP_OPTIMIZERS
-        sharded: dict[str, object] = {
-            "distributed_backend": "fsdp2",
-            "optimizer": config.optimizer if shards else FSDP_OPTIMIZERS[0],
-        }
-        yield f"--distributed-backend fsdp2{'' if shards else f' --optimizer {FSDP_OPTIMIZERS[0]}'}", sharded
+        yield {"vllm_sleep_mode": True}
+    if is_ddp and processes > 1 and on_gpu and not config.quantization:
+        optimizer = config.optimizer if config.optimizer in FSDP_OPTIMIZERS else FSDP_OPTIMIZERS[0]
+        yield {"distributed_backend": "fsdp2", "optimizer": optimizer}
     if not config.peft and config.rl_kl_coef:
-        yield "--rl-kl-coef 0", {"rl_kl_coef": 0.0}
+        yield {"rl_kl_coef": 0}
     if not config.peft:
-        yield "--peft", {"peft": True}
+        yield {"peft": True}
     if on_gpu and config.dtype == "auto" and not config.may_halve_base and device.has_bf16:
-        yield "--dtype bfloat16", {"dtype": "bfloat16"}
+        yield {"dtype": "bfloat16"}
     if on_gpu and is_ddp and config.quantization is None and config.may_halve_base:
-        yield "--quantization int4", {"quantization": "int4"}
+        yield {"quantization": "int4"}
     if batch.prompts_per_step > 1 and not config.use_vllm:
-        fewer = batch.prompts_per_step // 2
-        yield f"--rl-prompts-per-step {fewer}", {"rl_prompts_per_step": fewer}
+        yield {"rl_prompts_per_step": batch.prompts_per_step // 2}
     if config.rl_max_episode_tokens:
-        fewer = config.rl_max_episode_tokens // 2
-        yield f"--rl-max-episode-tokens {fewer}", {"rl_max_episode_tokens": fewer}
+        yield {"rl_max_episode_tokens": config.rl_max_episode_tokens // 2}
     elif config.rl_max_new_tokens > 1:
-        fewer = config.rl_max_new_tokens // 2
-        yield f"--rl-max-new-tokens {fewer}", {"rl_max_new_tokens": fewer}
+        yield {"rl_max_new_tokens": config.rl_max_new_tokens // 2}
     if config.peft and config.merge_adapter:
-        yield "--no-merge-adapter", {"merge_adapter": False}
+        yield {"merge_adapter": False}
 
 
 # -- completions of a forward pass

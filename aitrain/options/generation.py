@@ -16,9 +16,7 @@ from aitrain.options.value_types import (
     Texts,
 )
 
-_OF_AITRAINS_SERVERS = (
-    "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_args",
-)  # fmt: skip
+_OF_AITRAINS_SERVERS = ("vllm_servers", "vllm_quantization", "vllm_args")
 
 
 Thinking = Literal["on", "off", "low", "medium", "high"] | PositiveInt
@@ -123,9 +121,6 @@ class VLLMOptions(Options):
     starts one."""
     vllm_servers: ResumeSafe[PositiveInt] = 1
     """vLLM servers that aitrain starts, each with --vllm-server-gpus GPUs."""
-    vllm_listen_address: ResumeSafe[str | None] = None
-    """Address of this machine at which its vLLM servers listen, for training on other machines; unset: --master-addr
-    with several machines, else 127.0.0.1. The key is VLLM_API_KEY."""
     vllm_tensor_parallel_size: ResumeSafe[PositiveInt] = 1
     """GPUs that one vLLM engine is split over."""
     vllm_server_gpus: ResumeSafe[NonNegativeInt] = 1

@@ -137,12 +137,6 @@ class Watchdog:
             process.look(self.read(process.rank), are_halted)
         return all(process.is_stalled(self.timeout) for process in self.watched)
 
-    def waited_for(self, rank: int) -> WatchedProcess | None:
-        """The process that a rank waited for in vain: of the others the one idle for longest, if that is clear."""
-        others = sorted((one for one in self.watched if one.rank != rank), key=lambda one: -one.idle)
-        is_clear = len(others) == 1 or (len(others) > 1 and others[0].idle > others[1].idle + MARGIN)
-        return others[0] if is_clear else None
-
     def _judged(self) -> Stall | None:
         """The stall: ranks that do not wait for another rank hang. None if such a rank is not among these."""
         first = sorted(self.watched, key=lambda process: -process.idle)

@@ -20,7 +20,6 @@ OPTION_OF = {
     "dtype": "--dtype",
     "enable_lora": "--peft",
     "gpu_memory_utilization": "--vllm-gpu-memory-utilization",
-    "host": "--vllm-listen-address",
     "max_lora_rank": "--lora-r",
     "max_model_len": "--model-max-length",
     "model": "--model",
@@ -33,14 +32,14 @@ OPTION_OF = {
 """Arguments that an option of aitrain stands for."""
 
 NOT_THE_USERS = (
-    "config", "generation_config", "logprobs_mode", "max_logprobs", "model_tag", "port", "served_model_name",
+    "config", "generation_config", "host", "logprobs_mode", "max_logprobs", "model_tag", "port", "served_model_name",
     "worker_extension_cls", "api_server_count", "enable_ssl_refresh", "grpc", "headless", "nnodes", "root_path",
     "runner", "tokens_only", "uds",
 )  # fmt: skip
-OTHER_KINDS = ("data_parallel_", "master_", "node_", "ssl_")
+OTHER_KINDS = ("data_parallel_", "master_", "node_", "spec", "ssl_")
 """Arguments, and beginnings of such, that a training needs as aitrain sets them, or of servers that it does not start:
-on several machines, with several processes that answer requests, each with its own list of adapters, or at other
-addresses than http://HOST:PORT."""
+on several machines, with several processes that answer requests, each with its own list of adapters, at other
+addresses than http://HOST:PORT, or with speculative decoding, which may sample from another distribution."""
 
 SECRETS = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
 """Arguments that are secrets, and the environment variables for them."""
@@ -168,47 +167,23 @@ def key_header(key: str | None = None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+def local_address(host: str, port: int = 0) -> str | None:
+    """The address that a name has on this machine; None if it is unknown or another machine's, or the port in use."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
+            attempt.bind((host, port))
+            return str(attempt.getsockname()[0])
+    except (OSError, UnicodeError):
+        return None
+
+
 def is_here(url: str) -> bool:
     """Whether the host of an address is this machine; False if its name is unknown."""
-    return any(_can_bind(address) for address in _addresses_of(urlsplit(url).hostname or ""))
-
-
-def check_listen_address(host: str) -> None:
-    """Check that servers can listen there.
-
-    Raises:
-        ConfigError: it is no address of this machine that others can reach.
-    """
-    own = [address for address in _addresses_of(host) if _can_bind(address)]
-    if not own or host in (ANY, "::"):
-        raise ConfigError(
-            f"vllm_listen_address: {host} is not an address of this machine that others can reach\n"
-            "Give the name or the address that they use: hostname -I lists them."
-        )
+    return local_address(urlsplit(url).hostname or ANY) is not None
 
 
 def bound_address(host: str) -> str:
     """The address to bind for servers that others reach at `host`: its own, or all addresses of this machine where the
     name resolves to loopback, as hostnames do on Debian."""
-    addresses = _addresses_of(host)
-    own = [address for address in addresses if address == host or not address.startswith(("127.", "::1"))]
-    return next(filter(_can_bind, own), ANY)
-
-
-def _addresses_of(host: str) -> list[str]:
-    """The addresses that a name resolves to; none if it is unknown."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    return [str(address[0]) for *_, address in found]
-
-
-def _can_bind(address: str) -> bool:
-    """Whether an address is one of this machine's."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as attempt:
-            attempt.bind((address, 0))
-    except OSError:
-        return False
-    return True
+    address = local_address(host)
+    return ANY if address is None or (address.startswith("127.") and address != host) else address

@@ -216,7 +216,7 @@ def test_ranks_whose_batches_are_padded_to_other_widths_make_equally_many_passes
 
 
 @pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo", "gspo"])
-def test_trls_loss_as_a_custom_loss_and_its_kl_term_on_our_way_have_the_gradient_of_trl(loss: str, here: Path) -> None:
+def test_trls_loss_as_a_custom_loss_has_the_gradient_of_trl(loss: str, here: Path) -> None:
     """With one ratio for a completion that is so of the KL term, as this custom loss takes one for each token."""
     write(here, {"loss.py": CLIPPED})
     rows, layout = batch_of(8, are_ragged=True), Layout(rows=8)
