@@ -41,7 +41,7 @@ SHOWN = 3
 """Findings that are noted."""
 CUDA_IN_FORK = "Cannot re-initialize CUDA in forked subprocess"
 """Message of torch, if this process has used the GPU before it was forked."""
-NEEDS_MODEL = "its scores need the model (aitrain env check --model checks them)"
+NEEDS_MODEL = "its scores need the model"
 
 
 @dataclass

@@ -29,7 +29,7 @@ from aitrain.redaction import redact
 from aitrain.ui.output import escape_controls
 from aitrain.workbench.check.subject import LEVELS, CheckResult, EnvFinding
 
-MODULE = "aitrain.workbench.check"
+MODULE = "aitrain.jobs.env_check"
 Message = dict[str, Any]
 LINES = 3
 """Lines of output that are shown of a process that ended before its first check."""
@@ -37,7 +37,7 @@ LINES = 3
 COLOURS = {"ok": typer.colors.GREEN, "fail": typer.colors.RED, "warning": typer.colors.YELLOW}
 
 
-def messages_of(request: Message, module: str = MODULE, hash_seed: str | None = None) -> Iterator[Message]:
+def messages_of(request: Message, hash_seed: str | None = None) -> Iterator[Message]:
     """What the process `python -m MODULE` sends. If it ends in a check, this is what the check found, and those after
     it are skipped."""
     with tempfile.TemporaryDirectory(prefix="aitrain-check-") as folder:
@@ -45,7 +45,7 @@ def messages_of(request: Message, module: str = MODULE, hash_seed: str | None = 
         file.write_text(json.dumps(request), encoding="utf-8")
         variables = {"PYTHONHASHSEED": hash_seed} if hash_seed else {}
         environment = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, **variables}
-        command = [sys.executable, "-P", "-m", module, str(file)]
+        command = [sys.executable, "-P", "-m", MODULE, str(file)]
         with log.open("wb") as output:
             tree = ProcessTree(command, env=environment, stdout=subprocess.PIPE, stderr=output)
         name, left = "", list[str]()

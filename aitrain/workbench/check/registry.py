@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,9 +32,9 @@ SECONDS = 180.0
 """What all checks together may take; what is not checked by then is left out."""
 CALL_SECONDS = 10.0
 """Deadline of a call to the environment, unless --rl-env-timeout is given: a hostile reply may hang it."""
-PATIENCE, FOREVER = 100.0, 1e6
-"""Seconds for which code may hold the interpreter's lock until the process is taken to hang; with a model it may. Other
-calls have their deadline."""
+PATIENCE = 100.0
+"""Seconds for which code may hold the interpreter's lock until the process is taken to hang. Other calls have their
+deadline."""
 Send = Callable[[Message], None]
 
 NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {
@@ -71,7 +71,7 @@ class EnvCheck:
         if self.needs == "rows":
             return ""
         if subject.model.used:
-            return "the scorer uses the model or its tokenizer (--tokenizer NAME)"
+            return "the scorer uses the model"
         if model_judge.not_asked:
             played = subject.play(subject.pairs)
             if all(one.result.score is None and one.result.failure is None for one in played):
@@ -107,21 +107,20 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("group-score", "score_group ranks the reference above nonsense", scores.group_score, "groups"),
     EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, "rows", of_process=True),
 )
-"""All checks that need no model and no tokenizer."""
 
 
-def chosen(only: Iterable[str], checks: Sequence[EnvCheck] = CHECKS) -> list[EnvCheck]:
+def chosen(only: Iterable[str]) -> list[EnvCheck]:
     """The checks with these names; all of them if no name is given.
 
     Raises:
         ConfigError: there is no such check.
     """
-    by_name = {check.name: check for check in checks}
+    by_name = {check.name: check for check in CHECKS}
     names = list(only) or list(by_name)
     for name in set(names) - set(by_name):
         near = did_you_mean(name, by_name)
         raise ConfigError(f"--only: there is no check {name}.{near}\nThere are: {', '.join(by_name)}")
-    return [check for check in checks if check.name in names]
+    return [check for check in CHECKS if check.name in names]
 
 
 def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckResult]:
@@ -144,20 +143,21 @@ def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckRe
 # -- the process
 
 
-def check(request: Message, send: Send, tokenizer: object = None, more: Sequence[EnvCheck] = ()) -> None:
-    """Construct the environment and run the checks; `more` are those that need a tokenizer or a model, and have no time
-    limit.
+def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], object]) -> None:
+    """Construct the environment and run the checks.
 
     Raises:
         AitrainError: the environment cannot be constructed.
     """
     start = time.monotonic()
     options = request["options"]
-    opened, config = open_environment(resolve(TrainConfig, None, options), tokenizer)
+    config = resolve(TrainConfig, None, options)
+    tokenizer = tokenizer_of(config)
+    opened, config = open_environment(config, tokenizer)
     if request.get("digests"):
         send({"digests": rows.digests(opened.environment, opened.cases), "episodes": 0})
         return
-    checks = chosen(request["only"], [*CHECKS, *more])
+    checks = chosen(request["only"])
     if "rl_env_timeout" not in options:
         config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
     counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
@@ -168,13 +168,13 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
     with closing(Subject(opened, config, tokenizer, seconds=SECONDS, on_batch=lambda: send({}))) as subject:
         for place, one in enumerate(checks):
             left = [other.name for other in checks[place + 1 :]]
-            send({"running": one.name, "left": left, "patience": FOREVER if one in more else PATIENCE})
+            send({"running": one.name, "left": left, "patience": PATIENCE})
             for result in run_checks(subject, [one]):
                 send({"result": asdict(result)})
     send({"episodes": len(subject.episodes)})
 
 
-def main(run: Callable[[Message, Send], None] = check) -> None:
+def main(tokenizer_of: Callable[[TrainConfig], object]) -> None:
     """Run the checks of the request in the file named in argv[1], and leave."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -198,7 +198,7 @@ def main(run: Callable[[Message, Send], None] = check) -> None:
         request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
         if not request.get("ask_judges"):
             model_judge.go_offline()
-        run(request, send)
+        check(request, send, tokenizer_of)
     except Exception as error:
         ours = to_aitrain_error(error)
         send({"error": str(ours).replace("Training failed: ", "The check failed: "), "exit_code": ours.exit_code})

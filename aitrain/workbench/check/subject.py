@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any, Literal
 
 from aitrain.environment.contract import Case, env_kind, named_by
+from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import function_part
 from aitrain.errors import AitrainError
 from aitrain.execution.user_code import describe_error
@@ -74,22 +75,17 @@ class NotCheckedError(AitrainError):
     """A check could not run, or not to its end; the message says why."""
 
 
-class ModelGuard:
-    """The arguments `model`, and without --tokenizer `tokenizer`, of `score_episode` during checks: remembers what was
-    used of them, and raises."""
+class ModelGuard(AbsentModel):
+    """The argument `model` of `score_episode` during checks: remembers what was used of it, and raises."""
 
     def __init__(self) -> None:
+        super().__init__(why=NO_MODEL)
         self.used: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.used.append(name)
-        raise AttributeError(f"{NO_MODEL}, and a tokenizer only with --tokenizer: there is no {name}")
-
-    def __call__(self, *_: object, **__: object) -> Any:
-        """Same as its methods: `tokenizer(text)`."""
-        return self.__getattr__("call")
+        if not name.startswith("__"):
+            self.used.append(name)
+        return super().__getattr__(name)
 
 
 @dataclass
@@ -126,8 +122,7 @@ class Subject:
         """Plays the episodes, with the concurrency of a run."""
         player = Player(self.environment, self.config)
         player.runner.notify = self.notes.append
-        is_guarded = self.tokenizer is None and player.runner.processes is None
-        player.runner.offer(self.model, self.model if is_guarded else self.tokenizer)
+        player.runner.offer(None if player.runner.processes else self.model, self.tokenizer)
         return player
 
     def close(self) -> None:
