@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -99,8 +99,6 @@ class Subject:
     """Maximum number of cases that are played."""
     seconds: float = math.inf
     """What all checks together may take, from now on."""
-    on_batch: Callable[[], object] = lambda: None
-    """Called before a batch of episodes."""
     at_once: int = 8
     """Episodes that are played at the same time: they may share one processor, and each has a deadline; 1 if they
     disturb each other."""
@@ -142,7 +140,6 @@ class Subject:
         """
         if self.seconds_left < 0:
             raise NotCheckedError(NO_TIME)
-        self.on_batch()
 
     # -- cases and references
 
