@@ -208,7 +208,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
                 stop,
                 plan.checkpoint,
                 heartbeat.progress,
-                check_environments,
+                check_environments if environment is None else lambda _: None,
                 try_to_write_card,
                 RecordedDiagnosis(folder, config, announce).see,
             )

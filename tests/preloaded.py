@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 MODULES = (
-    "aitrain", "aitrain.jobs.worker", "aitrain.ui.output", "aitrain.jobs.env_model",
+    "aitrain", "aitrain.jobs.worker", "aitrain.ui.output", "aitrain.jobs.env_check",
     "torch.distributed.run", "benchmarks.plain_trl", "pytest",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""

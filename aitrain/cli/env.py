@@ -103,8 +103,7 @@ def _on_terminal(command: str, config: TrainConfig, **arguments: object) -> int:
 @with_options(
     TrainConfig,
     {
-        *("rl_env_config", "rl_score_range", "rl_max_turns", "rl_max_new_tokens", "thinking"),
-        *("rl_env_timeout", "rl_env_isolation"),
+        *("rl_env_config", "rl_score_range", "rl_max_turns", "rl_env_timeout", "rl_env_isolation"),
     },
 )
 def check(
@@ -114,8 +113,7 @@ def check(
     only: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Run these checks only, such as floor,shotgun.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Model whose tokenizer renders the prompts; or `tiny`.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model that answers some cases: do its scores differ?")] = None,
+    tokenizer: Tokenizer = "tiny",
     ask_judges: Annotated[
         bool, typer.Option("--ask-judges", help="Ask judges behind an address, which may cost something.")
     ] = False,
@@ -128,21 +126,16 @@ def check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.execution.process_tree import on_stop_signals
-    from aitrain.launch.command_processes import limit_threads
-    from aitrain.workbench.check.process import MODULE, document_of, messages_of, report_lines
+    from aitrain.workbench.check.process import document_of, messages_of, report_lines
 
-    config = checked({**flags, "rl_env": env, "model": model or tokenizer}, env_arg)
-    if model is not None:
-        limit_threads(model)
+    config = checked({**flags, "rl_env": env, "model": tokenizer}, env_arg)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
     request = {
         "options": config.model_dump(exclude_unset=True),
         "only": names,
-        "answers": model is not None,
         "ask_judges": ask_judges,
     }
-    module = "aitrain.jobs.env_model" if model or tokenizer else MODULE
-    received, again = tee(messages_of(request, module))
+    received, again = tee(messages_of(request))
     with on_stop_signals(signal.default_int_handler):
         if not as_json:
             for line in report_lines(received, verbose):

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ import numpy
 from aitrain import activity
 from aitrain.environment.adapters import adapter_named
 from aitrain.environment.contract import check_methods
-from aitrain.environment.dataset import Datasets
 from aitrain.environment.loader import EnvSource, load_env, locate_environments
 from aitrain.environment.requirements import requirements_of, with_largest, with_requirements
 from aitrain.environment.runner import EnvRunner, MixedRunner, Runner, start_runner
@@ -89,7 +88,7 @@ def _load_one(config: TrainConfig, source: EnvSource, announce: Announce, close:
     return start_runner(environment, config, close)
 
 
-def check_environments(context: RunContext, built: Mapping[str, Datasets]) -> None:
+def check_environments(context: RunContext) -> None:
     """Check each environment, if the options ask for it, and note what was found. A finding does not end a run: the
     model may answer better than the scripted answers of the checks.
 
@@ -98,17 +97,19 @@ def check_environments(context: RunContext, built: Mapping[str, Datasets]) -> No
     """
     if not context.config.rl_check or activity.own.rank != 0:
         return
-    from aitrain.workbench.check.before_training import check_quickly  # here, as only the first process needs it
+    from aitrain.workbench.check.process import check_quickly  # here, as only the first process needs it
 
     context.enter("checking the environment", moves_files=False)
     for name, runner in context.runner.parts.items():
-        found = check_quickly(runner.environment, built[name][0], runner.config)
+        if isinstance(runner.environment, ServedEnvironment):  # its server is shared
+            continue
+        found = check_quickly(runner.config)
         for line in found.lines():
             context.note(f"{name}: {line}" if name else line, "info" if found.is_clean else "warning")
         if found.all_failed and context.dry_run_of:
             with errors_of(name):
                 raise EnvironmentFailed(
-                    f"Each of the {found.played} episodes that were tried failed: {found.all_failed}\n"
+                    f"Each of the episodes that were tried failed: {found.all_failed}\n"
                     "A run whose held-out cases all fail ends before its first step. Try one: aitrain env play"
                 )
 

@@ -7,7 +7,6 @@ the environment.
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import json
 import random
@@ -16,10 +15,10 @@ import sys
 from collections.abc import Callable
 from contextlib import closing, nullcontext, redirect_stdout
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -34,19 +33,19 @@ from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
+from aitrain.jobs.env_check import LazyTokenizer
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.packages import TINY_FOLDER
 from aitrain.redaction import to_jsonable, without_secrets
 from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.episode import Rollout
 from aitrain.runs.environment_source import kept_files, source_facts
+from aitrain.runs.model_reference import read_model
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import escape_controls, exit_now, run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment, open_environments
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
-
-if TYPE_CHECKING:
-    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 Request = dict[str, Any]
 Document = dict[str, object]
@@ -80,11 +79,25 @@ def _play(request: Request) -> Document:
     tokenizer = LazyTokenizer(config)
     opened, config = open_environment(config, tokenizer)
     if options.policy == "model":
-        from aitrain.jobs.env_model import policy_rollout  # here, because an environment that fails needs no torch
-
-        rollout = policy_rollout(opened, config)
+        rollout = _policy_rollout(opened, config)
         return play(opened, rollout, options, ModelView(rollout.chat, config.model))
     return play(opened, written_rollout(opened, config, tokenizer, options), options, _view(config))
+
+
+def _policy_rollout(opened: OpenedEnvironment, config: TrainConfig) -> Rollout:
+    """Rollouts with the model of the options, with the engine, limits and episodes of a run."""
+    from aitrain.engines.proxy_batcher import offer_model  # here, because an environment that fails needs no torch
+    from aitrain.rollout.limits import limits_of
+    from aitrain.training.chat_templates import chat_format
+    from aitrain.training.dataset import shown_episodes
+    from aitrain.training.loaded_policy import load_policy
+
+    policy = load_policy(read_model(config.model), config)
+    is_chat = opened.cases[0].is_chat or env_kind(opened.environment) == "rollout"
+    _, chat = shown_episodes(opened.environment, chat_format(policy.tokenizer, config), is_chat)
+    runner = start_runner(opened.environment, config)
+    scoring = offer_model(runner, policy.model, chat.tokenizer)
+    return Rollout(runner, policy.engine(), chat, limits_of(runner, policy.context), policy.end, scoring)
 
 
 def _interrupt(*_: object) -> None:
@@ -255,42 +268,6 @@ class TinyTokenizer:
     def apply_chat_template(self, conversation: list[Message], **options: object) -> str:
         """The rendered conversation; options are the template's variables."""
         return str(self._template.render(**{"tools": None, **options}, messages=conversation))
-
-
-class LazyTokenizer:
-    """The `tokenizer` argument of an environment: loaded when it is used, as most environments only take it."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self._config = config
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether it was used."""
-        return "_loaded" in self.__dict__
-
-    @cached_property
-    def _loaded(self) -> PreTrainedTokenizerBase:
-        from aitrain.training.model import load_tokenizer
-
-        return load_tokenizer(self._config)
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._loaded, name)
-
-    def __call__(self, *arguments: object, **keywords: object) -> object:
-        """The tokenizer's own call."""
-        return self._loaded(*arguments, **keywords)
-
-    def __len__(self) -> int:
-        return len(self._loaded)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return copy.copy, (self._loaded,)  # worker processes get the tokenizer itself
 
 
 COMMANDS: dict[str, Callable[[Request], Document]] = {

@@ -71,7 +71,7 @@ class EnvironmentOptions(Options):
     """Fraction of failed episodes in a batch that is too high; three such batches in a row end the run."""
 
     rl_check: ResumeSafe[bool] = True
-    """Check the environment with scripted answers before training, for at most 5 seconds; see aitrain env check."""
+    """Check the environment with scripted answers before training, for at most 10 seconds; see aitrain env check."""
 
     @property
     def environments(self) -> dict[str, Self]:

@@ -166,10 +166,11 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
             " length of the prompts, how many cases fit, and what TRL refuses with it are not checked."
         )
         stand_in = load_tokenizer(config.model_copy(update={"model": "tiny", "chat_template": None}))
-        context.check_environments(context, build_datasets(context, stand_in, processes))
+        build_datasets(context, stand_in, processes)
+        context.check_environments(context)
         return None
     shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
-    context.check_environments(context, shown.built)
+    context.check_environments(context)
 
     context.stop.check()
     if is_dry_run:

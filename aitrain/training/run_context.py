@@ -13,7 +13,6 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from aitrain import activity
-from aitrain.environment.dataset import Datasets
 from aitrain.environment.runner import Runner
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Note, NoteLevel, Phase
@@ -63,7 +62,7 @@ class StopRequest:
         return self.reason is not None or any(is_requested for is_requested, _ in asked)
 
 
-CheckEnvironments: TypeAlias = "Callable[[RunContext, Mapping[str, Datasets]], None]"
+CheckEnvironments: TypeAlias = "Callable[[RunContext], None]"
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class RunContext:
     progress: Progress = field(default_factory=Progress)
     """Progress for status.json."""
     check_environments: CheckEnvironments = lambda *_: None
-    """Called with the datasets before the model is loaded."""
+    """Called before the model is loaded."""
     write_card: Callable[[RunFolder], str | None] = lambda _: None
     """Writes the model card; returns an error message if that fails."""
     diagnose: Callable[[MetricsLine], None] = lambda _: None

@@ -15,7 +15,6 @@ from aitrain.environment.contract import Case, check_contract, check_methods
 from aitrain.environment.dataset import Datasets, build_cases, columns, number_apart
 from aitrain.environment.loader import find_env, load_env, locate_environments
 from aitrain.environment.requirements import with_requirements
-from aitrain.environment.runner import AbsentModel
 from aitrain.errors import ConfigError, errors_of
 from aitrain.options.train import TrainConfig
 from aitrain.packages import installed
@@ -46,10 +45,6 @@ def spread(cases: Sequence[Case], count: int) -> list[Case]:
     return [cases[int(number * step)] for number in range(min(count, len(cases)))]
 
 
-NO_TOKENIZER = AbsentModel("tokenizer", "name one with --tokenizer")
-"""The `tokenizer` argument of an environment that is opened without one."""
-
-
 def construct(config: TrainConfig) -> object:
     """Import and construct the environment of the options.
 
@@ -60,7 +55,7 @@ def construct(config: TrainConfig) -> object:
 
 
 def open_environment(
-    config: TrainConfig, tokenizer: object | None = None, environment: object = None
+    config: TrainConfig, tokenizer: object, environment: object = None
 ) -> tuple[OpenedEnvironment, TrainConfig]:
     """Construct the environment of the options, unless an object is given, and build its datasets; with the options
     that it requires.
@@ -94,9 +89,9 @@ def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple
     }
 
 
-def _built(environment: object, tokenizer: object | None) -> Datasets:
+def _built(environment: object, tokenizer: object) -> Datasets:
     check_methods(environment)
-    built = build_cases(environment, tokenizer or NO_TOKENIZER)
+    built = build_cases(environment, tokenizer)
     check_contract(environment, columns(built))
     return built
 

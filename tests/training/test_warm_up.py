@@ -1,26 +1,19 @@
-"""What is done before the first step, the warm-up and the checks of the environment: nothing of it is left."""
+"""What is done before the first step, the warm-up: nothing of it is left."""
 
 from __future__ import annotations
 
-import random
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
-import aitrain
 from aitrain import RunFailed
 from aitrain.batch import PassLimit
 from aitrain.jobs import grpo
 from aitrain.rollout.episode import Limits
-from aitrain.runs.run_folder import read_lines
 from aitrain.training import warm_up
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.workbench.check import before_training
-from aitrain.workbench.check.before_training import check_quickly
 from tests.finished_runs import Words
 from tests.training.conftest import Train
 from tests.training.test_resume import assert_same
@@ -116,28 +109,3 @@ def test_a_pass_is_halved_until_it_fits_on_every_rank(
 
     monkeypatch.setattr(warm_up, "warm_up", full)
     assert warm_up.fit_passes(trainer, warm_up.LongestShapes(4, 6)).largest(10, 16)[0] == expected
-
-
-# -- the checks of the environment
-
-
-class Gambling(Words):
-    """Scores depend on three global generators, and on how many were made before."""
-
-    count = 0
-
-    def score_episode(self, completion: str) -> aitrain.Score:  # type: ignore[override]
-        self.count += 1
-        luck = random.random() + numpy.random.random() + torch.rand(()).item()
-        return aitrain.Score(luck / 3, {"count": self.count})
-
-
-def test_episodes_scores_and_random_numbers_are_those_of_a_run_without_the_checks(
-    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(before_training, "check_quickly", partial(check_quickly, seconds=60.0))  # on any machine
-    runs = [train(Gambling(), project_name=str(checks), rl_check=checks).folder for checks in (True, False)]
-    assert capsys.readouterr().err.count("Environment checks: ") == 1
-    assert_same(*runs)
-    first = next(read_lines(runs[0] / "rollouts" / "rank0.jsonl"))
-    assert first["metrics"] == {"count": 1.0}

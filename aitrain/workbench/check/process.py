@@ -15,8 +15,8 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ import typer
 from aitrain.errors import Interrupted
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.execution.user_code import stack_of_dump, users_line
+from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
 from aitrain.ui.output import escape_controls
 from aitrain.workbench.check.subject import LEVELS, CheckResult, EnvFinding
 
-MODULE = "aitrain.workbench.check"
+MODULE = "aitrain.jobs.env_check"
 Message = dict[str, Any]
 LINES = 3
 """Lines of output that are shown of a process that ended before its first check."""
@@ -37,15 +38,14 @@ LINES = 3
 COLOURS = {"ok": typer.colors.GREEN, "fail": typer.colors.RED, "warning": typer.colors.YELLOW}
 
 
-def messages_of(request: Message, module: str = MODULE, hash_seed: str | None = None) -> Iterator[Message]:
-    """What the process `python -m MODULE` sends. If it ends in a check, this is what the check found, and those after
-    it are skipped."""
+def messages_of(request: Message, variables: Mapping[str, str] | None = None) -> Iterator[Message]:
+    """What the process `python -m MODULE` sends, which has these environment variables as well. If it ends in a check,
+    this is what the check found, and those after it are skipped."""
     with tempfile.TemporaryDirectory(prefix="aitrain-check-") as folder:
         file, log = Path(folder, "request.json"), Path(folder, "output.log")
         file.write_text(json.dumps(request), encoding="utf-8")
-        variables = {"PYTHONHASHSEED": hash_seed} if hash_seed else {}
-        environment = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, **variables}
-        command = [sys.executable, "-P", "-m", module, str(file)]
+        environment = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, **(variables or {})}
+        command = [sys.executable, "-P", "-m", MODULE, str(file)]
         with log.open("wb") as output:
             tree = ProcessTree(command, env=environment, stdout=subprocess.PIPE, stderr=output)
         name, left = "", list[str]()
@@ -85,6 +85,62 @@ def messages_of(request: Message, module: str = MODULE, hash_seed: str | None = 
         finally:
             tree.close()
             tree.stdout.close()
+
+
+# -- before a training
+
+FAST_SECONDS = 10.0
+SHOWN = 3
+"""Findings that are noted."""
+
+
+@dataclass
+class FastCheck:
+    """What the fast checks have found."""
+
+    passed: int = 0
+    left_out: int = 0
+    """Number of checks that were not made."""
+    reason: str = ""
+    """Why."""
+    findings: list[str] = field(default_factory=list)
+    """The findings as sentences, without those that are only worth knowing."""
+    all_failed: str = ""
+    """The first failure, if every episode failed."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all checks were made and have nothing to say."""
+        return not (self.reason or self.findings)
+
+    def lines(self) -> Iterator[str]:
+        """The findings for the user, or one line if there are none."""
+        if self.reason and not self.passed:
+            yield f"The environment was not checked: {self.reason}."
+        elif not self.findings:
+            late = f", {self.left_out} not made: {self.reason}" if self.reason else ""
+            yield f"Environment checks: {self.passed} passed{late}."
+        yield from self.findings[:SHOWN]
+        if len(self.findings) > SHOWN:
+            yield f"{len(self.findings) - SHOWN} more findings about the environment: aitrain env check shows all."
+
+
+def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastCheck:
+    """Run the fast checks for a few seconds. Nothing that goes wrong here ends the run."""
+    request = {"options": config.model_dump(mode="json", exclude_unset=True), "seconds": seconds}
+    found = FastCheck()
+    for message in messages_of(request, {"HF_HUB_OFFLINE": "1"}):  # what the run has downloaded is in the cache
+        found.left_out = 1 + len(message["left"]) if "left" in message else found.left_out
+        found.reason = message.get("error", "").partition("\n")[0]
+        found.all_failed = message.get("all_failed") or ""
+        if result := message.get("result"):
+            found.left_out -= 1
+            found.passed += not (result["skipped"] or result["findings"])
+            for one in result["findings"]:
+                if one["level"] != "info":
+                    text = " ".join(f"{one['what']} {one['fix']}".split())
+                    found.findings.append(f"Environment check {one['check']}: {text}")
+    return found
 
 
 # -- the report

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,24 +17,24 @@ from aitrain.environment.contract import scores_groups
 from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import model_judge
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.errors import ConfigError, did_you_mean, to_aitrain_error
+from aitrain.errors import AitrainError, ConfigError, did_you_mean, to_aitrain_error
 from aitrain.execution.user_code import describe_error
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check import episodes, probes, rows, scores
 from aitrain.workbench.check.process import Message
-from aitrain.workbench.check.subject import CheckResult, EnvFinding, NotCheckedError, Subject
+from aitrain.workbench.check.subject import NO_TIME, SAMPLE, CheckResult, EnvFinding, NotCheckedError, Subject
 from aitrain.workbench.opening import open_environment
 
-CONSTRUCTION = 300.0
-"""Seconds that the environment may take to be constructed."""
 SECONDS = 180.0
 """What all checks together may take; what is not checked by then is left out."""
 CALL_SECONDS = 10.0
 """Deadline of a call to the environment, unless --rl-env-timeout is given: a hostile reply may hang it."""
-PATIENCE, FOREVER = 100.0, 1e6
-"""Seconds for which code may hold the interpreter's lock until the process is taken to hang; with a model it may. Other
-calls have their deadline."""
+PATIENCE = 100.0
+"""Seconds for which code may hold the interpreter's lock until the process is taken to hang. Other calls have their
+deadline."""
+FAST_SAMPLE = 4
+"""Cases that are played before a training."""
 Send = Callable[[Message], None]
 
 NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {
@@ -71,7 +71,7 @@ class EnvCheck:
         if self.needs == "rows":
             return ""
         if subject.model.used:
-            return "the scorer uses the model or its tokenizer (--tokenizer NAME)"
+            return "the scorer uses the model"
         if model_judge.not_asked:
             played = subject.play(subject.pairs)
             if all(one.result.score is None and one.result.failure is None for one in played):
@@ -85,7 +85,7 @@ CHECKS: tuple[EnvCheck, ...] = (
     # first of those that play: what an environment changes only once would not be seen later
     EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects, of_process=True),
     EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, "rows", of_process=True),
-    EnvCheck("model-use", "the scorer does not generate", scores.model_use, "rows", is_fast=True),
+    EnvCheck("model-use", "the scorer does not generate", scores.model_use, "rows"),
     EnvCheck("concurrency", "episodes at the same time do not disturb each other", episodes.concurrency),
     EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
     # those after it also look at a column that is taken for the reference
@@ -107,21 +107,20 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("group-score", "score_group ranks the reference above nonsense", scores.group_score, "groups"),
     EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, "rows", of_process=True),
 )
-"""All checks that need no model and no tokenizer."""
 
 
-def chosen(only: Iterable[str], checks: Sequence[EnvCheck] = CHECKS) -> list[EnvCheck]:
+def chosen(only: Iterable[str]) -> list[EnvCheck]:
     """The checks with these names; all of them if no name is given.
 
     Raises:
         ConfigError: there is no such check.
     """
-    by_name = {check.name: check for check in checks}
+    by_name = {check.name: check for check in CHECKS}
     names = list(only) or list(by_name)
     for name in set(names) - set(by_name):
         near = did_you_mean(name, by_name)
         raise ConfigError(f"--only: there is no check {name}.{near}\nThere are: {', '.join(by_name)}")
-    return [check for check in checks if check.name in names]
+    return [check for check in CHECKS if check.name in names]
 
 
 def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckResult]:
@@ -144,20 +143,32 @@ def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckRe
 # -- the process
 
 
-def check(request: Message, send: Send, tokenizer: object = None, more: Sequence[EnvCheck] = ()) -> None:
-    """Construct the environment and run the checks; `more` are those that need a tokenizer or a model, and have no time
-    limit.
+def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], object]) -> None:
+    """Construct the environment and run the checks. Those before a training have `seconds`, and end before the
+    environment connects to something.
 
     Raises:
-        AitrainError: the environment cannot be constructed.
+        AitrainError: the environment cannot be constructed, or not be checked before a training.
     """
     start = time.monotonic()
-    options = request["options"]
-    opened, config = open_environment(resolve(TrainConfig, None, options), tokenizer)
+    options, seconds = request["options"], request.get("seconds")
+    if seconds is not None:
+
+        def leave(reason: str) -> None:
+            send({"error": reason})
+            os._exit(0)
+
+        timer = threading.Timer(seconds, leave, [NO_TIME])
+        timer.daemon = True
+        timer.start()
+        episodes.connection_watchers().append(lambda address: leave(f"it connects to {address}"))
+    config = resolve(TrainConfig, None, options)
+    tokenizer = tokenizer_of(config)
+    opened, config = open_environment(config, tokenizer)
     if request.get("digests"):
         send({"digests": rows.digests(opened.environment, opened.cases), "episodes": 0})
         return
-    checks = chosen(request["only"], [*CHECKS, *more])
+    checks = chosen(request["only"]) if seconds is None else [one for one in CHECKS if one.is_fast]
     if "rl_env_timeout" not in options:
         config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
     counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
@@ -165,40 +176,40 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
     note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
     send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
-    with closing(Subject(opened, config, tokenizer, seconds=SECONDS, on_batch=lambda: send({}))) as subject:
+    limit = SAMPLE if seconds is None else FAST_SAMPLE
+    with closing(Subject(opened, config, tokenizer, limit, SECONDS)) as subject:
         for place, one in enumerate(checks):
             left = [other.name for other in checks[place + 1 :]]
-            send({"running": one.name, "left": left, "patience": FOREVER if one in more else PATIENCE})
+            send({"running": one.name, "left": left})
             for result in run_checks(subject, [one]):
                 send({"result": asdict(result)})
-    send({"episodes": len(subject.episodes)})
+            if subject.model.used and seconds is not None:
+                raise AitrainError("its scores need the model")
+        failures = [episode.result.failure for episode in subject.episodes]
+        first = failures[0] if failures and all(failures) else None
+    send({"episodes": len(failures), "all_failed": first and first.message})
 
 
-def main(run: Callable[[Message, Send], None] = check) -> None:
+def main(tokenizer_of: Callable[[TrainConfig], object]) -> None:
     """Run the checks of the request in the file named in argv[1], and leave."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    patience = CONSTRUCTION
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    patience = request.get("seconds", PATIENCE)
 
     def send(message: Message) -> None:
-        nonlocal patience
-        patience = message.get("patience", patience)
-        faulthandler.dump_traceback_later(patience, exit=True, file=2)  # also while code holds the interpreter's lock
         print(json.dumps(message, default=str), file=channel, flush=True)
 
     def keep_alive() -> None:
-        while True:
+        while True:  # it ends the process also while code holds the interpreter's lock
+            faulthandler.dump_traceback_later(patience, exit=True, file=2)
             time.sleep(1)
-            if patience < CONSTRUCTION:
-                faulthandler.dump_traceback_later(patience, exit=True, file=2)
 
-    send({})
     threading.Thread(target=keep_alive, daemon=True).start()
     try:
-        request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
         if not request.get("ask_judges"):
             model_judge.go_offline()
-        run(request, send)
+        check(request, send, tokenizer_of)
     except Exception as error:
         ours = to_aitrain_error(error)
         send({"error": str(ours).replace("Training failed: ", "The check failed: "), "exit_code": ours.exit_code})

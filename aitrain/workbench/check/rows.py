@@ -84,7 +84,7 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     """
     subject.check_time()
     request = {"options": subject.config.model_dump(mode="json", exclude_unset=True), "digests": True}
-    *_, message = messages_of(request, hash_seed=HASH_SEED)
+    *_, message = messages_of(request, {"PYTHONHASHSEED": HASH_SEED})
     if "error" in message:
         raise NotCheckedError(short(f"a fresh process failed: {message['error']}", 200))
     here, there = digests(subject.environment, subject.cases), message["digests"]

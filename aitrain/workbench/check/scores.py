@@ -227,9 +227,7 @@ def model_use(subject: Subject) -> Iterator[EnvFinding]:
     if subject.model.used:
         yield EnvFinding(
             "warning" if named is None or "model" in named else "info",
-            f"score_episode uses the model or its tokenizer ({subject.model.used[0]}). Scores that need them were not"
-            " checked.",
+            f"score_episode uses the model ({subject.model.used[0]}). Scores that need it were not checked.",
             "What the model says inside the scorer is not trained: only the first reply of a conversation learns.",
-            "For a conversation write `episode` or `start`, in which every turn is trained; for the tokenizer alone,"
-            " check with --tokenizer NAME.",
+            "For a conversation write `episode` or `start`, in which every turn is trained.",
         )

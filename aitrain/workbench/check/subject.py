@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from typing import Any, Literal
 
 from aitrain.environment.contract import Case, env_kind, named_by
+from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import function_part
 from aitrain.errors import AitrainError
 from aitrain.execution.user_code import describe_error
@@ -74,22 +75,17 @@ class NotCheckedError(AitrainError):
     """A check could not run, or not to its end; the message says why."""
 
 
-class ModelGuard:
-    """The arguments `model`, and without --tokenizer `tokenizer`, of `score_episode` during checks: remembers what was
-    used of them, and raises."""
+class ModelGuard(AbsentModel):
+    """The argument `model` of `score_episode` during checks: remembers what was used of it, and raises."""
 
     def __init__(self) -> None:
+        super().__init__(why=NO_MODEL)
         self.used: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.used.append(name)
-        raise AttributeError(f"{NO_MODEL}, and a tokenizer only with --tokenizer: there is no {name}")
-
-    def __call__(self, *_: object, **__: object) -> Any:
-        """Same as its methods: `tokenizer(text)`."""
-        return self.__getattr__("call")
+        if not name.startswith("__"):
+            self.used.append(name)
+        return super().__getattr__(name)
 
 
 @dataclass
@@ -103,8 +99,6 @@ class Subject:
     """Maximum number of cases that are played."""
     seconds: float = math.inf
     """What all checks together may take, from now on."""
-    on_batch: Callable[[], object] = lambda: None
-    """Called before a batch of episodes."""
     at_once: int = 8
     """Episodes that are played at the same time: they may share one processor, and each has a deadline; 1 if they
     disturb each other."""
@@ -126,8 +120,7 @@ class Subject:
         """Plays the episodes, with the concurrency of a run."""
         player = Player(self.environment, self.config)
         player.runner.notify = self.notes.append
-        is_guarded = self.tokenizer is None and player.runner.processes is None
-        player.runner.offer(self.model, self.model if is_guarded else self.tokenizer)
+        player.runner.offer(None if player.runner.processes else self.model, self.tokenizer)
         return player
 
     def close(self) -> None:
@@ -147,7 +140,6 @@ class Subject:
         """
         if self.seconds_left < 0:
             raise NotCheckedError(NO_TIME)
-        self.on_batch()
 
     # -- cases and references
 
