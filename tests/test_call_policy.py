@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -192,14 +192,14 @@ class NoState(Rows):
 
 
 class HoldsClients(NoState):
-    """What judges hold, which changes in each call."""
+    """What judges hold, which changes in each call, and what the first call makes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.client, self.async_client = httpx.Client(), httpx.AsyncClient()
+    @cached_property
+    def held(self) -> dict[str, httpx.Client]:
+        return {"client": httpx.Client()}
 
     def score_episode(self, completion: str, case_idx: int) -> float:
-        self.client.headers["x"] = completion
+        self.held["client"].headers["x"] = completion
         return super().score_episode(completion, case_idx)
 
 

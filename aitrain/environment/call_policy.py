@@ -21,10 +21,8 @@ from aitrain.execution.failure import Failure
 Notify = Callable[[str], None]
 T = TypeVar("T")
 
-WATCHED_CALLS = 3
-"""Calls of `score_episode` that run alone and are watched, before calls run at the same time."""
-WATCHED_EPISODES = 2
-"""The same for episodes of several calls."""
+WATCHED = 2
+"""Calls or episodes that run alone and are watched, before others run at the same time."""
 RAN_BESIDE = "ran beside others, and the score may be wrong"
 """Failure of the calls of a batch in which one changed what others see."""
 
@@ -46,8 +44,9 @@ class CallPolicy:
     _mode: Literal["watched", "together", "serial"] = "watched"
 
     def __post_init__(self) -> None:
-        self._left = WATCHED_EPISODES if self.by_episode else WATCHED_CALLS  # to watch alone
-        self._watch = StateWatch(self.environment, self.by_episode)
+        # to run alone: the first call is not watched, as it may make what later ones use, such as a client
+        self._left = WATCHED if self.by_episode else WATCHED + 1
+        self._watch = StateWatch(self.environment)
 
     @property
     def is_free(self) -> bool:
@@ -79,6 +78,9 @@ class CallPolicy:
         """Call `job`, and note what it changes. As long as calls are watched one by one, no other may run. `episode`:
         that of the call, as several calls of an episode may write one file; None: the call is one of its own."""
         if self.is_free or self._mode == "serial":
+            return job()
+        if self._mode == "watched" and self._left > WATCHED:
+            self._left -= 1
             return job()
         before = sys.gettrace()
         if before is not None and not isinstance(before, CallTracer):
@@ -115,24 +117,25 @@ class CallPolicy:
         """Note what is, before calls that run at the same time."""
         if self.is_free or self.is_serial:
             return
-        before = self._watch.before
-        self._watch.files.clear()
-        self._watch.appended.clear()
-        self._watch.databases.clear()
-        if (before is None or before.walk.has_caches or before.is_changed()) and not self._watch.look_before():
+        watch = self._watch
+        watch.files.clear()
+        if watch.before is None or watch.before.walk.has_caches or watch.before.is_changed():
+            watch.look_before()
+        if watch.is_changed:
             self._decide()
 
     def end_batch(self) -> Failure | None:
         """The failure of all calls since `begin_batch`, if they ran at the same time and one of them changed
         something; how later calls run is decided by that."""
-        if self.is_free or self._mode != "together" or self._watch.before is None:
+        watch = self._watch
+        if self.is_free or self._mode != "together" or watch.before is None:
             return None
-        if self._watch.before.is_changed():
-            self._watch.note()
-            self._watch.before = None
-        if not self._watch.is_changed:
+        if not watch.is_changed and watch.before.is_changed():
+            objects = watch.before.changed_objects()
+            watch.add(", ".join(map(watch.before.describe, objects[:1])), objects)
+        if not watch.is_changed:
             return None
-        target = self._watch.reason
+        target = watch.reason
         self._decide("\nIt shows only now: the scores of this batch are left out, as missing data.")
         return Failure("raised", f"{RAN_BESIDE}: {target}")
 
@@ -144,24 +147,26 @@ class CallPolicy:
     def _decide(self, why_now: str = "") -> None:
         """Decide how calls run, as something changes, or as that cannot be known."""
         watch, problem = self._watch, ""
-        if self.by_episode and not (watch.unknown or watch.is_of_process):
-            changed, attributes = list(watch.changed), vars(self.environment)
+        if self.by_episode and watch.before is not None and not (watch.unknown or watch.is_of_process):
+            changed, attributes = watch.objects + watch.before.changed_objects(), vars(self.environment)
             if self.plan is not None:  # what was copied before stays so
                 changed += [attributes, *(value for name, value in attributes.items() if name in self.plan.own)]
             try:
                 plan = CopyPlan.for_changes(self.environment, changed)
-                if watch.first is not None:
-                    watch.first.restore(watch.changed)
+                if plan == self.plan:
+                    raise ValueError("the environment itself is changed")
+                watch.before.restore()
             except (ValueError, UnknownStateError) as error:
                 problem = f", as the environment cannot be copied for each: {error}"
             else:
-                self.plan, self._mode = plan, "together"
-                self.notify(
-                    f"{watch.reason}, and episodes run at the same time.\n"
-                    "Each episode therefore gets a copy of the environment as build_dataset left it, and does not see"
-                    " what\nothers change. Local variables need no copy; with `concurrent = True` in the class episodes"
-                    f" share it all the same.{why_now}"
-                )
+                if self.plan is None or why_now:
+                    self.notify(
+                        f"{watch.reason}, and episodes run at the same time.\n"
+                        "Each episode therefore gets a copy of the environment as build_dataset left it, and does not"
+                        " see what\nothers change. Local variables need no copy; with `concurrent = True` in the class"
+                        f" episodes share it all the same.{why_now}"
+                    )
+                self.plan, self._mode, self._left = plan, "watched", WATCHED  # until nothing else changes
                 watch.clear()
                 return
         self._mode, self.plan = "serial", None

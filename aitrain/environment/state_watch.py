@@ -16,7 +16,6 @@ import dis
 import fractions
 import functools
 import gc
-import inspect
 import linecache
 import operator
 import os
@@ -29,7 +28,7 @@ import types
 import uuid
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
@@ -53,8 +51,8 @@ LOOKS = 3
 """Comparisons after one line, in a call that runs alone."""
 MOST_BLOCKS = 1_000
 """Blocks of 624 random numbers that a call may draw; one that draws more is taken for one that seeds the generator."""
-LARGE_ARRAY = 1 << 20
-"""Bytes of an array above which it is compared at the end of a call only."""
+LARGE_TENSOR = 1 << 20
+"""Bytes of a tensor above which only what PyTorch counts as writing is seen."""
 
 _LEAVES = {
     str, bytes, int, float, complex, bool, type(None), type(Ellipsis), type(NotImplemented), range, slice, re.Pattern,
@@ -65,13 +63,11 @@ _LEAVES = {
 
 _CONTAINERS: frozenset[type] = frozenset((
     list, dict, set, frozenset, tuple, deque, OrderedDict, defaultdict, types.MappingProxyType, types.CellType,
-    types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.SimpleNamespace, property, staticmethod,
-    classmethod, functools.partial, BaseException, super, type({}.keys()), type({}.values()), type({}.items()),
-    types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
-    types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, object, FunctionType,
+    types.MethodType, types.BuiltinFunctionType, property, staticmethod, classmethod, functools.partial, BaseException,
+    type({}.keys()), type({}.values()), type({}.items()), types.GetSetDescriptorType, object, FunctionType,
 ))  # fmt: skip
 """C types whose whole state is what they refer to."""
-_COPIED = (list, dict, set, deque, bytearray)
+_COPIED = (list, dict, set, deque)
 
 _NOT_WATCHED = (
     "httpx.", "httpcore.", "requests.", "urllib3.", "aiohttp.", "openai.", "anthropic.", "logging.", "_thread.",
@@ -93,21 +89,12 @@ class UnknownStateError(AitrainError):
     """State that cannot be compared; the message says which."""
 
 
-def _is_users_module(module: object) -> bool:
+def _is_users_module(module: ModuleType) -> bool:
     """Whether a module is the user's; modules without a file, such as notebooks, are, unless Python contains them."""
-    # an alias of transformers imports what may be missing, when it is asked for an attribute
-    file, name, path = (inspect.getattr_static(module, name, None) for name in ("__file__", "__name__", "__path__"))
-    if file is None:
-        return name not in sys.builtin_module_names and path is None
-    return is_users_file(file)
-
-
-@functools.lru_cache(maxsize=1)
-def _users_modules(_: int) -> dict[str, ModuleType]:
-    """The user's modules, by their names and by the last part of these; the argument is how many modules there are."""
-    found = {name: one for name, one in list(sys.modules.items()) if isinstance(one, ModuleType)}
-    users = {name: one for name, one in found.items() if "__file__" in vars(one) and _is_users_module(one)}
-    return {name.rpartition(".")[2]: one for name, one in users.items()} | users
+    names = vars(module)  # an alias of transformers imports what may be missing, when it is asked for an attribute
+    if names.get("__file__") is None:
+        return names.get("__name__") not in sys.builtin_module_names and "__path__" not in names
+    return is_users_file(names["__file__"])
 
 
 def _is_users_class(kind: type) -> bool:
@@ -129,10 +116,6 @@ def _is_array(item: object) -> bool:
     return type(item).__module__ == "numpy" and hasattr(item, "tobytes") and hasattr(item, "dtype")
 
 
-Called = Mapping[CodeType, dict[str, Any]]
-"""Functions that were called, with their global variables."""
-
-
 class Walk:
     """The objects that some roots refer to, however deep, as far as calls may change them.
 
@@ -140,33 +123,21 @@ class Walk:
         UnknownStateError: there are too many, or one cannot be compared.
     """
 
-    def __init__(
-        self,
-        roots: Iterable[object],
-        without: Iterable[object] = (),
-        through_code: bool = True,
-        called: Called | None = None,
-    ) -> None:
-        """`through_code`: also classes, and the global variables that functions name."""
+    def __init__(self, roots: Iterable[object], without: Iterable[object] = (), through_code: bool = True) -> None:
+        """`through_code`: also classes, and the modules of functions."""
         self.seen: dict[int, object] = {}
         self.tracked: list[object] = []
         self.owners: dict[int, object] = {}
-        """Objects and modules by the id of their `__dict__`."""
+        """Objects by the id of their `__dict__`."""
         self.has_caches = False
         """Whether there are caches or weak references, from which other objects may come later."""
-        self._namespaces = list[dict[str, Any]]()  # global variables of the user's modules, which are walked by name
-        self._names, self._imports = set[str](), set[str]()
         self._is_through_code = through_code
-        left = {id(item) for item in (vars(builtins), vars(sys), sys.stdout, sys.stderr, sys.stdin, *without)}
-        for code, namespace in (called or {}).items():
-            self._names |= _names_in(code)
-            self._imports |= _imports_in(code)
-            self._add_namespace(namespace)
+        self._left = {id(item) for item in (vars(builtins), vars(sys), sys.stdout, sys.stderr, sys.stdin, *without)}
         todo, count = list(roots), 0
         self._roots = {id(root) for root in todo}
-        while todo or (todo := self._named_globals()):
+        while todo:
             item = todo.pop()
-            if type(item) in _LEAVES or id(item) in self.seen or id(item) in left:
+            if type(item) in _LEAVES or id(item) in self.seen or id(item) in self._left:
                 continue
             self.seen[id(item)] = item
             parts = self._parts(item)
@@ -178,36 +149,22 @@ class Walk:
     def __contains__(self, item: object) -> bool:
         return id(item) in self.seen
 
-    def _add_namespace(self, namespace: dict[str, Any]) -> None:
-        """Compare these global variables, and walk those that functions name."""
-        if self._is_through_code and id(namespace) not in self.owners:
-            self.owners[id(namespace)] = sys.modules.get(str(namespace.get("__name__")), builtins)
-            self.seen[id(namespace)] = namespace
-            self._namespaces.append(namespace)
-            self.tracked.append(namespace)
-
-    def _named_globals(self) -> list[object]:
-        """Global variables that are named, also of modules that a function imports, and were not walked yet."""
-        modules = _users_modules(len(sys.modules))
-        for name in self._imports & modules.keys():
-            self._add_namespace(vars(modules[name]))
-        values = [space[name] for space in self._namespaces for name in self._names if name in space]
-        return [value for value in values if type(value) not in _LEAVES and value not in self]
+    def _namespace(self, names: dict[str, Any]) -> dict[str, Any]:
+        """Global variables, without those of the import system and of `warnings`."""
+        names.setdefault("__warningregistry__", {})
+        self._left.update(id(value) for name, value in list(names.items()) if name.startswith("__"))
+        return names
 
     def _parts(self, item: Any) -> list[Any]:
         """What an object refers to; notes the object if it can be compared."""
         kind = type(item)
         if issubclass(kind, ModuleType):
-            if _is_users_module(item):
-                self._add_namespace(vars(item))
-            return []
+            return [self._namespace(vars(item))] if self._is_through_code and _is_users_module(item) else []
         if kind is FunctionType:
-            if is_users_file(item.__code__.co_filename):
-                self._names |= _names_in(item.__code__)
-                self._imports |= _imports_in(item.__code__)
-                self._add_namespace(item.__globals__)
-            named = (item.__kwdefaults__ or {}).values()
-            return [*(item.__closure__ or ()), *(item.__defaults__ or ()), *named, vars(item)]
+            parts = [*(item.__closure__ or ()), *(item.__defaults__ or ()), item.__kwdefaults__, vars(item)]
+            if self._is_through_code and is_users_file(item.__code__.co_filename):
+                parts += [self._namespace(item.__globals__), *_imported(item.__code__)]
+            return parts
         if kind is _LRU_CACHE or issubclass(kind, weakref.ReferenceType):
             self.has_caches = True
             return _cached_values(item) if kind is _LRU_CACHE else [weakref.ReferenceType.__call__(item)]
@@ -234,19 +191,16 @@ class Walk:
         return parts
 
 
-@functools.lru_cache(maxsize=4096)
-def _names_in(code: CodeType) -> frozenset[str]:
-    """Names of globals and attributes that a function uses, with those of the functions inside of it."""
-    inner = [_names_in(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return frozenset(code.co_names).union(*inner)
-
-
-@functools.lru_cache(maxsize=4096)
-def _imports_in(code: CodeType) -> frozenset[str]:
-    """Names of what a function imports, with those of the functions inside of it."""
-    inner = [_imports_in(each) for each in code.co_consts if isinstance(each, CodeType)]
-    steps = dis.get_instructions(code)
-    return frozenset(one.argval for one in steps if one.opname in ("IMPORT_NAME", "IMPORT_FROM")).union(*inner)
+def _imported(code: CodeType) -> list[ModuleType]:
+    """The user's modules that a function may import, by the last part of their names, with those of inner functions."""
+    found = [module for each in code.co_consts if isinstance(each, CodeType) for module in _imported(each)]
+    if dis.opmap["IMPORT_NAME"] in code.co_code[::2]:
+        last = {name.rpartition(".")[2] for name in code.co_names}
+        loaded = [module for name, module in list(sys.modules.items()) if name.rpartition(".")[2] in last]
+        found += [
+            module for module in loaded if "__file__" in getattr(module, "__dict__", ()) and _is_users_module(module)
+        ]
+    return found
 
 
 def _cached_values(cache: Any) -> list[Any]:
@@ -264,80 +218,61 @@ class StateSnapshot:
         UnknownStateError: see Walk.
     """
 
-    def __init__(self, environment: Any, called: Called | None = None) -> None:
+    def __init__(self, environment: Any, called: Iterable[dict[str, Any]] = ()) -> None:
         _add_hook()
         kinds = [kind for kind in type(environment).__mro__ if _is_users_class(kind)]
         modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
-        self.walk = Walk([environment, *kinds, *modules], called=called)
-        tracked = self.walk.tracked
-        self._dicts: list[dict[Any, Any]] = [item for item in tracked if isinstance(item, dict)]
-        self._copies = {id(item): (item, _shallow_copy(item)) for item in tracked if isinstance(item, _COPIED)}
-        self._referents = [(item, gc.get_referents(item)) for item in tracked]
-        self._flat = self._references()
+        self.walk = Walk([environment, *kinds, *modules, *called])
+        self._contents = [(item, gc.get_referents(item)) for item in self.walk.tracked]
+        self._dicts: list[dict[Any, Any]] = [item for item in self.walk.tracked if isinstance(item, dict)]
+        self._copies = {id(item): _shallow_copy(item) for item in self.walk.tracked if isinstance(item, _COPIED)}
         self._values: list[tuple[Any, object]] = []
-        for item in tracked:
+        for item in self.walk.tracked:
             if not isinstance(item, type) and _c_type(type(item)) not in _CONTAINERS:  # type: ignore[arg-type]
                 self._values.append((item, _value(item)))
+        self._flat = self._references()
         self.note_process()
 
     def _references(self) -> list[object]:
         return gc.get_referents(*self.walk.tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
 
-    def is_changed(self, is_mid_call: bool = False) -> bool:
-        """Whether anything differs now; in the middle of a call large arrays are left out, and the state of the process
-        is compared too."""
+    def is_changed(self) -> bool:
+        """Whether anything differs now."""
         try:
             now = self._references()
         except RuntimeError:  # a call that was abandoned adds to a dict
             return True
-        if len(now) != len(self._flat) or not all(map(operator.is_, now, self._flat)):
-            return True
-        for item, value in self._values:
-            is_large = is_mid_call and _is_array(item) and item.nbytes > LARGE_ARRAY
-            if not is_large and _value(item) != value:
-                return True
-        return is_mid_call and self.is_process_changed()
+        is_same = len(now) == len(self._flat) and all(map(operator.is_, now, self._flat))
+        return not is_same or any(_value(item) != value for item, value in self._values)
 
     def changed_objects(self) -> list[object]:
-        """The objects that differ now, except in ways that have no effect on scores."""
+        """The objects that differ now."""
         changed = [item for item, value in self._values if _value(item) != value]
-        for item, before in self._referents:
+        for item, before in self._contents:
+            now = gc.get_referents(item)
             if isinstance(item, dict):
-                changed += [item] if self._changed_keys(item) else []
-            elif len(now := gc.get_referents(item)) != len(before) or not all(map(operator.is_, now, before)):
+                before, now = [*before, *self._copies[id(item)]], [*now, *item]
+            if len(now) != len(before) or not all(map(operator.is_, now, before)):
                 changed.append(item)
         return changed
 
-    def _changed_keys(self, item: dict[Any, Any]) -> list[Any]:
-        """Keys whose values differ, without those of cached properties and of clients that are made when needed."""
-        owner, missing = self.walk.owners.get(id(item)), object()
-        _, before = self._copies.get(id(item), (None, {}))
-        found = []
-        for key in dict.fromkeys([*before, *item]):
-            old, new = before.get(key, missing), item.get(key, missing)
-            if old is new or (isinstance(owner, ModuleType) and key == "__warningregistry__"):
-                continue
-            of_class = inspect.getattr_static(type(owner), key, None) if isinstance(key, str) else None
-            if old in (missing, None) and (_is_not_watched(new) or isinstance(of_class, functools.cached_property)):
-                continue
-            found.append(key)
-        return found
-
     def describe(self, item: Any) -> str:
         """A changed object for the user, if no line of code is known."""
-        keys = self._changed_keys(item) if isinstance(item, dict) else []
-        owner = self.walk.owners.get(id(item), item)
-        name = str(getattr(owner, "__name__", type(owner).__name__))
-        return f"{name}.{keys[0]}" if keys and owner is not item else f"an object of type {type(item).__name__}"
+        owner, missing = self.walk.owners.get(id(item), item), object()
+        if not isinstance(item, dict) or owner is item:
+            return f"an object of type {type(item).__name__}"
+        before = self._copies[id(item)]
+        changed = [key for key in {**before, **item} if before.get(key, missing) is not item.get(key, missing)]
+        return f"{type(owner).__name__}.{changed[0]}"
 
     def note_process(self) -> None:
         """Note the state that all code of the process shares."""
-        self._facts, self._generators = _process_state(), _generator_states()
+        self._streams, self._generators = _streams(), _generator_states()
 
     def is_process_changed(self) -> bool:
         """Whether the state differs now that all code of the process shares; numbers may be drawn."""
         draws = map(_has_only_drawn, self._generators, _generator_states())
-        return _process_state() != self._facts or not all(draws)
+        return _streams() != self._streams or not all(draws)
 
     def stored_on(self, frame: FrameType, line: int) -> list[object]:
         """The objects that a line assigns to or deletes from, if other calls see them; without clients."""
@@ -346,35 +281,31 @@ class StateSnapshot:
             if not isinstance(node, ast.Name):
                 name, target = getattr(node, "attr", ""), _object_of(node.value, frame)
             else:
-                name, target = node.id, frame.f_globals if node.id in frame.f_code.co_names else None
+                is_global = node.id in frame.f_code.co_names and node.id not in frame.f_locals
+                name, target = node.id, frame.f_globals if is_global else None
             values = target if isinstance(target, dict) else getattr(target, "__dict__", {})
             if target is not None and target in self.walk and not (name and _is_not_watched(values.get(name))):
                 found.append(target)
         return found
 
-    def restore(self, items: Iterable[object]) -> None:
-        """Give those of these objects that have changed the content that they had.
+    def restore(self) -> None:
+        """Give what has changed the content that it had.
 
         Raises:
-            ValueError: one is no container of items or attributes, and no array.
+            ValueError: something is no container of items or attributes, and no array.
         """
-        wanted = set(map(id, items))
-        changed = [item for item in self.changed_objects() if id(item) in wanted]
-        arrays: dict[int, Any] = {
-            id(item): value for item, value in self._values if _is_array(item) and not item.dtype.hasobject
-        }
-        others = [item for item in changed if id(item) not in self._copies and id(item) not in arrays]
-        if others:
-            raise ValueError(f"{self.describe(others[0])} cannot be put back as it was")
+        changed: list[Any] = self.changed_objects()
+        values: dict[int, Any] = {id(item): value for item, value in self._values}
         for item in changed:
-            known: Any = item
-            if id(item) in arrays:
-                shape, _, content = arrays[id(item)]
-                known[...] = sys.modules["numpy"].frombuffer(content, known.dtype).reshape(shape)
-                continue
-            _, before = self._copies[id(item)]
-            known.clear()
-            (known.update if isinstance(item, (dict, set)) else known.extend)(before)
+            if id(item) not in self._copies and not (_is_array(item) and not item.dtype.hasobject):
+                raise ValueError(f"{self.describe(item)} cannot be put back as it was")
+        for item in changed:
+            if _is_array(item):
+                shape, _, content = values[id(item)]
+                item[...] = sys.modules["numpy"].frombuffer(content, item.dtype).reshape(shape)
+            else:
+                item.clear()
+                (item.update if isinstance(item, (dict, set)) else item.extend)(self._copies[id(item)])
 
 
 def _shallow_copy(item: Any) -> Any:
@@ -398,7 +329,7 @@ def _value(item: Any) -> object:
         return bytes(item)
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(item, torch.Tensor):
-        is_small = item.device.type == "cpu" and item.layout is torch.strided and item.nbytes <= LARGE_ARRAY
+        is_small = item.device.type == "cpu" and item.layout is torch.strided and item.nbytes <= LARGE_TENSOR
         content = item.detach().flatten().view(torch.uint8).numpy().tobytes() if is_small else None
         return item.data_ptr(), item._version, content  # writing to `.data` makes no new version
     try:
@@ -437,12 +368,8 @@ def _c_type(kind: type) -> type:
     return object
 
 
-def _process_state() -> list[object]:
-    """State that all code of the process shares."""
-    state: list[object] = [dict(os.environ), sys.stdin, sys.stdout, sys.stderr, sys.argv[:], sys.getrecursionlimit()]
-    with suppress(FileNotFoundError):  # the folder was deleted
-        state.append(os.getcwd())
-    return state
+def _streams() -> list[object]:
+    return [sys.stdin, sys.stdout, sys.stderr, sys.argv[:]]
 
 
 _Twister = tuple[int, ...]
@@ -477,34 +404,23 @@ def _has_only_drawn(before: _Twister, now: _Twister) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _stores(file: str) -> dict[int, list[ast.Name | ast.Attribute | ast.Subscript]]:
-    """The global variables, attributes and items that each line of a file assigns to or deletes."""
+    """The variables, attributes and items that each line of a file assigns to or deletes."""
     found = defaultdict[int, list[ast.Name | ast.Attribute | ast.Subscript]](list)
-    tree = ast.Module([], [])
     with suppress(SyntaxError):  # of a notebook
-        tree = ast.parse("".join(linecache.getlines(file)))
-    nodes = list(ast.walk(tree))
-    names = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
-    for node in nodes:
-        is_written = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
-        if is_written and (isinstance(node, (ast.Attribute, ast.Subscript)) or getattr(node, "id", None) in names):
-            found[node.lineno].append(node)  # type: ignore[attr-defined, arg-type]
+        for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
+            is_written = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+            if is_written and isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+                found[node.lineno].append(node)
     return found
 
 
 def _object_of(node: ast.expr, frame: FrameType) -> Any:
-    """The object that an expression leads to, without running code of the user: an item stands for what holds it; None
-    if it cannot be found."""
+    """The object that an expression leads to: an item stands for what holds it; None if it cannot be found."""
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Subscript):
         return _object_of(node.value, frame)
-    if not isinstance(node, ast.Attribute):
-        return None
-    owner = _object_of(node.value, frame)
-    if node.attr == "__dict__":
-        return getattr(owner, "__dict__", None)
-    found = inspect.getattr_static(owner, node.attr, None)
-    return None if hasattr(type(found), "__get__") else found
+    return getattr(_object_of(node.value, frame), node.attr, None) if isinstance(node, ast.Attribute) else None
 
 
 # -- files
@@ -517,8 +433,8 @@ _watched_alone: tuple[StateWatch, object] | None = None
 
 @functools.cache
 def _add_hook() -> None:
-    """Note which files are written, from now on: an audit hook cannot be removed."""
-    sys.addaudithook(_note_file)
+    """Note which files and variables are written, from now on: an audit hook cannot be removed."""
+    sys.addaudithook(_note_event)
 
 
 _PATHS = {
@@ -530,90 +446,60 @@ _PATHS = {
     "os.truncate": (0,),
     "os.remove": (0,),
     "os.rmdir": (0,),
+    "os.chdir": (),
+    "os.putenv": (),
+    "os.unsetenv": (),
 }
 """Events that may change what a name stands for, with the places of the paths."""
 
 
-def _note_file(event: str, given: tuple[Any, ...]) -> None:
+def _note_event(event: str, given: tuple[Any, ...]) -> None:
     places = _PATHS.get(event)
     if places is None or (watched := _watched.get() or _watched_alone) is None:
         return
     (watch, episode), paths = watched, [given[place] for place in places]
     if not all(isinstance(path, (str, bytes, os.PathLike)) for path in paths):
         return
-    names = [os.fsdecode(path) for path in paths]
-    if event == "sqlite3.connect":
-        names = [file for file in map(_database_file, names) if file]
-    names = [name for name in map(os.path.abspath, names) if name not in own_files]
-    if event == "sqlite3.connect":  # whether it is written shows at the end of the call
-        for name in names:
-            watch.databases.setdefault(episode, {}).setdefault(name, _stamp(name))
-        return
-    if event == "open":
-        flags = given[2]
-        is_written = flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND
+    is_written: object = False
+    if event == "os.chdir":
+        watch.add("the working directory", is_of_process=True)
+    elif event.endswith("env") and os.environb.get(given[0]) != (*given, None)[1]:
+        watch.add(f"os.environ[{os.fsdecode(given[0])!r}]", is_of_process=True)
+    elif event == "open":
         # `tempfile` opens a file in a folder as if it were the folder
-        names = [name for name in names if not (name.startswith("/dev/") or os.path.isdir(name))]
-        for name in names:
-            if flags & os.O_APPEND:
-                watch.appended.setdefault(name, []).append(episode)
-            if name in watch.appended and not flags & os.O_WRONLY:  # else it is a log
-                for other in (*watch.appended[name], episode):
-                    watch.wrote(name, other)
+        is_device = os.fsdecode(paths[0]).startswith("/dev/") or os.path.isdir(paths[0])
+        is_written = given[2] & (os.O_WRONLY | os.O_RDWR) and not is_device
+    elif event == "sqlite3.connect":  # which does not say whether it will write
+        is_written = not any(text in os.fsdecode(paths[0]) for text in (":memory:", "mode=memory", "mode=ro"))
     else:  # what is there, by a path that is not relative to an open folder
         is_there = event in ("os.link", "os.symlink") or os.path.lexists(paths[0])
         is_written = is_there and (event == "os.truncate" or given[-1] == -1)
-    for name in names if is_written else ():
-        watch.wrote(name, episode)
-
-
-def _database_file(name: str) -> str:
-    """The file of a database, which may be given as an address; empty if it is only its connection's."""
-    if name.startswith("file:") and not os.path.exists(name):
-        address = urlsplit(name)
-        name = "" if "mode=memory" in address.query else unquote(address.path)
-    return "" if name == ":memory:" else name
-
-
-def _stamp(database: str) -> list[tuple[int, int]]:
-    """Time and size of a database's file and of the log that SQLite writes first, as far as they hold anything."""
-    stats = []
-    for file in (database, f"{database}-wal"):
-        with suppress(OSError):
-            stats.append(os.stat(file))
-    return [(stat.st_mtime_ns, stat.st_size) for stat in stats if stat.st_size]
+    for path in paths if is_written else ():
+        watch.wrote(os.path.abspath(os.fsdecode(path)), episode)
 
 
 # -- the watch
 
 
 class StateWatch:
-    """What the watched calls of one environment changed. `by_episode`: all changes are wanted; otherwise the first one
-    ends the watch."""
+    """What the watched calls of one environment change; the first change ends the watch."""
 
-    def __init__(self, environment: Any, by_episode: bool = False) -> None:
-        self.environment, self.by_episode = environment, by_episode
-        self.clear()
-        self._called: dict[CodeType, dict[str, Any]] = {}
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self._called: dict[int, dict[str, Any]] = {}  # the global variables of functions
         self._unseen: dict[CodeType, set[int]] = {}  # lines that no watched call has reached
         self.files: dict[str, object] = {}
         """The files that watched calls wrote, with their episodes; one that two of them wrote is a change."""
-        self.appended: dict[str, list[object]] = {}
-        """The files that watched calls appended to, each with those episodes; one that is read counts as
-        written by it and by the reader."""
-        self.databases: dict[object, dict[str, list[tuple[int, int]]]] = {}
-        """The databases that the calls of an episode opened, with their stamps."""
+        self.clear()
 
     def clear(self) -> None:
-        """Forget the changes, and not which lines were reached."""
+        """Forget the change, and not which lines were reached."""
         self.before: StateSnapshot | None = None
         """What was before the call that runs alone, or the calls that run at the same time."""
-        self.change, self.changed = "", list[Any]()
-        """The first change in words, and all objects that were changed."""
+        self.change, self.objects = "", list[Any]()
+        """The change in words, and the objects that were changed at first."""
         self.unknown = ""
         """Why it cannot be known what calls change; empty if it can."""
-        self.first: StateSnapshot | None = None
-        """What was before the first change."""
         self.is_of_process = False
         """Whether something changed that no copy of an environment separates: the process's state, or a file."""
 
@@ -630,49 +516,28 @@ class StateWatch:
             return f"What calls of {name} change cannot be known: {self.unknown}"
         return f"A call of {name} changes what other calls see: {self.change}"
 
-    def look_before(self) -> bool:
-        """Note what is now; returns whether it can be compared."""
-        self.before = None
+    def look_before(self) -> None:
+        """Note what is now, unless something has changed."""
+        if self.is_changed:
+            return
         try:
-            self.before = StateSnapshot(self.environment, self._called)
+            self.before = StateSnapshot(self.environment, self._called.values())
         except UnknownStateError as error:
-            self.unknown = self.unknown or str(error)
+            self.unknown = str(error)
         except Exception as error:  # of a class of the user's, such as a property __dict__
-            self.unknown = self.unknown or f"{type(error).__name__}: {error}"
-        return self.before is not None
+            self.unknown = f"{type(error).__name__}: {error}"
 
-    def note(self, place: str = "", is_alone: bool = False, is_mid_call: bool = False) -> bool:
-        """Note what differs from what was before, in the middle of a call also in the state of the process; returns
-        whether anything does that matters."""
-        assert self.before is not None
-        objects, before = self.before.changed_objects(), self.before
-        is_of_process = is_mid_call and before.is_process_changed()
-        is_changed = bool(objects) or is_of_process
-        if is_changed:
-            self.add(place or ", ".join(map(before.describe, objects[:1])), objects, is_of_process)
-        if is_alone:  # the next change is another one
-            self.look_before()
-        return is_changed
-
-    def add(self, change: str, objects: list[object], is_of_process: bool = False) -> None:
+    def add(self, change: str, objects: Sequence[object] = (), is_of_process: bool = False) -> None:
         """Note a change in words, and the objects that it is of."""
-        self.first = self.first or self.before
         self.is_of_process |= is_of_process
         self.change = self.change or change
-        self.changed += objects
+        self.objects += objects
 
     def wrote(self, file: str, episode: object) -> None:
-        """Note that a call of an episode wrote a file, unless it is a lock by which calls wait for each other."""
-        if not file.endswith(".lock") and self.files.setdefault(file, episode) is not episode:
-            self.add(f"the file {Path(file).name}", [], is_of_process=True)
-
-    def note_databases(self, episode: object) -> None:
-        """Note the databases of an episode that were written until the end of a call."""
-        opened = self.databases.get(episode, {})
-        for file, before in [*opened.items()]:
-            opened[file] = _stamp(file)
-            if opened[file] != before:
-                self.wrote(file, episode)
+        """Note that a call of an episode wrote a file, unless it is one of aitrain's, or a lock by which calls wait."""
+        is_own = file.endswith(".lock") or file in own_files
+        if not is_own and self.files.setdefault(file, episode) is not episode:
+            self.add(f"the file {Path(file).name}", is_of_process=True)
 
     def unseen_lines(self, code: CodeType) -> set[int]:
         """Lines of a function that no watched call has reached."""
@@ -682,7 +547,7 @@ class StateWatch:
 
     def begins(self, frame: FrameType) -> bool:
         """Note a function that is called; returns whether it may refer to what is not compared yet."""
-        self._called.setdefault(frame.f_code, frame.f_globals)
+        self._called[id(frame.f_globals)] = frame.f_globals
         return self.before is not None and frame.f_globals not in self.before.walk
 
     def is_users(self, frame: FrameType) -> bool:
@@ -713,7 +578,6 @@ def watching_files(watch: StateWatch, episode: object, is_alone: bool) -> Iterat
     try:
         yield
     finally:
-        watch.note_databases(episode)
         _watched.reset(token)
         if is_alone:
             _watched_alone = None
@@ -796,24 +660,21 @@ class CallTracer:
 
     def look(self, place: str, frame: FrameType | None = None, line: int = 0, at_end: bool = False) -> None:
         """Compare with what was before, after a line of a function or at the end of the call."""
-        watch, start = self.watch, time.perf_counter()
-        if watch.before is None or (watch.is_changed and not (self.is_alone and watch.by_episode)):
-            return  # the verdict is known
-        if self._seconds > MAX_SECONDS and not at_end:
+        watch, before, start = self.watch, self.watch.before, time.perf_counter()
+        if before is None or watch.is_changed or (self._seconds > MAX_SECONDS and not at_end):
             return
         try:
-            is_mid_call = not at_end
-            is_noted = watch.before.is_changed(is_mid_call) and watch.note(place, self.is_alone, is_mid_call)
-            if frame is not None and watch.before is not None and not is_noted:
-                # also of an equal value, as it may be another value in other calls
-                stored = watch.before.stored_on(frame, line)
-                if stored:
-                    watch.add(place, stored)
+            objects = before.changed_objects() if before.is_changed() else []
+            is_of_process = not at_end and before.is_process_changed()
+            if frame is not None:  # also of an equal value, as it may be another value in other calls
+                objects += before.stored_on(frame, line)
+            if objects or is_of_process:
+                watch.add(place or before.describe(objects[0]), objects, is_of_process)
         except Exception as error:  # it must not get into the user's code
-            watch.unknown = watch.unknown or str(error) or type(error).__name__
+            watch.unknown = str(error) or type(error).__name__
         self._seconds += time.perf_counter() - start
         if self._seconds > MAX_SECONDS and self.is_alone and not at_end:
-            watch.unknown = watch.unknown or f"comparing what it refers to takes more than {MAX_SECONDS:g} s"
+            watch.unknown = f"comparing what it refers to takes more than {MAX_SECONDS:g} s"
 
 
 @dataclass(frozen=True)
@@ -843,18 +704,16 @@ class CopyPlan:
         Raises:
             ValueError: a copy would not separate episodes, for the reason of the message.
         """
-        for name in ("__slots__", "__del__"):
-            if any(name in vars(owner) for owner in type(environment).__mro__[:-1]):
-                raise ValueError(f"it has {name}")
-        changes_itself = any(item is environment or item is vars(environment) for item in changed)
-        targets = [item for item in changed if item is not vars(environment)] + [environment] * changes_itself
-        found = dict[str, set[int]]()  # the ids of the targets below each attribute
-        for name, value in vars(environment).items():
-            walk = Walk([value], without=[vars(environment)], through_code=False)
-            found[name] = {id(item) for item in targets if item in walk}
-        if not {id(item) for item in targets if item is not environment} <= set().union(*found.values()):
+        if hasattr(environment, "__del__"):
+            raise ValueError("it has __del__")
+        attributes = vars(environment)
+        below = {name: Walk([value], [attributes], through_code=False) for name, value in attributes.items()}
+        targets = [item for item in changed if item is not environment and item is not attributes]
+        if not all(any(item in walk for walk in below.values()) for item in targets):
             raise ValueError("it is not below the environment")
-        plan = cls(frozenset(name for name, below in found.items() if below))
+        if len(targets) < len(changed):
+            targets.append(environment)
+        plan = cls(frozenset(name for name, walk in below.items() if any(item in walk for item in targets)))
         try:
             copied = Walk(vars(plan.copy_of(environment)).values(), through_code=False)
         except Exception as error:

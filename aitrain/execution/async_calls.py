@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from aitrain.execution.task import on_cancel
-from aitrain.execution.user_code import LOOP_THREAD, stack_of_awaitable
+from aitrain.execution.user_code import stack_of_awaitable
 
 if TYPE_CHECKING:
     import asyncio
@@ -101,7 +101,7 @@ def shared_loop() -> asyncio.AbstractEventLoop:
     import asyncio
 
     loop = asyncio.new_event_loop()
-    threading.Thread(target=_run_forever, args=(loop,), name=LOOP_THREAD, daemon=True).start()
+    threading.Thread(target=_run_forever, args=(loop,), name="environment-loop", daemon=True).start()
     return loop
 
 

@@ -25,8 +25,6 @@ T = TypeVar("T")
 
 GRACE = 5.0
 """Seconds that a call has to fail after its wait was cancelled; then its thread is abandoned."""
-LINGER = 0.5
-"""Seconds that a thread waits for another call before it ends: calls that run one after another share one."""
 POLL = 2.0
 """Seconds between looks at a call that has not begun, or whose clock is stopped."""
 CANCELLED = Failure("raised", "cancelled: the result is no longer needed")
@@ -43,10 +41,8 @@ class DeadlinePool:
         """The line of the user's code at which the last abandoned call hangs."""
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # protects what follows, and which of its end and its deadline a call has first
-        self._called = threading.Condition(self._lock)
         self._waiting: dict[Task, Callable[[], None]] = {}
         self._threads = 0  # without those that were abandoned
-        self._idle = 0  # of them, those that wait for a call
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
         """The outcome of `job`, called in a thread; an awaitable that it returns is awaited on the shared loop. A call
@@ -115,11 +111,10 @@ class DeadlinePool:
         return True
 
     def _start_threads(self) -> None:
-        """Wake or start the threads that the waiting calls need."""
+        """Start the threads that the waiting calls need; while one starts, others may make the rest of the calls."""
         while True:
             with self._lock:
-                self._called.notify(len(self._waiting))
-                if len(self._waiting) <= self._idle or self._threads >= self.max_calls:
+                if not self._waiting or self._threads >= self.max_calls:
                     return
                 self._threads += 1
             try:
@@ -130,17 +125,11 @@ class DeadlinePool:
                 return
 
     def _work(self) -> None:
-        """Make calls until none comes, or the one that was made was abandoned."""
+        """Make calls until none waits, or the one that was made was abandoned."""
         while True:
             with self._lock:
                 if not self._waiting:
-                    self._idle += 1
-                    self._called.wait(LINGER)
-                    self._idle -= 1
-                if not self._waiting or self._threads > self.max_calls:
                     self._threads -= 1
-                    if self._waiting:
-                        self._called.notify()  # a thread that may still make calls
                     return
                 task = next(iter(self._waiting))
                 run = self._waiting.pop(task)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import functools
-import inspect
+import os
 import re
 import sys
 import threading
@@ -14,7 +13,7 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import FrameType
 
-from aitrain.errors import did_you_mean, there_is
+from aitrain.errors import there_is
 from aitrain.packages import BUNDLED, PACKAGE
 
 
@@ -92,25 +91,9 @@ REMEDIES = {
 
 
 def _remedy(error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"Install {error.name}, or correct the import."
-    if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)) and error.filename:
-        file = Path(error.filename)
-        return "" if file.is_absolute() else f"Looked for it from {Path.cwd()}.{there_is(file.name)}"
-    if isinstance(error, (NameError, AttributeError)) and isinstance(error.name, str):
-        return did_you_mean(error.name, _names_beside(error)).strip()
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str) and not os.path.isabs(error.filename):
+        return f"Looked for it from {Path.cwd()}.{there_is(Path(error.filename).name)}"
     return next((text for start, text in REMEDIES.items() if describe_error(error).startswith(start)), "")
-
-
-def _names_beside(error: NameError | AttributeError) -> list[str]:
-    """The names that the failing line could have used instead."""
-    try:
-        if isinstance(error, AttributeError):
-            return dir(error.obj)
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    except Exception:  # of the user's __dir__, or there is no traceback
-        return []
-    return [*frame.f_locals, *frame.f_globals, *vars(builtins)]
 
 
 def _is_machinery(filename: str) -> bool:
@@ -127,35 +110,23 @@ def _is_library(filename: str) -> bool:
     return "site-packages" in filename and not Path(filename).is_relative_to(BUNDLED)
 
 
-LOOP_THREAD = "environment-loop"
-"""Name of the threads of event loops, see `async_calls`."""
 _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
 def stack_of_thread(thread: threading.Thread | None) -> StackSummary:
     """The present stack of a thread, outermost frame first."""
-    return StackSummary.extract(iter(_thread_frames(sys._current_frames().get((thread and thread.ident) or 0))))
+    innermost = sys._current_frames().get((thread and thread.ident) or 0)
+    return StackSummary.extract(iter([*traceback.walk_stack(innermost)][::-1] if innermost else []))
 
 
 def stack_of_awaitable(awaitable: Awaitable[object]) -> StackSummary:
-    """The frames that a coroutine awaits; if it blocks its thread, or another one does so that it cannot begin, those
-    of the thread."""
+    """The frames that a coroutine awaits, or is in."""
     frames: list[tuple[FrameType, int]] = []
     inner: object = awaitable
     while (frame := getattr(inner, "cr_frame", None)) is not None:
         frames.append((frame, frame.f_lineno))
         inner = getattr(inner, "cr_await", None)
-    is_new = inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED
-    loops = [thread for thread in threading.enumerate() if thread.name == LOOP_THREAD]
-    for thread in reversed(loops):  # the newest one first, as a loop that was blocked for good is replaced
-        stack = _thread_frames(sys._current_frames().get(thread.ident or 0))
-        if is_new or any(frame is frames[-1][0] for frame, _ in stack if frames):
-            return StackSummary.extract(iter(stack))
     return StackSummary.extract(iter(frames))
-
-
-def _thread_frames(innermost: FrameType | None) -> list[tuple[FrameType, int]]:
-    return list(traceback.walk_stack(innermost))[::-1] if innermost else []
 
 
 def stack_of_dump(dump: str, entry: tuple[str, str]) -> StackSummary:
@@ -163,16 +134,12 @@ def stack_of_dump(dump: str, entry: tuple[str, str]) -> StackSummary:
 
     Frames up to the function `entry` (file, name) are left out.
     """
-    threads = sorted(dump.split("\n\n"), key=lambda thread: not thread.startswith("Current"))
-    stacks = [_dumped_stack(thread, entry) for thread in threads]
+    stacks = []
+    for thread in sorted(dump.split("\n\n"), key=lambda thread: not thread.startswith("Current")):
+        frames = [
+            FrameSummary(file.encode().decode("unicode_escape"), int(line), name)
+            for file, line, name in reversed(_DUMPED_FRAME.findall(thread))
+        ]
+        entries = [place for place, frame in enumerate(frames) if (frame.filename, frame.name) == entry]
+        stacks.append(StackSummary.from_list(frames[max(entries, default=-1) + 1 :]))
     return next((stack for stack in stacks if users_line(stack)), stacks[0])
-
-
-def _dumped_stack(thread: str, entry: tuple[str, str]) -> StackSummary:
-    frames = [
-        (file.encode().decode("unicode_escape"), int(line), name)
-        for file, line, name in reversed(_DUMPED_FRAME.findall(thread))
-    ]
-    entries = [place for place, frame in enumerate(frames) if (frame[0], frame[2]) == entry]
-    del frames[: max(entries, default=-1) + 1]
-    return StackSummary.from_list([FrameSummary(*frame) for frame in frames])
