@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from aitrain.environment.contract import UNIT
 from aitrain.runs.comparison import compare_all
 from aitrain.runs.held_out import verdict_of
 from aitrain.runs.recorded_scoring import read_scorings
@@ -103,7 +102,7 @@ class Population:
         """The power that first comparisons predict for `count` cases; the mean over PILOTS of them."""
         rng = random.Random(f"pilot/{self!r}")
         pilots = [self.draw(rng, PILOT_CASES) for _ in range(PILOTS)]
-        powers = [Power.of([b[case] - a[case] for case in a], UNIT) for a, b in pilots]
+        powers = [Power.of([b[case] - a[case] for case in a]) for a, b in pilots]
         return fmean(power.power(self.difference, count) for power in powers if power is not None)
 
 

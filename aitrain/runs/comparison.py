@@ -9,7 +9,6 @@ corrected for the number of comparisons.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,8 +34,6 @@ from aitrain.runs.statistics import (
     WANTED_POWER,
     Mixture,
     Power,
-    ScoredEnv,
-    bounds_of_mean,
     can_be_solved,
     chances,
     holm,
@@ -50,7 +47,6 @@ from aitrain.runs.statistics import (
 
 FORMAT = "format"
 """The score without the lenient one: what the format costs."""
-MOST_METRICS = 30
 COMPARED_OPTIONS = (*GenerationOptions.model_fields, "chat_template", "eval_samples")
 """Options that change what is sampled or scored; the model's own are what is compared."""
 
@@ -68,13 +64,12 @@ class ComparedRow:
     a: IntervalValues
     b: IntervalValues
     change: IntervalValues
-    """With the p-value of a sign-flip test, corrected for the number of models that are compared with A; without one
-    for metrics, which have no verdict."""
+    """With the p-value of a sign-flip test, corrected for the number of models that are compared with A."""
 
     @property
     def verdict(self) -> Verdict | None:
         """Whether B is better."""
-        return verdict_of(self.change) if "p_value" in self.change else None
+        return verdict_of(self.change)
 
     @property
     def texts(self) -> list[str]:
@@ -115,8 +110,6 @@ class Comparison:
     pairs: list[CasePair]
     rows: dict[str, ComparedRow]
     """By `sampled`, `greedy`, `pass@K`, `lenient` and `format`."""
-    metrics: dict[str, ComparedRow]
-    """The environment's own numbers, tokens and turns; they have no verdict."""
     notes: list[str]
     """What makes the comparison less certain, or less fair."""
     power: Power | None
@@ -194,7 +187,6 @@ class Comparison:
             "decoding": self.decoding,
             "verdict": self.verdict,
             "rows": {name: {**asdict(row), "verdict": row.verdict} for name, row in self.rows.items()},
-            "metrics": {name: asdict(row) for name, row in self.metrics.items()},
             "format": self.format_sentence() or None,
             "counts": {
                 "matched": len(self.pairs),
@@ -250,17 +242,14 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
         )
     both = [(a.cases[one], b.cases[other]) for one, other in matched]
     mixture = _mixture(a, b, both)
-    rows, metrics = _score_rows(both, decodings, mixture), dict[str, ComparedRow]()
+    rows = _score_rows(both, decodings, mixture)
     decoding = next((name for name in decodings if name in rows), None)
     if decoding is None:
         raise ConfigError(f"None of the {len(both)} cases of {a.label} and {b.label} has a score in both")
     pairs = [CasePair(one, other, one.mean(decoding), other.mean(decoding)) for one, other in both]
-    free = tuple(replace(one, bounds=None) for one in mixture)
-    for name in sorted(a.metrics & b.metrics)[:MOST_METRICS]:
-        _add_row(metrics, name, _means(both, decoding, name), free, is_tested=False)
-    first, second = _means(both, decoding, "score")
-    power = Power.of(weighted_changes(first, second, mixture), bounds_of_mean(mixture))
-    return Comparison(a, b, decoding, pairs, rows, metrics, list(_notes(a, b, both)), power)
+    first, second = _means(both, decoding)
+    power = Power.of(weighted_changes(first, second, mixture))
+    return Comparison(a, b, decoding, pairs, rows, list(_notes(a, b, both)), power)
 
 
 def telling_samples(comparison: Comparison, pair: CasePair) -> tuple[RecordedSample, RecordedSample]:
@@ -299,22 +288,21 @@ def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mix
     rows = dict[str, ComparedRow]()
     for name in decodings:
         for row, envs in rows_of(name, mixture):
-            _add_row(rows, row, _means(pairs, name, "score"), envs)
-        scorings = _values(pairs, partial(RecordedCase.values, decoding=name))
+            _add_row(rows, row, _means(pairs, name), envs)
+        scorings = _values(pairs, partial(RecordedCase.scores, decoding=name))
         tries = min(max(map(len, scoring.values())) for scoring in scorings)
         if tries > 1:
             solved = [chances(one, tries, mixture) for one in scorings]
             _add_row(rows, f"pass@{tries}", solved, can_be_solved(mixture))
     # a score is split if it has a lenient part in one environment at least, and in none for one of the models only
-    lenient = _values(pairs, lambda case: any(sample.has_lenient for sample in case.all_samples))
+    lenient = _values(pairs, lambda case: any(sample.lenient is not None for sample in case.all_samples))
     known = [tuple(any(one.part(side).values()) for side in lenient) for one in mixture]
     if any(map(all, known)) and all(first == second for first, second in known):
-        means, parts = _means(pairs, decodings[0], "score"), _means(pairs, decodings[0], LENIENT)
+        means, parts = _means(pairs, decodings[0]), _means(pairs, decodings[0], is_lenient=True)
         forms = [{case: of[case] - part[case] for case in of} for of, part in zip(means, parts, strict=True)]
-        ends = [one.bounds and (one.bounds[0] - one.bounds[1], one.bounds[1] - one.bounds[0]) for one in mixture]
-        distances = (replace(one, bounds=bounds) for one, bounds in zip(mixture, ends, strict=True))
-        _add_row(rows, LENIENT, parts, mixture)
-        _add_row(rows, FORMAT, forms, tuple(distances))
+        free = tuple(replace(one, bounds=None) for one in mixture)  # a metric may have any value
+        _add_row(rows, LENIENT, parts, free)
+        _add_row(rows, FORMAT, forms, free)
     return rows
 
 
@@ -326,27 +314,14 @@ def _values(pairs: Sequence[Matched], value: Callable[[RecordedCase], T | None])
     ]
 
 
-def _means(pairs: Sequence[Matched], decoding: str, name: str) -> list[dict[str, float]]:
-    return _values(pairs, lambda case: case.mean(decoding, name))
+def _means(pairs: Sequence[Matched], decoding: str, is_lenient: bool = False) -> list[dict[str, float]]:
+    return _values(pairs, lambda case: case.mean(decoding, is_lenient))
 
 
-def _add_row(
-    rows: dict[str, ComparedRow],
-    name: str,
-    values: Sequence[Mapping[str, float]],
-    mixture: Mixture,
-    is_tested: bool = True,
-) -> None:
-    """Add the row of a value, if any case has it in both scorings. Bounds that a value is beyond are no bounds."""
+def _add_row(rows: dict[str, ComparedRow], name: str, values: Sequence[Mapping[str, float]], mixture: Mixture) -> None:
+    """Add the row of a value, if any case has it in both scorings."""
     first, second = ({case: side[case] for case in values[0] if case in values[1]} for side in values)
-
-    def with_right_bounds(one: ScoredEnv) -> ScoredEnv:
-        low, high = one.bounds or (-math.inf, math.inf)
-        is_within = all(low <= value <= high for side in (first, second) for value in one.part(side).values())
-        return one if is_within else replace(one, bounds=None)
-
-    envs = tuple(map(with_right_bounds, mixture))
-    mean_a, mean_b, change = of_means(first, envs), of_means(second, envs), of_changes(first, second, envs, is_tested)
+    mean_a, mean_b, change = of_means(first, mixture), of_means(second, mixture), of_changes(first, second, mixture)
     if mean_a and mean_b and change:
         rows[name] = ComparedRow(mean_a, mean_b, change)
 

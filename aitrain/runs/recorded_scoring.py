@@ -72,9 +72,8 @@ class RecordedSample:
 
     number: int
     score: float | None
-    values: dict[str, float | None]
-    """The environment's own numbers, `tokens`, `turns`, the `score`, and its lenient part, else the score again."""
-    has_lenient: bool
+    lenient: float | None
+    """The score without the answer's format; None where the environment does not say it."""
 
 
 @dataclass(slots=True)
@@ -96,15 +95,18 @@ class RecordedCase:
         """The episodes of all decodings."""
         return (sample for samples in self.samples.values() for sample in samples.values())
 
-    def values(self, decoding: str, name: str = "score") -> list[float]:
-        """A value of the samples that have it."""
-        found = (sample.values.get(name) for sample in self.samples[decoding].values())
-        return [value for value in found if value is not None]
+    def scores(self, decoding: str, is_lenient: bool = False) -> list[float]:
+        """The scores of the samples that have one, or their lenient parts, of those that have none the scores."""
+        found = []
+        for sample in self.samples[decoding].values():
+            if sample.score is not None:
+                found.append(sample.lenient if is_lenient and sample.lenient is not None else sample.score)
+        return found
 
-    def mean(self, decoding: str, name: str = "score") -> float | None:
-        """Its mean; None if no sample has it."""
-        values = self.values(decoding, name)
-        return fmean(values) if values else None
+    def mean(self, decoding: str, is_lenient: bool = False) -> float | None:
+        """Their mean; None if no sample is scored."""
+        scores = self.scores(decoding, is_lenient)
+        return fmean(scores) if scores else None
 
 
 @dataclass(eq=False)
@@ -137,12 +139,6 @@ class RecordedScoring:
     def record(self, sample: RecordedSample) -> RolloutRecord:
         """The whole record of an episode."""
         return self.rollouts.record(self.rollouts.entries[sample.number])
-
-    @property
-    def metrics(self) -> set[str]:
-        """The names of numbers that any episode has beside its score."""
-        found = {name for sample in self.samples for name, value in sample.values.items() if value is not None}
-        return found - {"score", LENIENT}
 
 
 def read_scorings(folders: Sequence[Path]) -> list[RecordedScoring]:
@@ -188,10 +184,7 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
             if (case := found.get(entry.case)) is None:
                 case = RecordedCase(entry.case, CaseKey.of(record, only), prompt_excerpt(record), record.environment)
                 found[entry.case] = case
-            values = {**record.metrics, "tokens": record.tokens, "turns": len(record.turns), "score": record.score}
-            if record.score is None or values.get(LENIENT) is None:
-                values[LENIENT] = record.score
-            sample = RecordedSample(number, record.score, values, LENIENT in record.metrics)
+            sample = RecordedSample(number, record.score, record.metrics.get(LENIENT))
             case.samples[decoding][record.sample or 0] = sample
     scoring.cases = dict(sorted(found.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else 0, item[0])))
     return scoring

@@ -5,12 +5,11 @@ one value, their mean. So intervals hold for one sample per case and for several
 show the variation over cases, not the variation over training runs.
 
 **A mean of scores between two bounds**, mapped to 0 and 1, gets a score interval: all means m with
-(mean - m)^2 <= a m (1 - m). With a = z^2 / n that is Wilson's interval, which is right where every case is at a bound;
-there, the limits next to the bounds are moved out (Brown, Cai and DasGupta 2001), because Wilson's cover too seldom
-there. Other case means vary less than that, so a = t^2 d / n, with Student's t and d the share that their variance is
-of m (1 - m): the design effect of a survey. For symmetric scores that is about the t interval; near a bound it leans
-away from it, as the data do. It is widened to where Student's interval reaches when it is shifted by the skewness of
-the scores (Hall 1992), which a few scores carry that lie far from the rest. It is never wider than Wilson's.
+(mean - m)^2 <= a m (1 - m). With a = z^2 / n that is Wilson's interval, which is right where every case is at a bound.
+Other case means vary less than that, so a = t^2 d / n, with Student's t and d the share that their variance is of
+m (1 - m): the design effect of a survey. For symmetric scores that is about the t interval; near a bound it leans away
+from it, as the data do. It is widened to where Student's interval reaches when it is shifted by the skewness of the
+scores (Hall 1992), which a few scores carry that lie far from the rest. It is never wider than Wilson's.
 
 Scores that are all alike, such as those for the form of an answer while none is right, do not show how often others
 lie far away, and no interval made of them knows it (Bahadur and Savage 1956). Theirs reaches at least as far towards
@@ -70,10 +69,6 @@ Limits = tuple[float, float]
 
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-POISSON_LIMITS = (0.0512933, 0.3553615, 0.8176914)
-"""The mean of a Poisson variable that is at least 1, 2, 3 with a chance of 1 - LEVEL."""
-MANY_CASES = 50
-"""With more cases than this, three limits next to a bound are moved out; with fewer, two."""
 FEW_CASES = 16
 """With more cases than this, the skewness of their scores is known well enough to shift an interval by it."""
 ALIKE = 0.2
@@ -88,8 +83,6 @@ DRAWS, BLOCK = 19_999, 500
 """Choices of signs, and those that are drawn at once, for less memory."""
 FEWEST_CASES = 6
 """With fewer, no p-value is as small as the one that a verdict needs."""
-SAME_STEP = 1e-6
-PRECISION = 1e-6
 WANTED_POWER = 0.8
 MOST_CASES = 1_000_000
 
@@ -144,14 +137,8 @@ def _extent(values: Array) -> float:
 
 def _limits(values: Array) -> Limits:
     """Limits of the mean of values from 0 to 1."""
-    count, ones, different = len(values), round(values.sum()), set(values.tolist())
-    low, high = _of_spread(values, count > FEW_CASES, _extent(values) <= ALIKE or len(different) <= 2)
-    for few, limit in enumerate(POISSON_LIMITS[: 3 if count > MANY_CASES else 2], start=1):
-        if different <= {0.0, 1.0} and ones == few:
-            low = min(low, limit / count)
-        if different <= {0.0, 1.0} and count - ones == few:
-            high = max(high, 1 - limit / count)
-    return low, high
+    are_alike = _extent(values) <= ALIKE or len(set(values.tolist())) <= 2
+    return _of_spread(values, len(values) > FEW_CASES, are_alike)
 
 
 def _of_spread(values: Array, is_shifted: bool, are_alike: bool) -> Limits:
@@ -275,7 +262,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Power:
-    """The probability of detecting a difference between two models, by the noncentral t distribution.
+    """The probability of detecting a difference between two models.
 
     It is as good as the spread of the cases' differences, which is estimated from a first comparison, and changes with
     the number of samples a case.
@@ -283,55 +270,38 @@ class Power:
 
     spread: float
     """Standard deviation of the cases' differences."""
-    step: float = 0.0
-    """The smallest difference other than 0 if the others are multiples of it, as with a few samples of 0 or 1: the test
-    then counts a tie as no difference, which costs half a tie on each side."""
-    changing: float = 1.0
+    smallest: float
+    """The smallest difference other than 0: the test counts a tie as no difference, which costs half a tie of such
+    differences on each side."""
+    largest: float
+    changing: float
     """Share of cases with a difference other than 0: the test needs FEWEST_CASES of them."""
-    largest: float = math.inf
-    """The largest difference that a case can have."""
 
     @classmethod
-    def of(cls, differences: Sequence[float], bounds: Bounds | None = None) -> Power | None:
-        """The power of comparisons whose cases differ as these do, of scores between the bounds; None if they all
-        differ by the same."""
-        import numpy as np
-
-        sizes = np.abs([difference for difference in differences if difference])
-        spread = stdev(differences) if len(sizes) and len(differences) > 1 else 0.0
-        if not len(sizes) or spread <= EQUAL * sizes.max():
+    def of(cls, differences: Sequence[float]) -> Power | None:
+        """The power of comparisons whose cases differ as these do; None if they all differ by the same."""
+        sizes = [abs(difference) for difference in differences if difference]
+        spread = stdev(differences) if len(differences) > 1 else 0.0
+        if not sizes or spread <= EQUAL * max(sizes):
             return None
-        multiples, least, most = sizes / sizes.min(), float(sizes.min()), float(sizes.max())
-        has_steps = bool((np.abs(multiples - np.round(multiples)) < SAME_STEP).all())
-        largest = max(bounds[1] - bounds[0], most) if bounds else math.inf
-        return cls(spread, least if has_steps else 0.0, len(sizes) / len(differences), largest)
+        return cls(spread, min(sizes), max(sizes), len(sizes) / len(differences))
 
     def power(self, difference: float, cases: int) -> float:
         """Statistical power: the probability of detecting this true difference with this number of cases."""
         if cases < FEWEST_CASES:
             return 0.0
-        distance = min(abs(difference), self.largest)
-        share = max(self.changing, distance / self.largest)
-        few = range(FEWEST_CASES)
+        few, share = range(FEWEST_CASES), self.changing
         enough = 1 - math.fsum(math.comb(cases, k) * share**k * (1 - share) ** (cases - k) for k in few)
-        # no values up to the largest one with this mean vary more
-        spread = self.spread if math.isinf(self.largest) else min(self.spread, math.sqrt(self.largest**2 - distance**2))
-        if not spread:
-            return enough
-        root, quantile, freedom = math.sqrt(cases) / spread, student_quantile(cases - 1), cases - 1
-        # the normal variable that approximates a noncentral t at this quantile (Johnson and Welch)
-        normal = NormalDist(quantile * (1 - 1 / (4 * freedom)), math.sqrt(1 + quantile**2 / (2 * freedom)))
-        return min(enough, sum(normal.cdf((sign * distance - self.step / cases) * root) for sign in (1, -1)))
+        error = self.spread / math.sqrt(cases)
+        distance = (abs(difference) - self.smallest / cases) / error
+        return min(enough, NormalDist(student_quantile(cases - 1)).cdf(distance))
 
     def detectable(self, cases: int) -> float | None:
         """The smallest true difference that this number of cases detects with WANTED_POWER; None if there is none."""
-        low, high = 0.0, min(self.largest, 100 * self.spread)
-        if self.power(high, cases) < WANTED_POWER:
+        if self.power(self.largest, cases) < WANTED_POWER:
             return None
-        while high - low > PRECISION * high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.power(middle, cases) < WANTED_POWER else (low, middle)
-        return high
+        quantiles = student_quantile(cases - 1) + NormalDist().inv_cdf(WANTED_POWER)
+        return quantiles * self.spread / math.sqrt(cases) + self.smallest / cases
 
     def cases_needed(self, difference: float) -> int | None:
         """The number of cases that detect this difference with WANTED_POWER; None for more than MOST_CASES."""
@@ -438,15 +408,12 @@ def mean_score(scoring: Scoring, mixture: Mixture) -> float | None:
     return None if found is None else found["mean"]
 
 
-def of_changes(
-    before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture, is_tested: bool = True
-) -> IntervalValues | None:
-    """The mean change of the cases that have both values, with its interval and, if it is tested, its p-value; None
-    without a case."""
+def of_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> IntervalValues | None:
+    """The mean change of the cases that have both values, with its interval and its p-value; None without a case."""
     pairs = _pairs(before, after, mixture)
     change = combined((one.share, of_change(first, second, one.bounds)) for one, first, second in pairs)
-    if change is not None and is_tested:
-        change = {**change, "p_value": sign_flip_p_value(weighted_changes(before, after, mixture))}
+    if change is not None:
+        change["p_value"] = sign_flip_p_value(weighted_changes(before, after, mixture))
     return change
 
 

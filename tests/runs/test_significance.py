@@ -42,24 +42,22 @@ def test_holm_multiplies_the_smallest_by_all_and_never_reverses_the_order() -> N
     assert holm([]) == []
 
 
-@pytest.mark.parametrize("step", [0.0, 1.0])
-def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power(step: float) -> None:
-    power = Power(0.5, step)
+@pytest.mark.parametrize("smallest", [0.01, 1.0])
+def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power(smallest: float) -> None:
+    power = Power(0.5, smallest, 1.0, 1.0)
     needed = power.cases_needed(0.1)
     assert power.power(0.1, needed) >= 0.8 > power.power(0.1, needed - 1)
-    detectable = power.detectable(needed)
-    assert power.power(detectable, needed) == pytest.approx(0.8, abs=1e-3)
+    assert power.power(power.detectable(needed), needed) == pytest.approx(0.8)
     assert power.cases_needed(1e-6) is None
     assert (power.power(9.0, 5), power.detectable(5), power.cases_needed(9.0)) == (0.0, None, 6)
 
 
 def test_there_is_no_power_to_compute_where_all_cases_differ_by_the_same() -> None:
     assert Power.of([0.5, 0.5]) is Power.of([0.0] * 9) is Power.of([]) is None
-    assert Power.of([0.5, -1.0, 0.0], (0, 1)) == Power(math.sqrt(7 / 12), step=0.5, changing=2 / 3, largest=1.0)
-    assert Power.of([0.5, 0.7]) == Power(pytest.approx(math.sqrt(0.02)), step=0.0)
+    assert Power.of([0.5, -1.0, 0.0]) == Power(math.sqrt(7 / 12), 0.5, 1.0, changing=2 / 3)
 
 
 def test_with_few_cases_the_power_is_that_of_enough_cases_that_change() -> None:
     """Of six cases all have to change: 2 / 2**5 is more than 0.05."""
-    assert Power.of([1.0] * 147 + [0.0] * 53, (0, 1)).power(0.735, 6) == pytest.approx(0.735**6, abs=1e-3)
-    assert Power.of([1.0] * 147 + [0.0] * 53, (0, 1)).cases_needed(0.735) == 9
+    assert Power.of([1.0] * 147 + [0.0] * 53).power(0.735, 6) == pytest.approx(0.735**6, abs=1e-3)
+    assert Power.of([1.0] * 147 + [0.0] * 53).cases_needed(0.735) == 9
