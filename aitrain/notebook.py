@@ -42,7 +42,7 @@ from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.card import try_to_write_card
 from aitrain.ui.output import escape_controls
-from aitrain.ui.page import ReportWriter
+from aitrain.ui.page import write_report
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _for_one_process(config: TrainConfig) -> TrainConfig:
 
 
 def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
-    report, is_cell = ReportWriter(folder), is_notebook()
+    is_cell = is_notebook()
     screen: NotebookDisplay | Screen = NotebookDisplay() if is_cell else Screen()
     with screen, ExitStack() as stack:
 
@@ -153,7 +153,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             log = folder.log.open("a", buffering=1, encoding="utf-8")
             stack.enter_context(redirect_stdout(cast(TextIO, RedactedStream(log))))
             show(Note(f"What the environment prints goes to {folder.log}.", "info"))
-        stack.callback(lambda: report.write(show) if folder.metrics.exists() else None)
+        stack.callback(lambda: write_report(folder, show) if folder.metrics.exists() else None)
         heartbeat = Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout), announce=show)
         stack.enter_context(heartbeat)
         disable_telemetry(plan.config.telemetry)
@@ -192,20 +192,19 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)  # best for such a model, as in training processes
         stack.enter_context(SystemRecorder(folder.system))
-        announce = report.during(show)
         result = run(
             RunContext(
                 config,
                 folder,
                 runner,
-                announce,
+                show,
                 partial(describe_run, runner),
                 stop,
                 plan.checkpoint,
                 heartbeat.progress,
                 check_environments,
                 try_to_write_card,
-                RecordedDiagnosis(folder, config, announce).see,
+                RecordedDiagnosis(folder, config, show).see,
             )
         )
     assert result is not None  # as it is no dry run

@@ -31,7 +31,7 @@ from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
-from aitrain.ui.page import ReportWriter
+from aitrain.ui.page import write_report
 from aitrain.ui.terminal import LogTail, Screen, last_line, on_standard_error, run_texts
 
 WARNINGS = 20
@@ -85,17 +85,15 @@ def run_in(
     Raises:
         AitrainError: they failed; the message says how to continue.
     """
-    report = ReportWriter(folder)
     with _shown(folder, verbosity) as (show, warnings):
-        announce = report.during(show)
         try:
             for event in begin:
-                announce(event)
+                show(event)
             if group is None:
-                processes = launcher_of(plan)(plan, folder, announce)
+                processes = launcher_of(plan)(plan, folder, show)
             else:
                 group.show_folder(folder.path, plan.checkpoint, folder.epoch)
-                processes = Processes(plan, folder, announce, group)
+                processes = Processes(plan, folder, show, group)
             end = processes.run()
         except BaseException as error:
             _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error))
@@ -107,7 +105,7 @@ def run_in(
         has_failed = isinstance(end, Failed) and end.exit_code == RunFailed.exit_code
         is_kept = _has_results(folder, plan) or (has_failed and not isinstance(plan.config, EvalConfig))
         if is_kept:
-            report.write(show)
+            write_report(folder, show)
     if verbosity.debug and folder.log.exists():
         print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Ended):
