@@ -96,7 +96,7 @@ def _header(place: Path, base: str) -> str:
         pipeline_tag="text-generation",
         tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if is_adapter else [])],
     )
-    return data.to_yaml()
+    return str(data.to_yaml())
 
 
 def escaped(value: object) -> str:
