@@ -49,8 +49,6 @@ class AitrainError(Exception):
     """Base class of all errors of aitrain; its text is one short message for the user."""
 
     exit_code = 1
-    warnings = ""
-    """What the screen showed before it; programs get it with the message."""
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of the traceback: the lines of the user's code, and the message."""

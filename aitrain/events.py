@@ -144,8 +144,6 @@ class Failed:
     """The exit code of the command."""
     status: str = "failed"
     """Status of the run for status.json: failed or stalled."""
-    warnings: str = ""
-    """For programs: the warnings before it, which are meant where the message says `above`."""
 
 
 @dataclass(frozen=True)

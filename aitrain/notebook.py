@@ -7,12 +7,11 @@ from __future__ import annotations
 import contextvars
 import io
 import os
-import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -24,8 +23,8 @@ from rich.text import Text
 
 from aitrain import activity
 from aitrain.cells import html_table, is_notebook, name_cells
-from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
-from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Note
+from aitrain.errors import AitrainError, ConfigError, to_aitrain_error
+from aitrain.events import SERVER_VARIABLE, Ended, Event, Note
 from aitrain.execution.process_tree import on_stop_signals
 from aitrain.launch.hardware import SystemRecorder
 from aitrain.launch.managed_server import managed_server
@@ -40,17 +39,15 @@ from aitrain.runs.model_reference import chat_options
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.requests import ChatSetup
 from aitrain.runs.result import Result
-from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
+from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.card import try_to_write_card
 from aitrain.ui.output import escape_controls
-from aitrain.ui.page import ReportWriter
+from aitrain.ui.page import write_report
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
     from aitrain.jobs.chat import ChatSession
     from aitrain.runs.comparison import Comparison
-    from aitrain.training.run_context import StopRequest
 
 MOST_PRINTED = 5000
 """Last characters of what a refused run printed that its cell shows."""
@@ -62,7 +59,7 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
     """Train in this process, as in a notebook; `environment` may be an object of a class defined there.
 
     `options` are those of TrainConfig, in place of a `config`: `aitrain.train(model="tiny", environment=Sums())`. A
-    refused run leaves no folder, a stalled one its log.
+    refused run leaves no folder.
 
     Raises:
         ConfigError: an option or the model is wrong, or another run trains in this process.
@@ -92,8 +89,7 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
         try:
             return _run(plan, folder, environment)
         except (Exception, KeyboardInterrupt) as error:
-            is_stalled = read_object(folder.status).get("status") == "stalled"
-            if not (had_log or is_stalled or has_steps(folder) or folder.result.exists()):
+            if not (had_log or has_steps(folder) or folder.result.exists()):
                 if folder.log.exists():  # what was printed may say why
                     print(folder.log.read_text(encoding="utf-8", errors="replace")[-MOST_PRINTED:], end="")
                 folder.discard()
@@ -145,7 +141,7 @@ def _for_one_process(config: TrainConfig) -> TrainConfig:
 
 
 def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
-    report, is_cell = ReportWriter(folder), is_notebook()
+    is_cell = is_notebook()
     screen: NotebookDisplay | Screen = NotebookDisplay() if is_cell else Screen()
     with screen, ExitStack() as stack:
 
@@ -157,7 +153,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             log = folder.log.open("a", buffering=1, encoding="utf-8")
             stack.enter_context(redirect_stdout(cast(TextIO, RedactedStream(log))))
             show(Note(f"What the environment prints goes to {folder.log}.", "info"))
-        stack.callback(lambda: report.write(show) if folder.metrics.exists() else None)
+        stack.callback(lambda: write_report(folder, show) if folder.metrics.exists() else None)
         heartbeat = Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout), announce=show)
         stack.enter_context(heartbeat)
         disable_telemetry()
@@ -192,69 +188,27 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         activity.own.enter("starting", moves_files=True)  # not the last phase of this process's run before
         heartbeat.start()
         screen.start()  # the thread that redraws the clocks, after forking
-        stack.enter_context(_ended_if_stalled(config, folder, show, heartbeat, stop))
         if not plan.gpus and is_small(config.model) and "OMP_NUM_THREADS" not in os.environ:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)  # best for such a model, as in training processes
         stack.enter_context(SystemRecorder(folder.system))
-        announce = report.during(show)
         result = run(
             RunContext(
                 config,
                 folder,
                 runner,
-                announce,
+                show,
                 partial(describe_run, runner),
                 stop,
                 plan.checkpoint,
                 heartbeat.progress,
                 check_environments if environment is None else lambda _: None,
                 try_to_write_card,
-                RecordedDiagnosis(folder, config, announce).see,
+                RecordedDiagnosis(folder, config, show).see,
             )
         )
     assert result is not None  # as it is no dry run
     return result
-
-
-INTERRUPT_SECONDS = 5.0
-"""Seconds for a stalled run to end after it was interrupted."""
-
-
-@contextmanager
-def _ended_if_stalled(
-    config: TrainConfig, folder: RunFolder, show: Announce, heartbeat: Heartbeat, stop: StopRequest
-) -> Iterator[None]:
-    """Interrupt a run that makes no progress, as Ctrl-C would. The process is the caller's and is not ended.
-
-    Raises:
-        RunFailed: the run stalled.
-    """
-    messages: list[str] = []
-    over, is_main = threading.Event(), threading.current_thread() is threading.main_thread()
-
-    def on_stall(stall: Stall) -> None:
-        with suppress(OSError):
-            write_stacks(folder.log, f"Stalled: {stall.phase}")
-        heartbeat.progress.status = "stalled"
-        heartbeat.beat()
-        messages.append(message(stall, folder, 1))
-        stop.requested = True  # the next request raises
-        if is_main:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        if not over.wait(INTERRUPT_SECONDS):
-            show(Note(f"{messages[0]}\nIt cannot be interrupted: restart this process."))
-
-    read = partial(activity.read, activity.own.memory)
-    with Watchdog(config.stall_timeout, [0], read, on_stall, {0: os.getpid()}):
-        try:
-            yield
-        except KeyboardInterrupt as interrupt:
-            if messages:
-                raise RunFailed(messages[0]) from interrupt
-            raise
-        finally:
-            over.set()
 
 
 @dataclass(frozen=True)

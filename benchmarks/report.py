@@ -31,11 +31,11 @@ NEEDLE = "Xylophonist"
 WRITE = """
 import sys
 from pathlib import Path
-from aitrain.ui.page import ReportWriter
+from aitrain.ui.page import write_report
 from aitrain.runs.run_folder import RunFolder
 def tell(event):
     raise SystemExit(str(event))
-ReportWriter(RunFolder(Path(sys.argv[1]))).write(tell)
+write_report(RunFolder(Path(sys.argv[1])), tell)
 """
 WORDS = ["the room", "12", "nights;", "\n", '"yes"', "Straße", "é"]
 

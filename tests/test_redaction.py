@@ -251,6 +251,7 @@ def test_the_model_card_which_is_uploaded_holds_no_secret_of_the_environment_or_
     given = {"credential": "open sesame", "nested": [{"apiKey": "open sesame"}], "level": 7}
     config = TrainConfig(rl_env_config=given, trl={"hub_token": "open sesame"}, rl_env="envs.arithmetic")
     overview = Overview(Path("nowhere"))
-    facts = dict(card._facts(overview, config))
-    assert "level" in facts["its configuration"]
-    assert "sesame" not in str(facts) + card._again(overview, config)
+    text = card.card_text(overview, Path("nowhere"), config)
+    assert "| its configuration |" in text
+    assert "level" in text
+    assert "sesame" not in text

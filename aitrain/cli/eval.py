@@ -14,7 +14,6 @@ from aitrain.cli.flags import (
     Debug,
     Flag,
     Quiet,
-    Resume,
     Verbose,
     Verbosity,
     given_flags,
@@ -24,34 +23,23 @@ from aitrain.cli.flags import (
     with_options,
 )
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.events import Event, Note, Phase
-from aitrain.options.environment import DECLARED_OPTIONS, EnvironmentOptions
+from aitrain.events import Event, Phase
+from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
 from aitrain.options.generation import beside_thought
-from aitrain.options.reading import place_of_run, read_file, resolve
+from aitrain.options.reading import read_file, resolve
 from aitrain.options.train import OF_THE_RUN
-from aitrain.packages import version_of
-from aitrain.runs.checkpoint import weights_stamp
-from aitrain.runs.environment_source import source_hash
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.held_out import DECODINGS, interval_text
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
 from aitrain.runs.result import JOB, EvalResult
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import escape_controls
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from aitrain.launch.preflight import RunPlan
-
-MAY_DIFFER = {
-    *("project_name", "output_dir", "stall_timeout", "num_processes", "ddp_timeout", "rl_max_failed"),
-    *("rl_env_workers", "rl_env_isolation", "rl_env_timeout", "rl_env_retries"),
-    *("vllm_server_url", "vllm_servers", "vllm_server_gpus", "vllm_max_restarts"),
-    "vllm_gpu_memory_utilization",
-}
-"""Options that a resumed eval may change: its episodes stay the same."""
 
 
 @with_options(EvalConfig, EVAL_FLAGS - {"model"})
@@ -66,7 +54,6 @@ def eval(
     ] = None,
     config: ConfigFile = None,
     *,
-    resume: Resume = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -79,18 +66,16 @@ def eval(
     aitrain eval tiny runs/sums --samples 4
     """
     from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
-    from aitrain.runs.new_folder import locked, new_run_folder
+    from aitrain.runs.new_folder import new_run_folder
 
     verbosity = Verbosity(quiet, verbose, debug)
-    configs = _configs(models or [], config, given_flags(flags), resume)
-    plans = [check_eval(options, reference) for reference, options in configs]  # all, before the first one starts
+    configs = _configs(models or [], config, given_flags(flags))
+    plans = [(options, check_eval(options, reference)) for reference, options in configs]  # before the first one starts
     folders = list[Path]()
     try:
-        for (reference, options), plan in zip(configs, plans, strict=True):
-            begun = _begun(reference, options) if resume else None
-            with new_run_folder(options) if begun is None else locked(begun) as folder:
-                if read_object(folder.result).get("status") != "finished":
-                    run_eval(plan, options, folder, verbosity)
+        for options, plan in plans:
+            with new_run_folder(options) as folder:
+                run_eval(plan, options, folder, verbosity)
             folders.append(folder.path)
     finally:  # what was scored is shown before an error
         if folders:
@@ -118,16 +103,14 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Ve
         AitrainError: it failed or was stopped; the message names its folder, which is removed if nothing was scored.
     """
     from aitrain.cli.running import run_in
-    from aitrain.runs.new_folder import remarks
 
     begin: list[Event] = [Phase(f"evaluating {config.model}")]
-    begin += [Note(remark) for remark in remarks(folder, config.project_name, "aitrain eval --config {} --resume")]
     folder.write_config(config)
     run_in(folder.claimed(1, job=JOB, **sign_of_life()), plan, begin, verbosity)
 
 
 def _configs(
-    models: Sequence[str], config: Path | None, flags: Mapping[str, object], resume: bool
+    models: Sequence[str], config: Path | None, flags: Mapping[str, object]
 ) -> list[tuple[ModelReference, EvalConfig]]:
     """Each model with its options: of the first run among the models, of the file, and of the flags."""
     from aitrain.launch.preflight import absolute
@@ -157,8 +140,7 @@ def _configs(
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
     if merged.get("dtype") == "float16" or merged.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
-    continued = place_of_run(config) if config and resume else {}
-    shared = resolve(EvalConfig, config, {"model": "tiny", **continued, **flags}, taken)
+    shared = resolve(EvalConfig, config, {"model": "tiny", **flags}, taken)
     configs = list[tuple[ModelReference, EvalConfig]]()
     for reference in references:
         label = replace(reference, name=shared.model_name).label
@@ -169,50 +151,6 @@ def _configs(
         place = str(reference.run) if reference.kind == "run" and reference.run is not None else reference.given
         configs.append((reference, shared.model_copy(update={"model": absolute(place), "project_name": name})))
     return configs
-
-
-# -- evals that exist
-
-
-def _begun(reference: ModelReference, config: EvalConfig) -> RunFolder | None:
-    """The folder of the eval that is to be resumed; None if there is none yet.
-
-    Raises:
-        ConfigError: it is another eval.
-    """
-    folder = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
-    if not folder.config.is_file():
-        return None
-    if differences := _differences(folder, reference, config):
-        raise ConfigError(
-            f"--resume: {folder.path} is another eval: {', '.join(differences[:3])}\n"
-            "Repeat its options, or omit --resume to start another one."
-        )
-    return folder
-
-
-def _differences(folder: RunFolder, reference: ModelReference, config: EvalConfig) -> list[str]:
-    """What decides on the episodes and differs from the eval in a folder: options, weights, environment."""
-    if read_object(folder.status).get("job") != JOB:
-        return ["it is not an eval"]
-    try:
-        before, now = resolve(EvalConfig, folder.config).written(), config.written()
-    except ConfigError as error:  # of another version
-        return [str(error)]
-    declared = {*DECLARED_OPTIONS.values()} - config.model_fields_set  # they are those of the environment
-    names = sorted({*before, *now} - MAY_DIFFER - declared)
-    differs = [f"other {name}" for name in names if before.get(name) != now.get(name)]
-    begun = read_object(folder.environment)
-    of_model, files = begun.get("model"), [Path(file) for file in begun.get("files", ())]
-    if of_model and of_model["weights"] != weights_stamp(reference.base, reference.adapter):
-        differs.append(f"model: {reference.given} has changed")
-    if files and begun["sha256"] != source_hash(files):
-        differs.append(f"environment: {', '.join(map(str, files))} has changed")
-    for package in filter(None, (begun.get("package") or "").split(", ")):
-        name, _, version = package.partition(" ")
-        if version != str(version_of(name)):
-            differs.append(f"environment: {name} {version} has changed")
-    return differs
 
 
 # -- the table of results

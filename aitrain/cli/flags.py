@@ -49,7 +49,6 @@ RunName = Annotated[str, run_argument("RUN", "A run folder, or the name of a run
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file with options; flags override it.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted command of this kind ended.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; train nothing.")]
 OptionsOnly = Annotated[
     bool,

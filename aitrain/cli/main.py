@@ -185,7 +185,7 @@ def _print_error(message: str, code: int, error: BaseException) -> int:
     from aitrain.ui.output import show_error
 
     as_json = "--json" in sys.argv and code != WorseError.exit_code  # after compare's own JSON
-    show_error(message, code, as_json, getattr(error, "warnings", ""))
+    show_error(message, code, as_json)
     if "--debug" in sys.argv:
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     return code

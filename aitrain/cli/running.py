@@ -6,11 +6,9 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -31,11 +29,8 @@ from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
-from aitrain.ui.page import ReportWriter
+from aitrain.ui.page import write_report
 from aitrain.ui.terminal import LogTail, Screen, last_line, on_standard_error, run_texts
-
-WARNINGS = 20
-"""Number of warnings that the event of a failure repeats, the last ones."""
 
 
 def train_here(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) -> int:
@@ -57,18 +52,17 @@ def train_here(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = No
         return 0
 
     with plan.open_folder() as folder:
-        near = _near(folder)
-        begin: list[Event] = [RunStarted(str(near.path))]
+        begin: list[Event] = [RunStarted(str(folder.path))]
         if not verbosity.as_json:
-            begin += [Note(line, "info") for line in start_lines(plan, near)]
-        begin += [Note(note) for note in (*plan.notes, *remarks(near, plan.config.project_name))]
+            begin += [Note(line, "info") for line in start_lines(plan, folder)]
+        begin += [Note(note) for note in (*plan.notes, *remarks(folder, plan.config.project_name))]
         end = run_in(folder, plan, begin, verbosity, group)
-    _show_result(near, verbosity)
+    _show_result(folder, verbosity)
     if end.status != "stopped":
         return 0
     if not verbosity.as_json:
         why = f": {end.because}" if end.because else ""
-        print(f"stopped after step {end.step} and saved{why}{how_to_continue(plan, near)}", file=sys.stderr)
+        print(f"stopped after step {end.step} and saved{why}{how_to_continue(plan, folder)}", file=sys.stderr)
     return 0 if end.because else 130
 
 
@@ -85,17 +79,15 @@ def run_in(
     Raises:
         AitrainError: they failed; the message says how to continue.
     """
-    report = ReportWriter(folder)
-    with _shown(folder, verbosity) as (show, warnings):
-        announce = report.during(show)
+    with _shown(folder, verbosity) as show:
         try:
             for event in begin:
-                announce(event)
+                show(event)
             if group is None:
-                processes = launcher_of(plan)(plan, folder, announce)
+                processes = launcher_of(plan)(plan, folder, show)
             else:
                 group.show_folder(folder.path, plan.checkpoint, folder.epoch)
-                processes = Processes(plan, folder, announce, group)
+                processes = Processes(plan, folder, show, group)
             end = processes.run()
         except BaseException as error:
             _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error))
@@ -107,7 +99,7 @@ def run_in(
         has_failed = isinstance(end, Failed) and end.exit_code == RunFailed.exit_code
         is_kept = _has_results(folder, plan) or (has_failed and not isinstance(plan.config, EvalConfig))
         if is_kept:
-            report.write(show)
+            write_report(folder, show)
     if verbosity.debug and folder.log.exists():
         print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Ended):
@@ -118,10 +110,9 @@ def run_in(
     elif str(folder.log) not in end.message:
         details = " (train.log has the details)" if folder.log.exists() else ""
         is_refused = end.exit_code == ConfigError.exit_code  # and would be again
-        where = f"\nrun folder: {folder.path}{details}{'' if is_refused else how_to_continue(plan, _near(folder))}"
+        where = f"\nrun folder: {folder.path}{details}{'' if is_refused else how_to_continue(plan, folder)}"
     failure = AitrainError(f"{end.message}{where}")
     failure.exit_code = end.exit_code
-    failure.warnings = "\n".join(warnings)  # the command line writes the last event
     raise failure
 
 
@@ -142,21 +133,14 @@ def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:
 
 
 @contextmanager
-def _shown(folder: RunFolder, verbosity: Verbosity) -> Iterator[tuple[Announce, deque[str]]]:
-    """Where events go: a screen, or JSON lines; with the last warnings of those."""
-    warnings = deque[str](maxlen=WARNINGS)
-
-    def send(event: Event) -> None:
-        if isinstance(event, Note) and event.level == "warning":
-            warnings.append(event.text)
-        _send(event)
-
+def _shown(folder: RunFolder, verbosity: Verbosity) -> Iterator[Announce]:
+    """Where events go: a screen, or JSON lines."""
     if verbosity.as_json:
-        yield send, warnings
+        yield _send
         return
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
     with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
-        yield screen.start(), warnings
+        yield screen.start()
 
 
 def _send(event: Event) -> None:
@@ -196,12 +180,6 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
     if usual and config.rl_preset is None and plan.folder is None:  # a resumed run has what it began with
         lines.append(f"{', '.join(usual)}: defaults of AITraining; --rl-preset recommended sets ours")
     return lines
-
-
-def _near(folder: RunFolder) -> RunFolder:
-    """The folder by its path from the working directory, if it is below: a checkpoint is known by its whole path."""
-    path, here = folder.path, Path.cwd()
-    return replace(folder, path=path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else folder
 
 
 # -- on several machines

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,6 @@ from rich.console import Console
 
 from aitrain.cli.flags import AsJson, Debug, DryRun, Quiet, print_json
 from aitrain.errors import ConfigError
-from aitrain.events import Announce, Evaluated, Event, Note
 from aitrain.packages import installed
 from aitrain.redaction import to_json_object
 from aitrain.runs.new_folder import locked
@@ -22,7 +20,6 @@ from aitrain.runs.run_folder import SWEEP_LOG, RunFolder, make_unused
 
 if TYPE_CHECKING:
     from optuna.study import Study
-    from optuna.trial import FrozenTrial
 
 
 def sweep(
@@ -44,12 +41,11 @@ def sweep(
         raise ConfigError('aitrain sweep needs Optuna and Plotly\nInstall them with: pip install "aitrain[sweep]"')
     from aitrain.execution.process_tree import on_stop_signals
     from aitrain.launch.hardware import visible_gpus  # these here, as they need Optuna
-    from aitrain.launch.sweep import Sweep, check_sweep, device_shares, pruner_of
+    from aitrain.launch.sweep import Sweep, check_sweep, device_shares
     from aitrain.options.reading import resolve
     from aitrain.options.sweep import SweepConfig
     from aitrain.options.yaml_text import write_yaml
-    from aitrain.ui.dashboard import Dashboard, event_line
-    from aitrain.ui.sweep_page import best_trial, open_study, outcome, trial_name, values_text, write_page
+    from aitrain.ui.sweep_page import best_trial, open_study
     from aitrain.ui.terminal import Screen, on_standard_error
 
     flags: dict[str, object] = {} if trials is None else {"trials": trials}
@@ -68,51 +64,16 @@ def sweep(
         plan.folder.parent.mkdir(parents=True, exist_ok=True)
         folder = make_unused(plan.folder)
     console = Console(quiet=True) if quiet else on_standard_error()
-    shown = set[str]()
     with locked(RunFolder(folder)), Screen(console) as screen:
         (folder / f"{SWEEP_LOG}.lock").unlink(missing_ok=True)  # Optuna's own, which a killed sweep may have left
-        study = open_study(folder, not resume, plan.config.direction)
+        study = open_study(folder, not resume)
         study.set_user_attr("config", to_json_object(plan.config.written()))
-        study.pruner = pruner_of(plan.config)
-        screen.start()
-
-        def say(trial: FrozenTrial, text: str) -> None:
-            screen(Note(f"trial-{trial.number} ({trial.number + 1} of {plan.trials}): {text}", "info"))
-
-        def show(trial: FrozenTrial, event: Event) -> None:
-            """Show a note only once, as all trials have the same ones; of several trials at a time, the scores."""
-            if isinstance(event, Note):
-                if event.text not in shown:
-                    shown.add(event.text)
-                    screen(event)
-            elif parallel == 1:
-                screen(event)
-            elif isinstance(event, Evaluated) and event.sampled is not None:
-                say(trial, event_line(event))
-
-        def begin(trial: FrozenTrial) -> Announce:
-            say(trial, values_text(trial.params))
-            if parallel == 1:
-                screen.dashboard = Dashboard()
-            return partial(show, trial)
-
-        def end(trial: FrozenTrial) -> None:
-            best = best_trial(study)
-            is_other = best is not None and best.number != trial.number
-            ahead = f"; best so far {best.value:.3f} ({trial_name(best)})" if best and is_other else ""
-            say(trial, f"{outcome(trial)}{ahead}")
-            write_page(study, folder)
-
-        for note in plan.notes:
-            shown.add(note)
-            screen(Note(note))
-        played = Sweep(plan, folder, study, begin, end)
+        played = Sweep(plan, folder, study, screen.start(), shares)
         try:
             with on_stop_signals(lambda *_: played.stop()):
-                played.run(shares)
+                played.run()
         finally:
             screen.dashboard.is_over = True  # what follows says how it ended
-            write_page(study, folder)
     _show_result(study, folder, as_json)
     if played.stops:
         print(f"stopped; continue with:\n  aitrain sweep {shlex.quote(str(folder))} --resume", file=sys.stderr)
@@ -137,9 +98,8 @@ def _show_result(study: Study, folder: Path, as_json: bool) -> None:
             }
             for trial in study.get_trials()
         ]
-        commands = sweep_page.next_commands(study, folder)
-        document = {"folder": str(folder), "trials": trials, "best": best and best.number, "commands": commands}
-        print_json(document)
+        confirm = best and sweep_page.confirm_command(best, folder)
+        print_json({"folder": str(folder), "trials": trials, "best": best and best.number, "confirm": confirm})
         return
     typer.echo(text_table(sweep_page.table(sweep_page.ranked(study))).plain)
     typer.echo(f"\n{sweep_page.summary_line(study)}")

@@ -3,8 +3,6 @@ an address; play the cases; write the result."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext, suppress
@@ -38,8 +36,7 @@ from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import BEHIND_API, FILLER, MessageFormat
-from aitrain.runs.checkpoint import clean_partial, weights_stamp
-from aitrain.runs.environment_source import files_of
+from aitrain.runs.checkpoint import weights_stamp
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
 from aitrain.runs.records import prompt_key, read_rollouts
@@ -72,12 +69,9 @@ def run(context: RunContext) -> EvalResult | None:
     Raises:
         AitrainError: the eval failed or was stopped; the records of what was scored are kept.
     """
-    config, is_first = context.config, os.environ.get("RANK", "0") == "0"
+    config = context.config
     assert isinstance(config, EvalConfig)
     with closing(context.runner), explain_timeout(config):
-        if is_first:
-            clean_partial(context.folder)
-            shutil.rmtree(context.folder.rollouts, ignore_errors=True)  # of an earlier start
         rollouts, plan, begun = _prepare(context, config, read_model(config.model))
         with frozen_heap(), closing(rollouts):
             return _play_and_score(context, rollouts, plan, begun)
@@ -171,12 +165,7 @@ def _prepare(
     overlap = _note_overlap(context, reference, split)
     model = reference.facts
     if accelerator.is_main_process:
-        facts = {
-            **context.describe(),
-            "model": {**model, "weights": weights_stamp(reference.base, reference.adapter)},
-            "files": [str(file) for part in runner.parts.values() for file in files_of(part.environment)],
-        }
-        write_json(context.folder.environment, facts)
+        write_json(context.folder.environment, {**context.describe(), "model": model})
         keep_sources(runner, context.folder)
     engine: ChatEndpoint | HFEngine | VLLMServerEngine
     evaluating: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -11,7 +11,7 @@ import random
 import subprocess
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,26 +19,26 @@ from typing import Any, TypeAlias
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.pruners import MedianPruner, NopPruner
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.events import Announce, Evaluated, Failed, Note, RunResult, RunStarted, decode
+from aitrain.events import Announce, Evaluated, Event, Failed, Note, RunResult, decode
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
 from aitrain.machine import usable_cores
 from aitrain.options.other_names import unknown_option
 from aitrain.options.reading import resolve
 from aitrain.options.section import options_of
-from aitrain.options.sweep import TRL, SweepConfig
+from aitrain.options.sweep import SweepConfig
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.json_values import as_object
 from aitrain.runs.run_folder import RunFolder, write_json, write_text
-from aitrain.ui.sweep_page import best_trial, trial_name
+from aitrain.ui.dashboard import event_line
+from aitrain.ui.sweep_page import best_trial, outcome, trial_name, values_text, write_page
 
 Distribution: TypeAlias = CategoricalDistribution | FloatDistribution | IntDistribution
 FORMS = "Write a list of values, or a range like {low: 1e-6, high: 1e-4, log: true}."
@@ -52,13 +52,11 @@ RESHAPING = ("rl_temperature", "rl_top_k", "rl_top_p")
 """Options that change how held-out completions are sampled."""
 COMMAND = (*PYTHON, "-m", "aitrain", "grpo")
 STEP = "step "
-PRUNED = "is_pruned"
-"""Attribute of a trial that is being ended early."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 FAILURES = 3
 """The sweep ends when its first trials have failed, as the others would fail as well."""
-HALVING = 2
-"""Successive halving keeps one trial of this many."""
+PRUNING_TRIALS = 4
+"""Trials that must have finished before one is ended early."""
 
 
 # -- what is searched
@@ -70,7 +68,7 @@ class SweepPlan:
 
     config: SweepConfig
     space: dict[str, Distribution]
-    """The searched options; `trl.KEY` is a field of TRL."""
+    """The searched options."""
     notes: tuple[str, ...] = ()
     """Notes for the user before the first trial."""
 
@@ -93,16 +91,12 @@ class SweepPlan:
     def trial_options(self, values: Mapping[str, object], **own: object) -> dict[str, object]:
         """The options of a run with these values of the searched options."""
         options = {**self.config.options, **own}
-        fields = dict(as_object(options.get("trl")))
         for name, value in values.items():
-            given = self.config.searched[name]
+            given = self.config.search[name]
             if isinstance(given, list):
                 value = next(choice for choice in given if _as_choice(choice) == value)
-            if name.startswith(TRL):
-                fields[name.removeprefix(TRL)] = value
-            else:
-                options[name] = value
-        return {**options, "trl": fields} if fields else options
+            options[name] = value
+        return options
 
     def next_values(self, trials: list[FrozenTrial]) -> dict[str, Any] | None:
         """Values of the trial after these; None if all combinations were tried.
@@ -119,7 +113,7 @@ class SweepPlan:
         seed = random.Random(f"{self.config.seed} {len(trials)}").getrandbits(31)
         is_random = self.config.sampler == "random"
         sampler = RandomSampler(seed) if is_random else TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
-        study = optuna.create_study(direction=self.config.direction, sampler=sampler)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials(trials)
         values = study.ask({**self.space}).params
         return random.Random(seed).choice(left) if left and values in tried else values
@@ -137,7 +131,7 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
             if name not in TrainConfig.model_fields:
                 raise ConfigError(unknown_option(name, TrainConfig.model_fields, f" (in {part})"))
     kinds = {option.name: option.type_name for option in options_of(TrainConfig)}
-    space = {name: _distribution(name, given, kinds.get(name)) for name, given in config.searched.items()}
+    space = {name: _distribution(name, given, kinds[name]) for name, given in config.search.items()}
     plan = SweepPlan(config, space)
     if config.sampler == "grid" and plan.size > MOST_COMBINATIONS:
         raise ConfigError(
@@ -163,8 +157,7 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
     return SweepPlan(config, space, tuple(notes))
 
 
-def _distribution(name: str, given: object, kind: str | None) -> Distribution:
-    """`kind` is the type name of an option, None for a field of TRL."""
+def _distribution(name: str, given: object, kind: str) -> Distribution:
     try:
         if isinstance(given, list):
             return CategoricalDistribution([_as_choice(value) for value in given])
@@ -195,13 +188,6 @@ def _values(distribution: Distribution) -> Sequence[Any]:
 # -- the trials
 
 
-def pruner_of(config: SweepConfig) -> BasePruner:
-    """Optuna's pruner of these options."""
-    if config.pruner == "median":
-        return MedianPruner(n_startup_trials=config.prune_after_trials, n_warmup_steps=config.prune_after_step)
-    return SuccessiveHalvingPruner(reduction_factor=HALVING) if config.pruner == "halving" else NopPruner()
-
-
 def device_shares(gpus: tuple[str, ...], parallel: int) -> list[dict[str, str]]:
     """Environment variables for each of the trials at the same time: equal shares of the GPUs, or of the cores.
 
@@ -220,7 +206,7 @@ def device_shares(gpus: tuple[str, ...], parallel: int) -> list[dict[str, str]]:
 
 @dataclass
 class Sweep:
-    """The trials of a sweep, played one after another or several at a time.
+    """The trials of a sweep, played one after another or, for several `device_shares`, several at a time.
 
     A trial that a stopped or killed sweep left is running in the record, and is resumed first.
     """
@@ -228,26 +214,30 @@ class Sweep:
     plan: SweepPlan
     folder: Path
     study: Study
-    on_begin: Callable[[FrozenTrial], Announce]
-    """Called when a trial begins; returns where its events go."""
-    on_end: Callable[[FrozenTrial], None]
-    """Called when a trial ends or is stopped."""
+    announce: Announce
+    shares: list[dict[str, str]]
     stops: int = 0
     _unfinished: list[FrozenTrial] = field(default_factory=list)
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _noted: set[str] = field(default_factory=set)
+    _pruned: set[int] = field(default_factory=set)
 
-    def run(self, shares: list[dict[str, str]]) -> None:
-        """Play the trials that are left, as many at a time as there are `device_shares`.
+    def run(self) -> None:
+        """Play the trials that are left.
 
         Raises:
             RunFailed: the first trials have failed.
         """
+        first = self.plan.config.prune_after_step
+        self.study.pruner = NopPruner() if first is None else MedianPruner(PRUNING_TRIALS, first)
         self._unfinished = self.study.get_trials(states=(TrialState.RUNNING,))
+        for note in self.plan.notes:
+            self._show(Note(note))
         self._record("running")
         try:
-            with ThreadPoolExecutor(len(shares), thread_name_prefix="trial") as pool:
-                list(pool.map(self._play_trials, shares))  # raises what one of them does
+            with ThreadPoolExecutor(len(self.shares), thread_name_prefix="trial") as pool:
+                list(pool.map(self._play_trials, self.shares))  # raises what one of them does
         except BaseException as error:
             self._record("failed", str(error))
             raise
@@ -275,16 +265,30 @@ class Sweep:
             "environment": options.get("rl_env"),
         }
         write_json(folder.result, result)
+        write_page(self.study, self.folder)
+
+    def _show(self, event: Event) -> None:
+        """Announce an event, and a note only once, as all trials have the same ones."""
+        if isinstance(event, Note):
+            if event.text in self._noted:
+                return
+            self._noted.add(event.text)
+        self.announce(event)
+
+    def _say(self, trial: Trial | FrozenTrial, text: str) -> None:
+        self.announce(Note(f"{trial_name(trial)} ({trial.number + 1} of {self.plan.trials}): {text}", "info"))
 
     def _play_trials(self, share: dict[str, str]) -> None:
         """Play trials until none is left; an error, or that the first trials have failed, stops the others as well."""
         try:
             while (trial := self._next()) is not None:
-                announce = self.on_begin(trial)
-                self._play(Trial(self.study, trial._trial_id), share, announce)
+                self._say(trial, values_text(trial.params))
+                self._play(Trial(self.study, trial._trial_id), share)
                 with self._lock:
                     self._record("running")
-                    self.on_end(self.study.get_trials()[trial.number])
+                best = best_trial(self.study)
+                ahead = f"; best so far {best.value:.3f} ({trial_name(best)})" if best else ""
+                self._say(trial, f"{outcome(self.study.get_trials()[trial.number])}{ahead}")
                 ended = self.study.get_trials(states=ENDED)
                 if len(ended) == FAILURES and all(trial.state == TrialState.FAIL for trial in ended):
                     why = ended[0].user_attrs["error"].splitlines()[0]
@@ -311,25 +315,22 @@ class Sweep:
             self.study.add_trial(made)
             return self.study.get_trials()[-1]
 
-    def _play(self, trial: Trial, share: dict[str, str], announce: Announce) -> None:
+    def _play(self, trial: Trial, share: dict[str, str]) -> None:
         """Play a trial and record its score, or why it has none; one that was stopped stays as it is."""
-        result, error = ({}, "") if PRUNED in trial.user_attrs else self._train(trial, share, announce)
-        objective = self.plan.config.objective
-        prefix = "greedy" if objective == "greedy" else "score"
-        if (score := result.get(f"{prefix}_after")) is not None:
-            row = result["scores"].get(objective)
-            trial.set_user_attr("before", result[f"{prefix}_before"])
-            trial.set_user_attr("interval", row and row["after"])
-            trial.set_user_attr("steps", result["steps"])
+        result, error = self._train(trial, share)
+        row = (result.get("scores") or {}).get(self.plan.config.objective)
+        if row and row["after"]:
+            trial.set_user_attr("before", row["before"] and row["before"]["mean"])
+            trial.set_user_attr("interval", row["after"])
             trial.set_user_attr("seconds", result["seconds"])
-            self.study.tell(trial, score)
-        elif PRUNED in trial.user_attrs:
+            self.study.tell(trial, row["after"]["mean"])
+        elif trial.number in self._pruned:
             self.study.tell(trial, state=TrialState.PRUNED)
         elif not self.stops:
             trial.set_user_attr("error", error or "no score after the training: were there held-out cases?")
             self.study.tell(trial, state=TrialState.FAIL)
 
-    def _train(self, trial: Trial, share: dict[str, str], announce: Announce) -> tuple[dict[str, Any], str]:
+    def _train(self, trial: Trial, share: dict[str, str]) -> tuple[dict[str, Any], str]:
         """Run the training of a trial, or continue it; returns its result and its error, one of them empty."""
         name = trial_name(trial)
         file = self.folder / f"{name}.yaml"
@@ -360,10 +361,12 @@ class Sweep:
                     error = event.message
                 elif event is None:
                     error = line.strip() or error  # the last line of a traceback, if there is one
-                elif not isinstance(event, RunStarted):
-                    announce(event)
+                elif len(self.shares) == 1 or isinstance(event, Note):
+                    self._show(event)
+                elif isinstance(event, Evaluated):  # of several trials at a time, their scores
+                    self._say(trial, event_line(event))
                 if isinstance(event, Evaluated) and self._should_prune(trial, event):
-                    announce(Note(f"{event.when}: the trial is pruned", "info"))
+                    self._say(trial, f"pruned at {event.when}")
                     process.terminate()
         self._processes.remove(process)
         return result, error or (f"it ended with exit code {process.returncode}" if process.returncode else "")
@@ -371,11 +374,11 @@ class Sweep:
     def _should_prune(self, trial: Trial, event: Evaluated) -> bool:
         """Report a held-out score during the training; returns whether the trial is to be ended now."""
         score = event.greedy if self.plan.config.objective == "greedy" else event.sampled
-        if score is None or not event.when.startswith(STEP) or PRUNED in trial.user_attrs:
+        if score is None or not event.when.startswith(STEP) or trial.number in self._pruned:
             return False
         step = int(event.when.removeprefix(STEP))
         if step not in self.study.get_trials()[trial.number].intermediate_values:  # else it was scored before a kill
             trial.report(score, step)
         if is_pruned := trial.should_prune():
-            trial.set_user_attr(PRUNED, True)
+            self._pruned.add(trial.number)
         return is_pruned

@@ -6,8 +6,6 @@ from typing import Literal
 from aitrain.options.section import Options
 from aitrain.options.value_types import NonNegativeInt, PositiveInt, Seed, Table
 
-TRL = "trl."
-"""Beginning of the name of a field of TRL among the searched options."""
 PER_TRIAL = ("project_name", "output_dir", "resume_from_checkpoint", "resume_anyway", "push_to_hub")
 """Options of a run that a sweep sets for each trial."""
 SAME_FOR_ALL = ("eval_cases", "eval_samples", "eval_strategy", "eval_steps", "save_best", "rl_env_weights")
@@ -31,50 +29,28 @@ class SweepConfig(Options):
     """Number of trials; unset: 10, or all combinations of a grid."""
     objective: Literal["sampled", "greedy"] = "sampled"
     """Held-out score after the training by which trials are compared: of sampled or of greedy completions."""
-    direction: Literal["maximize", "minimize"] = "maximize"
-    """Whether a higher or a lower score is better."""
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     """How the values of a trial are chosen: by Optuna's tree-structured Parzen estimator, at random, or all
     combinations."""
-    pruner: Literal["none", "median", "halving"] = "none"
-    """When a trial is ended early, by its held-out scores during training: never, below the median of the others at
-    the same step, or by successive halving."""
-    prune_after_trials: NonNegativeInt = 4
-    """Trials that must have finished before the median pruner ends one."""
-    prune_after_step: NonNegativeInt = 0
-    """Step before which the median pruner ends no trial."""
+    prune_after_step: NonNegativeInt | None = None
+    """Step from which a trial is ended early if its held-out score during training is below the median of the others
+    at the same step; unset: never."""
     seed: Seed = 42
     """Seed of the sampler; the seed of the trials is the option `seed` under `options`."""
 
-    @property
-    def searched(self) -> dict[str, object]:
-        """The searched options by their names; `trl.KEY` is a field of TRL."""
-        return _flat(self.search)
-
     def rules(self) -> Iterator[str]:
         """Fixed and searched options, by their names."""
-        fixed, searched = _flat(self.options), self.searched
-        if not searched:
+        if not self.search:
             yield "search: name an option to search, like `lr: {low: 1e-6, high: 1e-4, log: true}`"
-        for name in searched:
-            if name in fixed:
+        for name in self.search:
+            if name in self.options:
                 yield f"search: {name} is also under options\nLeave it in one of the two."
             if name in SAME_FOR_ALL:
                 yield f"search: {name} must be the same for all trials, as it measures them\nSet it under options."
         for name in PER_TRIAL:
-            if name in fixed or name in searched:
+            if name in self.options or name in self.search:
                 yield f"{name}: a sweep sets it for each trial\nRemove it under options and search."
-        if fixed.get("eval_cases") == 0:
+        if self.options.get("eval_cases") == 0:
             yield "eval_cases: trials are compared by held-out scores: it must be above 0"
-        if self.pruner != "none" and fixed.get("eval_strategy") in ("no", False):
-            yield f"pruner: {self.pruner} needs held-out scores during training\nSet eval_strategy under options."
-
-
-def _flat(options: dict[str, object]) -> dict[str, object]:
-    """Options with the fields of TRL beside them, as `trl.KEY`."""
-    fields = options.get("trl")
-    if not isinstance(fields, dict):
-        return options
-    return {name: value for name, value in options.items() if name != "trl"} | {
-        f"{TRL}{key}": value for key, value in fields.items()
-    }
+        if self.prune_after_step is not None and self.options.get("eval_strategy") in ("no", False):
+            yield "prune_after_step: it needs held-out scores during training\nSet eval_strategy under options."

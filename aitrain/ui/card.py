@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from aitrain.errors import ConfigError
@@ -21,6 +20,10 @@ from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview, short_name
+from aitrain.ui.page import asset
+
+FOLDERS = re.compile(r"(?<![\w.:/])[/~][^:\"']*/")
+"""Matches the folders of this machine in a word of a command, but not an address."""
 
 
 def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
@@ -35,23 +38,52 @@ def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | Non
 
 def write_short_card(place: Path, name: str, base: str, text: str) -> None:
     """Write the card of an export whose scores are not known: of a checkpoint, or of an adapter without its run."""
-    header = _front_matter(place, base)
-    write_text(place / "README.md", redact(f"{header}\n\n# {escaped(name)}\n\n{escaped(text)}") + "\n")
+    body = f"---\n{_header(place, base)}\n---\n\n# {escaped(name)}\n\n{escaped(text)}\n"
+    write_text(place / "README.md", redact(body))
 
 
 def _write_card(folder: RunFolder, place: Path) -> None:
-    overview = Overview(folder.path)
-    config = resolve(TrainConfig, folder.config)
-    header = _front_matter(place, config.model)
-    text = "\n\n".join([header, *_sections(overview, place, config)])
+    text = card_text(Overview(folder.path), place, resolve(TrainConfig, folder.config))
     write_text(place / "README.md", redact(text) + "\n")
+
+
+def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
+    """The card of a run whose model is in a folder."""
+    from jinja2 import Environment, FunctionLoader  # here, because nothing else of a training needs them
+    from markupsafe import Markup
+
+    def finalize(value: object) -> str:
+        return str(value) if isinstance(value, Markup) else escaped(value)
+
+    made, rewards = overview.environment, overview.rewards
+    env_config = without_secrets(config.rl_env_config)
+    masked = config.model_copy(update={"rl_env_config": env_config, "trl": without_secrets(config.trl)})
+    command = shlex.join(FOLDERS.sub("", word) for word in as_command(masked, "aitrain", "grpo"))
+    templates = Environment(loader=FunctionLoader(asset), trim_blocks=True, finalize=finalize)
+    text: str = templates.get_template("card.md").render(
+        header=_header(place, config.model),
+        config=config,
+        model=short_name(config.model),
+        result=overview.result,
+        samples=overview.result.get("eval_samples") or 1,
+        is_adapter=_is_adapter(place),
+        is_merged_beside=(place / "merged").exists(),
+        scores=table_texts(recorded_table(overview.result.get("scores")) or {}),
+        selection=overview.selection,
+        curve=reward_line(rewards).plain if len(rewards) > 1 else "",
+        made=made,
+        environments=list((made.get("environments") or {"": made}).values()),
+        env_config=json.dumps(env_config, ensure_ascii=False) if env_config else "",
+        command=escape_controls(command),
+    )
+    return text
 
 
 def _is_adapter(place: Path) -> bool:
     return (place / "adapter_config.json").exists()
 
 
-def _front_matter(place: Path, base: str) -> str:
+def _header(place: Path, base: str) -> str:
     """The card's YAML header for the Hub, without the base model if that is a local folder."""
     from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
 
@@ -64,76 +96,7 @@ def _front_matter(place: Path, base: str) -> str:
         pipeline_tag="text-generation",
         tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if is_adapter else [])],
     )
-    return f"---\n{data.to_yaml()}\n---"
-
-
-def _sections(overview: Overview, place: Path, config: TrainConfig) -> Iterator[str]:
-    result = overview.result
-    yield f"# {escaped(config.project_name)}"
-    environment = escaped(result.get("environment"))
-    yield f"{escaped(short_name(config.model))}, trained with GRPO on the environment {environment} by aitrain."
-    if _is_adapter(place):
-        merged = ", `merged/` holds base and adapter as one model" if (place / "merged").exists() else ""
-        yield f"The LoRA adapter lies here{merged}."
-    elif config.peft:
-        yield "The LoRA adapter is merged into the base: this is a whole model."
-    rows = table_texts(recorded_table(result.get("scores")) or {})
-    samples = result.get("eval_samples") or 1
-    each = f", {samples} samples each" if samples != 1 else ""
-    head = (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")
-    yield table([head, *rows]) if rows else "No held-out cases were scored."
-    about = ["In brackets: 95% intervals over the held-out cases."] if rows else []
-    if chosen := overview.selection:
-        about.append(
-            f"This is the model after step {chosen['step']}, chosen by its held-out score, {chosen['score']:.3f}, the"
-            f" best of {chosen['scorings']}. The table's score after training is of"
-            f" {'other cases' if chosen['cases'] else 'new samples'}."
-        )
-    if result.get("eval_overlap"):
-        about.append(f"{result['eval_overlap']} of the held-out cases have the same prompt as a training case.")
-    yield " ".join(about)
-    if len(overview.rewards) > 1:
-        yield "Reward over the steps of the training:"
-        yield fenced(reward_line(overview.rewards).plain)
-    yield "## How it was made"
-    yield table([("", ""), *((name, escaped(value)) for name, value in _facts(overview, config) if value)])
-    yield _again(overview, config)
-
-
-def _facts(overview: Overview, config: TrainConfig) -> Iterator[tuple[str, object]]:
-    made, result = overview.environment, overview.result
-    packages, gpus = made.get("packages"), made.get("gpus")
-    for one in (made.get("environments") or {"": made}).values():
-        yield "environment", ".".join(str(one[name]) for name in ("module", "class") if one.get(name))
-        yield "its file", f"{Path(str(one['file'])).name}, SHA-256 {one.get('sha256')}" if one.get("file") else ""
-        yield "its package", one.get("package")
-    given = config.rl_env_config
-    yield "its configuration", json.dumps(without_secrets(given), ensure_ascii=False) if given else ""
-    yield "git commit", made.get("git_commit")
-    yield "cases", f"{result.get('train_cases')} for training, {result.get('eval_cases')} held out"
-    yield "training", f"{result.get('steps')} steps, {result.get('seconds', 0):.0f} seconds, {result.get('status')}"
-    yield "seed", str(config.seed)
-    yield "versions", ", ".join(f"{name} {version}" for name, version in (packages or {}).items())
-    yield "Python", made.get("python")
-    yield "hardware", ", ".join(map(str, gpus or [])) or f"{made.get('cpus')} CPU cores"
-
-
-def _again(overview: Overview, config: TrainConfig) -> str:
-    """How to repeat the run; of files and folders of this machine the names alone."""
-    shown: dict[str, object] = {
-        name: short_name(value) for name, value in config.changed().items() if isinstance(value, str)
-    }
-    shown |= without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl})
-    if isinstance(config.rl_env, list):  # of places, which may have names
-        shown["rl_env"] = ["=".join(map(short_name, place.split("=", 1))) for place in config.rl_env]
-    command = fenced(shlex.join(as_command(config.model_copy(update=shown), "aitrain", "grpo")), "bash")
-    if config.rl_env or config.rl_env_module:
-        return f"To repeat it:\n\n{command}"
-    environment = escaped(overview.environment.get("class"))
-    return f"It was started from Python, with an object of {environment}; its options:\n\n{command}"
-
-
-# -- Markdown
+    return str(data.to_yaml())
 
 
 def escaped(value: object) -> str:
@@ -141,16 +104,3 @@ def escaped(value: object) -> str:
     line = " ".join(escape_controls(str(value)).split())
     html = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]()#+!|~$@:-])", r"\\\1", html)
-
-
-def fenced(text: str, language: str = "") -> str:
-    """A code block with a fence longer than any in the text."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{escape_controls(text)}\n{fence}"
-
-
-def table(rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table; the first row is its head."""
-    head, *rest = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([head, "|" + "---|" * (head.replace("\\|", "").count("|") - 1), *rest])

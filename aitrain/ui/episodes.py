@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from aitrain.environment.completion_parser import short
-from aitrain.runs.held_out import NEARLY, grouped
+from aitrain.runs.held_out import grouped
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
 from aitrain.runs.records import RecordedTurn, RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
@@ -280,13 +280,6 @@ class CaseRow:
     environment: str = ""
     """Name of its environment, in a run with several."""
 
-    @property
-    def direction(self) -> str:
-        """How its score changed: `better`, `same` or `worse`; `once` if it was played at one time only."""
-        if self.change is None:
-            return "once"
-        return "same" if abs(self.change) < NEARLY else "better" if self.change > 0 else "worse"
-
 
 def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
     """A row for each case, in the order of their first episodes; without greedy scorings, which are no samples of the
@@ -306,14 +299,6 @@ def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
     return rows
 
 
-def case_changes(rows: Iterable[CaseRow]) -> dict[str, dict[str, int]]:
-    """Numbers of held-out and of training cases whose mean score rose, stayed and fell, and of those played once."""
-    counts = {name: {"better": 0, "same": 0, "worse": 0, "once": 0} for name in ("held_out", "training")}
-    for row in rows:
-        counts["held_out" if row.is_held_out else "training"][row.direction] += 1
-    return counts
-
-
 def cases_json(rollouts: RolloutIndex, most: int) -> JsonObject:
     """The cases for a page: at most `most`, those whose score changed most; up to half of them are held out."""
     rows = shown = case_rows(rollouts)
@@ -321,4 +306,4 @@ def cases_json(rollouts: RolloutIndex, most: int) -> JsonObject:
         ranked = sorted(rows, key=lambda row: -abs(row.change or 0.0))
         held_out = [row for row in ranked if row.is_held_out][: most // 2]
         shown = [*held_out, *[row for row in ranked if not row.is_held_out][: most - len(held_out)]]
-    return {"rows": list(map(asdict, shown)), "count": len(rows), "changes": case_changes(rows)}
+    return {"rows": list(map(asdict, shown)), "count": len(rows)}

@@ -36,10 +36,10 @@ def escape_controls(text: str) -> str:
     )
 
 
-def show_error(message: str, code: int, as_json: bool = False, warnings: str = "") -> int:
+def show_error(message: str, code: int, as_json: bool = False) -> int:
     """Show the error of a command, without secrets; returns its exit code."""
     if as_json:
-        sys.stdout.write(encode(Failed(message, code, warnings=warnings)))
+        sys.stdout.write(encode(Failed(message, code)))
     else:
         shown = escape_controls(redact(message))
         print(shown if message.startswith("Usage:") else f"aitrain: {shown}", file=sys.stderr)

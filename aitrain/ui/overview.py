@@ -358,9 +358,6 @@ class Overview:
 
     def continuing(self) -> str:
         """The command that continues the run; empty if nothing was saved, or the environment came from Python."""
-        if self.job == "eval":
-            has_config = self.run.config.is_file()
-            return f"aitrain eval --config {shlex.quote(str(self.run.config))} --resume" if has_config else ""
         has_environment = self.options.get("rl_env") or self.options.get("rl_env_module")
         if not has_environment or not checkpoints_of(self.run):
             return ""

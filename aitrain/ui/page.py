@@ -1,5 +1,5 @@
-"""The HTML pages: each is one file with everything in it, such as report.html, which is written at the end of a run and
-every few minutes before; or a page with its parts served separately.
+"""The HTML pages: each is one file with everything in it, such as report.html, which is written at the end of a run;
+or a page with its parts served separately.
 
 Text of models and environments is never HTML: a page has it as JSON without tags, which the scripts set as text only,
 or escaped by its template. The pages' policy forbids any request and any script but their own.
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
-from aitrain.events import Announce, Evaluating, Event, Note, Step
+from aitrain.events import Announce, Note
 from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
@@ -99,49 +97,20 @@ def hashes(texts: Sequence[str]) -> str:
 
 # -- report.html
 
-EVERY = 180.0
-"""Seconds between two reports during a run."""
 MOST_CASES = 2_000
 IN_THE_PAGE = Limit(20_000, 120, 30)
 """Limits of an episode in the page; the rest is in the rollout files."""
 SHARED = ("asked", "row", "tools", "rendered")
 
 
-@dataclass
-class ReportWriter:
-    """Writes the report of one run, repeatedly; rollouts are read once."""
-
-    folder: RunFolder
-    last: float = field(default_factory=time.monotonic)
-    """Time of the latest report that `during` began."""
-    thread: threading.Thread | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.rollouts = RolloutIndex(self.folder.rollouts)
-
-    def write(self, announce: Announce) -> None:
-        """Write report.html; an error is announced as a note, and does not end the run."""
-        try:
-            with self._lock:
-                self.rollouts.refresh()
-                page = self_contained(page_data(self.folder, self.rollouts))
-                write_text(self.folder.report, page, durable=False)
-        except Exception as error:
-            announce(Note(f"report.html could not be written: {type(error).__name__}: {error}"))
-
-    def during(self, announce: Announce) -> Announce:
-        """An announce that forwards events, and writes the report every few minutes in a thread."""
-
-        def forward(event: Event) -> None:
-            announce(event)
-            is_busy = self.thread is not None and self.thread.is_alive()
-            if isinstance(event, (Step, Evaluating)) and time.monotonic() - self.last >= EVERY and not is_busy:
-                self.last = time.monotonic()
-                self.thread = threading.Thread(target=self.write, args=[announce], daemon=True)
-                self.thread.start()
-
-        return forward
+def write_report(folder: RunFolder, announce: Announce) -> None:
+    """Write report.html; an error is announced as a note, and does not end the run."""
+    try:
+        rollouts = RolloutIndex(folder.rollouts)
+        rollouts.refresh()
+        write_text(folder.report, self_contained(page_data(folder, rollouts)), durable=False)
+    except Exception as error:
+        announce(Note(f"report.html could not be written: {type(error).__name__}: {error}"))
 
 
 def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:

@@ -7,12 +7,11 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from aitrain.errors import ConfigError
@@ -33,11 +32,9 @@ STATUS = {
 }
 WIDEST = 24
 """Columns of a value in the table."""
-MORE_STEPS = 4
-"""Factor of steps in the command that trains longer with the best options."""
 
 
-def open_study(folder: Path, is_new: bool = False, direction: Literal["maximize", "minimize"] = "maximize") -> Study:
+def open_study(folder: Path, is_new: bool = False) -> Study:
     """The study in the folder of a sweep.
 
     Raises:
@@ -49,7 +46,7 @@ def open_study(folder: Path, is_new: bool = False, direction: Literal["maximize"
     try:
         storage = JournalStorage(JournalFileBackend(str(folder / SWEEP_LOG)))
         if is_new:
-            return optuna.create_study(study_name=STUDY, storage=storage, direction=direction)
+            return optuna.create_study(study_name=STUDY, storage=storage, direction="maximize")
         return optuna.load_study(study_name=STUDY, storage=storage)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{folder / SWEEP_LOG} is damaged: {error}") from None
@@ -69,7 +66,7 @@ def ranked(study: Study) -> list[FrozenTrial]:
     """The trials, the best first, then those without a score in their order."""
     trials = study.get_trials()
     scored = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    scored.sort(key=lambda trial: trial.value or 0.0, reverse=study.direction == StudyDirection.MAXIMIZE)
+    scored.sort(key=lambda trial: -(trial.value or 0.0))
     return scored + [trial for trial in trials if trial.state != TrialState.COMPLETE]
 
 
@@ -81,8 +78,7 @@ def values_text(values: Mapping[str, object]) -> str:
 def outcome(trial: FrozenTrial) -> str:
     """The score of a trial with its interval, `0.612 [0.482, 0.728]`, or why it has none."""
     if trial.state == TrialState.COMPLETE:
-        interval = trial.user_attrs["interval"]
-        return interval_text(interval) if interval else f"{trial.value:.3f}"
+        return interval_text(trial.user_attrs["interval"])
     last = trial.last_step
     where = "" if last is None else f" at {trial.intermediate_values[last]:.3f} after step {last}"
     error = trial.user_attrs.get("error", "")
@@ -108,23 +104,14 @@ def summary_line(study: Study) -> str:
     return f"{', '.join(f'{count} {status}' for status, count in counts.items())}; {duration(seconds)} of training"
 
 
-def next_commands(study: Study, folder: Path) -> dict[str, str]:
-    """Commands for the best trial by what they do; empty if there is none."""
-    best = best_trial(study)
-    if best is None:
-        return {}
-    run = folder / trial_name(best)
-    longer = ["--project-name", f"{folder.name}-best", "--output-dir", str(folder.parent)]
-    steps = ["--max-steps", str(MORE_STEPS * best.user_attrs["steps"])]
-    return {
-        "confirm": shlex.join(["aitrain", "eval", str(run), "--samples", "8"]),
-        "train_longer": shlex.join(["aitrain", "grpo", "--config", str(run / "config.yaml"), *longer, *steps]),
-    }
+def confirm_command(trial: FrozenTrial, folder: Path) -> str:
+    """The command that scores the model of a trial again."""
+    return shlex.join(["aitrain", "eval", str(folder / trial_name(trial)), "--samples", "8"])
 
 
 def best_lines(study: Study, folder: Path) -> Iterator[str]:
-    """The best trial, what its score does not say, and the commands to continue with."""
-    best, commands = best_trial(study), next_commands(study, folder)
+    """The best trial, what its score does not say, and the command that scores it again."""
+    best = best_trial(study)
     if best is None:
         yield "No trial has a score: there is no best one."
         return
@@ -133,9 +120,7 @@ def best_lines(study: Study, folder: Path) -> Iterator[str]:
         "The best of several scores is biased upwards: part of it is chance, and its interval does not know of the"
         " choice. Score it again with new samples:"
     )
-    yield f"  {commands['confirm']}"
-    yield "train longer with its options:"
-    yield f"  {commands['train_longer']}"
+    yield f"  {confirm_command(best, folder)}"
 
 
 def write_page(study: Study, folder: Path) -> None:

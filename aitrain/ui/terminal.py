@@ -22,7 +22,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, Step
+from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, RunStarted, Step
 from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, table_texts, verdict_sentence
 from aitrain.runs.result import Result
 from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, number, reward_line
@@ -106,6 +106,8 @@ class Screen:
         """Show one event."""
         with self._lock:
             self._print_new_lines()
+            if isinstance(event, RunStarted):  # a trial of a sweep, after another one
+                self.dashboard = Dashboard()
             self.dashboard.take(event)
             if isinstance(event, Note):
                 self._print(note_text(event))

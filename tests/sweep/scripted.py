@@ -44,13 +44,14 @@ def main() -> int:
             time.sleep(0.01)
         time.sleep(0.05)  # the sweep may ask it to stop
         if stopped:
-            return send("RunResult", folder=str(folder), result={"status": "stopped", "score_after": None})
-    interval = {"mean": best, "low": best - 0.1, "high": best + 0.1, "count": 8}
-    result = {
-        "status": "finished", "steps": 20, "seconds": 3.0, "score_before": 0.2, "score_after": best,
-        "greedy_before": 0.8, "greedy_after": 1 - best, "scores": {"sampled": {"after": interval}},
-    }  # fmt: skip
+            return send("RunResult", folder=str(folder), result={"status": "stopped", "scores": {}})
+    sampled, greedy = ({"before": interval(0.2), "after": interval(after)} for after in (best, 1 - best))
+    result = {"status": "finished", "seconds": 3.0, "scores": {"sampled": sampled, "greedy": greedy}}
     return send("RunResult", folder=str(folder), result=result)
+
+
+def interval(mean: float) -> dict[str, float]:
+    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "count": 8}
 
 
 def send(event: str, **fields: object) -> int:

@@ -71,9 +71,9 @@ def starts(number: int) -> int:
 
 
 def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_was_not(run: Run) -> None:
-    write_file(pruner="median", project_name="whole")
+    write_file(prune_after_step=0, project_name="whole")
     assert run(*FILE) == 0
-    write_file(pruner="median")
+    write_file(prune_after_step=0)
     killed = multiprocessing.get_context("fork").Process(target=run, args=FILE, kwargs={"killed": "trial-4"})
     killed.start()
     killed.join(120)
@@ -105,17 +105,6 @@ def test_ctrl_c_stops_the_running_trial_which_is_resumed(run: Run, capsys: pytes
     assert (states(), Overview(Path("runs/lrs")).status) == (["COMPLETE", "RUNNING"], "stopped")
     assert run("runs/lrs", "--resume", "--quiet") == 0
     assert (states(), starts(0), starts(1)) == (["COMPLETE", "COMPLETE"], 1, 2)
-
-
-def test_a_trial_that_was_to_be_pruned_when_the_sweep_was_killed_is_not_trained_again(run: Run) -> None:
-    write_file(trials=1)
-    assert run(*FILE) == 0
-    study = open_study(Path("runs/lrs"))
-    study.enqueue_trial({"lr": BAD, "lora_r": 4})
-    trial = study.ask(study.trials[0].distributions)
-    trial.set_user_attr("is_pruned", True)
-    assert run("runs/lrs", "--resume", "--quiet", "--trials", "2") == 0
-    assert states() == ["COMPLETE", "PRUNED"]
 
 
 def test_a_finished_sweep_is_continued_with_more_trials_also_where_it_was_moved(run: Run) -> None:
@@ -154,7 +143,7 @@ def test_a_finite_space_is_searched_without_trying_a_combination_twice(sampler: 
 def test_values_are_those_of_the_file() -> None:
     search = {
         "lora_r": {"low": 4, "high": 30, "step": 8}, "lr": {"low": 1e-6, "high": 1e-4, "log": True},
-        "peft": [True, False], "rl_env_config": [{"cases": 9}, {"cases": 8}], "trl": {"num_iterations": [1, 2]},
+        "peft": [True, False], "rl_env_config": [{"cases": 9}, {"cases": 8}],
     }  # fmt: skip
     plan, tried = asked("random", search, 30)
     options = [plan.trial_options(values) for values in tried]
@@ -162,7 +151,6 @@ def test_values_are_those_of_the_file() -> None:
     assert {values["peft"] for values in options} == {True, False}
     assert {json.dumps(values["rl_env_config"]) for values in options} == {'{"cases": 9}', '{"cases": 8}'}
     assert all(values["trl"]["top_entropy_quantile"] == 0.5 for values in options)
-    assert {values["trl"]["num_iterations"] for values in options} == {1, 2}
     assert all(1e-6 <= values["lr"] <= 1e-4 for values in options)
 
 
@@ -191,7 +179,6 @@ def test_the_end_shows_the_trials_the_best_one_and_what_to_do_next(
     assert "8 finished; 24s of training" in shown
     best = best_trial(open_study(Path("runs/lrs")))
     assert f"aitrain eval runs/lrs/trial-{best.number} --samples 8" in shown
-    assert f"aitrain grpo --config runs/lrs/trial-{best.number}/config.yaml --project-name lrs-best" in shown
     assert Path("runs/lrs/sweep.html").exists()
     row = Overview(Path("runs/lrs")).row()
     assert (row["before"]["mean"], row["after"]["mean"]) == (0.2, pytest.approx(0.832))
@@ -229,15 +216,15 @@ def test_a_sweep_ends_when_its_first_three_trials_failed(run: Run, capsys: pytes
 @pytest.mark.parametrize(
     ("options", "ends"),
     [
-        ({"pruner": "none"}, [None, None, None, None]),
-        ({"pruner": "median", "prune_after_trials": 1}, [None, 5, 5, 5]),
-        ({"pruner": "median", "prune_after_trials": 2, "prune_after_step": 10}, [None, None, 10, 10]),
-        ({"pruner": "halving"}, [None, None, 5, 5]),
+        ({}, [None, None, None, None]),
+        ({"prune_after_step": 0}, [None, 5, 5, 5]),
+        ({"prune_after_step": 10}, [None, 10, 10, 10]),
     ],
 )
-def test_a_pruner_ends_a_trial_that_is_behind_the_others(
-    run: Run, options: dict[str, object], ends: list[int | None]
+def test_a_trial_that_is_behind_the_others_is_ended_early(
+    run: Run, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], ends: list[int | None]
 ) -> None:
+    monkeypatch.setattr(sweep, "PRUNING_TRIALS", 1)
     write_file(search={"lr": [BAD], "lora_r": [32, 16, 8, 4]}, sampler="grid", **options)
     assert run(*FILE) == 0
     trials = open_study(Path("runs/lrs")).trials

@@ -96,7 +96,7 @@ def make_sweep(folder: Path, text: str = "dapo") -> Path:
     more: dict[str, Any] = {"distributions": {**space, "rl_loss_type": CategoricalDistribution(["grpo", text])}}
     for number, score in enumerate((0.8, 0.4)):
         make_run(folder / f"trial-{number}", [record()], "finished", step=4, heartbeat=time.time() - 20)
-        known = {"before": 0.2, "interval": None, "seconds": 15.0, "steps": 4}
+        known = {"before": 0.2, "interval": interval(score), "seconds": 15.0}
         study.add_trial(create_trial(params=values(number, text), value=score, user_attrs=known, **more))
     reports = {5: 0.2, 10: 0.3}
     more |= {"params": values(2, text)}

@@ -15,7 +15,7 @@ from aitrain.runs.comparison import compare_all
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.run_folder import RunFolder, append_lines
 from aitrain.ui.comparison_view import page_of_comparisons
-from aitrain.ui.page import ReportWriter
+from aitrain.ui.page import write_report
 from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import Serve, record, said, write_run
@@ -92,7 +92,7 @@ def open_run(request: pytest.FixtureRequest, visit: Visit, serve: Serve) -> Call
 
     def opened(folder: Path, **settings: Any) -> Tab:
         if request.param == "report" and not (folder / "report.html").exists():
-            ReportWriter(RunFolder(folder)).write(lambda event: pytest.fail(str(event)))
+            write_report(RunFolder(folder), lambda event: pytest.fail(str(event)))
         is_report = request.param == "report"
         tab = visit((folder / "report.html").as_uri() if is_report else serve(folder).address, **settings)
         tab.page.wait_for_selector("table.cases")

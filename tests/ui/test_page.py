@@ -12,10 +12,10 @@ import pytest
 
 import aitrain.ui.comparison_view as pages
 import aitrain.ui.page as writing
-from aitrain.events import Event, Step
+from aitrain.events import Event
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.comparison_view import comparison_page
-from aitrain.ui.page import ReportWriter, page_data, self_contained
+from aitrain.ui.page import page_data, self_contained, write_report
 from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import read, record, said, write_run
@@ -90,22 +90,8 @@ def test_a_report_that_cannot_be_written_ends_nothing(real_run: Path, monkeypatc
 
     monkeypatch.setattr(writing, "write_text", full)
     told: list[Event] = []
-    ReportWriter(RunFolder(real_run)).write(told.append)
+    write_report(RunFolder(real_run), told.append)
     assert "No space left on device" in str(told[0])
-
-
-def test_a_run_that_goes_on_writes_its_report_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_run(tmp_path, [record()])
-    told: list[Event] = []
-    report = ReportWriter(RunFolder(folder))
-    announce = report.during(told.append)
-    for step, every in enumerate((1000.0, 0.0)):
-        monkeypatch.setattr(writing, "EVERY", every)
-        announce(Step(step, 9, 0.5, 1.0))
-        assert bool(report.thread) == (every == 0.0)
-    report.thread.join()
-    assert data_of(folder)["summary"]["episodes"]["all"] == 1
-    assert [event.step for event in told if isinstance(event, Step)] == [0, 1]
 
 
 # -- what goes into it

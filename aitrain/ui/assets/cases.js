@@ -5,8 +5,8 @@ const FIRST_CASES = 25;
 
 class CaseTable {
   /** `other`: a second run, whose last scores stand beside. */
-  constructor(source, run, { rows: cases, count: all, changes }, other = null) {
-    Object.assign(this, { source, run, other, changes, direction: "" });
+  constructor(source, run, { rows: cases, count: all }, other = null) {
+    Object.assign(this, { source, run, other, direction: "" });
     this.cases = cases.map((row) => ({ ...row, other: this.otherScore(row) }));
     this.isHeldOut = cases.some((row) => row.is_held_out);
     this.sort = { key: cases.some((row) => row.change !== null) ? "change" : "last", isUp: false };
@@ -31,8 +31,8 @@ class CaseTable {
 
   /** How many cases got better, stayed and got worse, as buttons that show only those. */
   drawCounts() {
-    const { better, same, worse } = this.changes[this.isHeldOut ? "held_out" : "training"];
     const all = this.cases.filter((row) => row.is_held_out === this.isHeldOut);
+    const [better, same, worse] = ["better", "same", "worse"].map((direction) => all.filter((row) => directionOf(row) === direction).length);
     if (!better && !same && !worse) return replaceChildren(this.counts, this.isHeldOut && this.solved(all));
     const options = [["", "all"], ["better", `${count(better)} better`], ["same", `${count(same)} the same`], ["worse", `${count(worse)} worse`]];
     const show = (direction) => this.show({ direction, most: FIRST_CASES, ...(direction ? { sort: { key: "change", isUp: direction === "worse" } } : {}) });
