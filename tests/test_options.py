@@ -142,12 +142,6 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         # sharding
         ({**SHARDED, "optimizer": "adafactor"}, "optimizer: the state of adafactor"),
         ({**SHARDED, "quantization": "int4", "peft": True}, "quantization: quantized weights"),
-        ({**SHARDED, "trl": {"fsdp_config": {"version": 1}}}, "version is not for you to set"),
-        ({**SHARDED, "trl": {"fsdp_config": {"reshard_after_forward": False}}, "peft": True}, "is always true"),
-        (
-            {**SHARDED, "trl": {"fsdp_config": {"state_dict_type": "sharded_state_dict"}}, "peft": True},
-            "have the adapter, whole",
-        ),
         # Ray
         ({"launcher": "ray"}, "add num_processes"),
         ({"launcher": "ray", "num_processes": 2, **SERVED}, "vllm_mode: with launcher ray"),

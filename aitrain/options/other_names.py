@@ -53,7 +53,7 @@ OPTION_OF_FIELD = {
 """Fields that follow from an option of another name. tests/test_preflight.py keeps it equal to what is handed to
 TRL."""
 
-SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
+SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "fsdp_config", "use_cpu")
 """Fields that aitrain sets by itself."""
 
 _FIELD_ADVICE = {
@@ -140,8 +140,6 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
     for name in [name for name, value in config.trl.items() if value is not None and value is not False]:
         if name.startswith("vllm_") and not config.use_vllm:
             yield name, "add use_vllm, or leave it out"
-        if name == "fsdp_config" and config.distributed_backend != "fsdp2":
-            yield name, "add distributed_backend fsdp2, or leave it out"
         if name == "cache_implementation" and config.use_vllm:
             yield name, "it is for transformers, and here vLLM generates: leave it out"
         if name == "vllm_model_impl" and config.vllm_mode == "server":

@@ -185,8 +185,6 @@ FSDP_SMALL = 1_000_000_000
 FSDP_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")
 """Optimizers that FSDP2 can shard: their state has one number, or several, for each weight, from the first step on.
 That of adagrad exists before, for the weights that are replaced by sharded ones."""
-FSDP_KEYS = ("reshard_after_forward", "cpu_ram_efficient_loading", "state_dict_type", "transformer_layer_cls_to_wrap")
-"""Keys of `--trl fsdp_config` that may be set."""
 
 
 @dataclass(frozen=True)
@@ -200,22 +198,15 @@ class FSDPSettings:
     sharded_checkpoints: bool
     """Each process writes its part of a checkpoint; else the first one gathers and writes all of it."""
 
-    def __str__(self) -> str:
-        loaded = "read once per machine" if self.cpu_ram_efficient_loading else "read by each process"
-        gathered = "twice" if self.reshard_after_forward else "once"
-        saved = "by all processes, each its part" if self.sharded_checkpoints else "whole, by the first process"
-        return f"weights {loaded}, each layer gathered {gathered} a pass, checkpoints written {saved}"
-
 
 def fsdp_settings(config: TrainConfig, weights: int) -> FSDPSettings:
-    """The settings for a model with this number of weights; `--trl fsdp_config` overrides them."""
-    given, is_small = config.trl_table("fsdp_config"), weights < FSDP_SMALL
-    state = str(given.get("state_dict_type", "")).upper()
+    """The settings for a model with this number of weights."""
+    is_small = weights < FSDP_SMALL
     return FSDPSettings(
         # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
-        reshard_after_forward=bool(given.get("reshard_after_forward", config.peft or not is_small)),
-        cpu_ram_efficient_loading=bool(given.get("cpu_ram_efficient_loading", not is_small)),
-        sharded_checkpoints=state == "SHARDED_STATE_DICT" if state else weights > FSDP_LARGE and not config.peft,
+        reshard_after_forward=config.peft or not is_small,
+        cpu_ram_efficient_loading=not is_small,
+        sharded_checkpoints=weights > FSDP_LARGE and not config.peft,
     )
 
 
@@ -223,19 +214,11 @@ def fsdp_rules(config: TrainConfig) -> Iterator[str]:
     """Options that FSDP2 does not go together with."""
     if config.distributed_backend != "fsdp2":
         return
-    given = config.trl_table("fsdp_config")
     if config.quantization is not None:
         yield "quantization: quantized weights cannot be sharded with fsdp2\nLeave one of the two out."
     if config.optimizer not in FSDP_OPTIMIZERS:
         known = ", ".join(FSDP_OPTIMIZERS)
         yield f"optimizer: the state of {config.optimizer} cannot be sharded with fsdp2\nUse {known}."
-    if config.peft and given.get("reshard_after_forward") is False:
-        yield "trl: fsdp_config: with peft reshard_after_forward is always true\nLeave it out."
-    if config.peft and str(given.get("state_dict_type", "")).upper() == "SHARDED_STATE_DICT":
-        yield "trl: fsdp_config: with peft checkpoints have the adapter, whole\nLeave state_dict_type out."
-    for key in given:
-        if key not in FSDP_KEYS:
-            yield f"trl: fsdp_config: {key} is not for you to set\nWhat may be set is {', '.join(FSDP_KEYS)}."
 
 
 OF_THE_RUN = {

@@ -63,14 +63,14 @@ UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 def fsdp_arguments(config: TrainConfig, weights: int) -> dict[str, object]:
     """Arguments of GRPOConfig that shard a model with this number of weights."""
     settings = fsdp_settings(config, weights)
-    chosen: dict[str, object] = {
+    chosen = {
         "version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "reshard_after_forward": settings.reshard_after_forward,
         "cpu_ram_efficient_loading": settings.cpu_ram_efficient_loading,
         "state_dict_type": "SHARDED_STATE_DICT" if settings.sharded_checkpoints else "FULL_STATE_DICT",
     }
-    return {"fsdp": True, "fsdp_config": chosen | config.trl_table("fsdp_config")}
+    return {"fsdp": True, "fsdp_config": chosen}
 
 
 def refuse_unsharded(config: TrainConfig, device: str, is_whole: bool = False) -> None:

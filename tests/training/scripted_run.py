@@ -31,6 +31,7 @@ from aitrain.environment.runner import start_runner
 from aitrain.jobs.env_loading import describe_run
 from aitrain.jobs.grpo import run
 from aitrain.jobs.worker import exit_now
+from aitrain.options import train
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Completion
 from aitrain.runs.checkpoint import PREFIX
@@ -148,15 +149,15 @@ JOBS: dict[str, dict[str, Any]] = {
     **{name: SHARED_OUT | {"rl_loss_type": name.partition("-")[0], **more} for name, more in KINDS.items()},
     "held-out": SHARED_OUT | {"environment": Evaluated, "sample": HFEngine.sample, "eval_cases": 9, "max_steps": 1},
     "talk": MANY_TURNS | {"rl_trim_padding": False},
-    "trimmed": MANY_TURNS | {"tokens_per_pass": 40, "trl": {"fsdp_config": {"cpu_ram_efficient_loading": True,
-                                                                            "reshard_after_forward": True}}},
+    "trimmed": MANY_TURNS | {"tokens_per_pass": 40, "sharded_as": "FSDP_SMALL"},
     # without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit
     "adapter": SAVED | {"environment": ScriptedTalk, "peft": True, "lora_r": 4, "rl_kl_coef": 0.1,
                         "max_grad_norm": 1e6, "merge_adapter": False, "share_prefixes": False},
-    "shards": SAVED | {"environment": ScriptedTalk, "gradient_accumulation": 2,
-                       "trl": {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}},
+    "shards": SAVED | {"environment": ScriptedTalk, "gradient_accumulation": 2, "sharded_as": "FSDP_LARGE"},
 }  # fmt: skip
-"""Options of the runs, beside OPTIONS."""
+"""Options of the runs, beside OPTIONS; `sharded_as` names the limit above which a model counts as a larger one."""
+
+LIMITS = {name: getattr(train, name) for name in ("FSDP_SMALL", "FSDP_LARGE")}
 
 
 def shard_on_cpu() -> None:
@@ -195,7 +196,9 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
     for job in jobs:
         name, _, resumed_from = job.partition("<")
         options = {"batch_size": 8 // world, **OPTIONS, **JOBS[name.partition("-resumed")[0]]}
-        environment = options.pop("environment", Scripted)()
+        environment, limit = options.pop("environment", Scripted)(), options.pop("sharded_as", "")
+        for one, usual in LIMITS.items():
+            setattr(train, one, 0 if one == limit else usual)
         HFEngine.sample = options.pop("sample", scripted_sample)  # type: ignore[method-assign]
         place = {"model": model, "output_dir": str(out), "project_name": name}
         config = TrainConfig(**place, resume_anyway=True, distributed_backend=backend, **options)
