@@ -188,7 +188,7 @@ def test_a_file_of_options_that_cannot_be_read_is_refused_with_its_name(
         ({"peft": True}, None, True),
         ({"peft": True, "use_vllm": True}, None, False),
         ({**SERVED, "peft": True}, "adapter", True),
-        ({**SERVED, "peft": True, "vllm_sync": "disk"}, "disk", False),
+        (SERVED, "disk", False),
     ],
     ids=str,
 )

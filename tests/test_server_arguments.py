@@ -70,7 +70,7 @@ def test_a_flag_adds_to_the_arguments_of_the_file_and_all_reach_the_server(tmp_p
 
 def test_an_fp8_base_is_computed_in_half_precision() -> None:
     assert {"--dtype=float32", "--enable-lora"} <= set(words(**ADAPTER))
-    assert "--enable-lora" not in words(**ADAPTER, vllm_sync="disk")
+    assert "--enable-lora" not in words(**OURS)
     told = words(**ADAPTER, vllm_quantization="fp8")
     assert {"--quantization=fp8_per_channel", "--dtype=bfloat16"} <= set(told)
 

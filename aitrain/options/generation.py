@@ -131,8 +131,6 @@ class VLLMOptions(Options):
     vllm_server_gpus: ResumeSafe[NonNegativeInt] = 1
     """GPUs of this machine, the last ones, that each vLLM server on it uses: training leaves them alone; 0: a server of
     yours shares the GPUs of the training."""
-    vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk"]] = "auto"
-    """How a server gets the weights: the LoRA adapter alone, or all weights as files (disk)."""
     vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
     """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory.
     The importance weights correct its rounding."""

@@ -86,12 +86,12 @@ class TrainConfig(
         """How a vLLM server gets the weights: adapter or disk; None without a server."""
         if not self.use_vllm or self.vllm_mode != "server":
             return None
-        return ("adapter" if self.peft else "disk") if self.vllm_sync == "auto" else self.vllm_sync
+        return "adapter" if self.peft else "disk"
 
     @property
     def may_halve_base(self) -> bool:
         """Whether the base may be loaded in half precision: no small updates are added to it."""
-        return self.peft and (not self.use_vllm or self.weight_sync == "adapter")
+        return self.peft and not (self.use_vllm and self.vllm_mode == "colocate")
 
     @property
     def trims_padding(self) -> bool:
@@ -146,21 +146,15 @@ class TrainConfig(
             return
         if not self.peft:
             yield f"quantization: {self.quantization} weights cannot be trained themselves: add peft"
-        is_adapter_sent = self.vllm_mode == "server" and self.vllm_sync in ("auto", "adapter")
-        if self.use_vllm and not is_adapter_sent:
+        if self.use_vllm and self.vllm_mode == "colocate":
             yield (
                 "quantization: a 4 or 8 bit base cannot be transferred to vLLM (TRL's #3466)\n"
                 "With vllm_mode server only the adapter is, and that works; else leave one of the two out."
             )
 
     def _vllm_rules(self) -> Iterator[str]:
-        if self.vllm_sync == "adapter" and not self.peft:
-            yield "vllm_sync: without peft there is no adapter to transfer\nLeave it out, or use disk."
         if self.vllm_quantization is not None and self.weight_sync != "adapter":
-            yield (
-                "vllm_quantization: for a base that stays as it is, under an adapter\n"
-                "Add peft, and leave vllm_sync out; or leave this out."
-            )
+            yield ("vllm_quantization: for a base that stays as it is, under an adapter\nAdd peft, or leave this out.")
         stops = len(self.rl_stop or ())
         if self.weight_sync is not None and stops > SERVED_STOPS:
             yield (

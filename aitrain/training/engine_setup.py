@@ -143,7 +143,7 @@ def checked_server(run: RunContext, max_tokens: int | None) -> ServerModel | Non
     needs = ServerNeeds(model_path(config.model), max_tokens or 0, config.lora_r if sync == "adapter" else None)
     base = check_servers(config.vllm_server_urls, needs)
     what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
-    run.note(f"vLLM gets {what} after each step (--vllm-sync {sync}).")
+    run.note(f"vLLM gets {what} after each step.")
     return base
 
 

@@ -164,7 +164,7 @@ def test_a_server_is_asked_twice_and_accused_only_if_it_does_not_use_its_weights
     server.ignores = True
     for _ in range(9):
         move()
-    with pytest.raises(RunFailed, match="try --vllm-sync disk"):  # a resumed run looks at once
+    with pytest.raises(RunFailed, match="try --vllm-mode colocate"):  # a resumed run looks at once
         run(engine("resumed").load_weights(20))
 
 
