@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.packages import installed
@@ -109,7 +110,7 @@ def check_trl_fields(config: TrainConfig) -> None:
             raise ConfigError(f"trl: {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:
             raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
-        if not has_type(fields.get(name, ""), value):
+        if fields and not has_type(fields[name], value):
             raise ConfigError(f"trl: {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
         if name == "num_iterations" and isinstance(value, int) and value < 1:  # which TRL does not check
             raise ConfigError(f"trl: {name}: must be at least 1, not {value}")
@@ -166,19 +167,15 @@ def trl_fields() -> dict[str, str]:
     return found
 
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "int": int, "float": (int, float), "bool": bool, "str": str, "None": NoneType, "dict": dict, "list": list,
-}  # fmt: skip
-
-
 def has_type(annotation: str, value: object) -> bool:
-    """Whether a value has one of the types `A | B`, if all are simple ones; True and False are not numbers."""
-    kinds = [kind.partition("[")[0] for kind in annotation.split(" | ")]
-    if not all(kind in _TYPES for kind in kinds):
+    """Whether a value has the type of an annotation; True also for types of transformers and TRL."""
+    try:
+        TypeAdapter(annotation.replace("Any", "object")).validate_python(value, strict=True)
+    except PydanticUserError:  # it is not defined here
         return True
-    if isinstance(value, bool):
-        return "bool" in kinds
-    return any(isinstance(value, _TYPES[kind]) for kind in kinds)
+    except ValidationError:
+        return False
+    return True
 
 
 # -- names that are no option
