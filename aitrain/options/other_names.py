@@ -170,7 +170,7 @@ def trl_fields() -> dict[str, str]:
 def has_type(annotation: str, value: object) -> bool:
     """Whether a value has the type of an annotation; True also for types of transformers and TRL."""
     try:
-        TypeAdapter(annotation.replace("Any", "object")).validate_python(value, strict=True)
+        TypeAdapter(annotation.replace("Any", "object")).validate_python(value, strict=True)  # type: ignore[arg-type]
     except PydanticUserError:  # it is not defined here
         return True
     except ValidationError:
