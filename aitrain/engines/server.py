@@ -76,13 +76,11 @@ class VLLMServerEngine:
     last_bytes: int = field(default=0, init=False)
     last_seconds: float = field(default=0.0, init=False)
     """Size and duration of the last load of weights by this process."""
-    _restarts_elsewhere: int = field(default=0, init=False)
-    """Restarts that another rank has noticed, and this one has not."""
 
     @property
     def restarts(self) -> int:
-        """Number of times that a server had lost the policy's weights."""
-        return self.fleet.restarts + self._restarts_elsewhere
+        """Number of times that a server had lost the policy's weights, as this rank has noticed."""
+        return self.fleet.restarts
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -212,9 +210,8 @@ class VLLMServerEngine:
             yield
         except RunFailed as error:
             failure = error
-        outcomes = gather([(self.restarts, None if failure is None else str(failure))])
-        self._restarts_elsewhere = max(restarts for restarts, _ in outcomes) - self.fleet.restarts
-        if (message := next((text for _, text in outcomes if text is not None), None)) is not None:
+        messages = gather([None if failure is None else str(failure)])
+        if (message := next(filter(None, messages), None)) is not None:
             raise ServerFailed(message) from failure
 
     async def close(self) -> None:
