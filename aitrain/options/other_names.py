@@ -73,6 +73,7 @@ _FIELD_ADVICE = {
     "sampling has rl_temperature, rl_top_k, rl_top_p and rl_stop, which mean the same on every engine": (
         "generation_kwargs", "min_p", "repetition_penalty",
     ),
+    "aitrain keeps the caches of transformers itself: leave it out": ("cache_implementation",),
     "GRPO does not use it: leave it out": (
         "do_train", "do_predict", "label_names", "label_smoothing_factor", "length_column_name",
         "train_sampling_strategy",
@@ -141,8 +142,6 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
     for name in [name for name, value in config.trl.items() if value is not None and value is not False]:
         if name.startswith("vllm_") and not config.use_vllm:
             yield name, "add use_vllm, or leave it out"
-        if name == "cache_implementation" and config.use_vllm:
-            yield name, "it is for transformers, and here vLLM generates: leave it out"
         if name == "vllm_model_impl" and config.vllm_mode == "server":
             yield name, "it is for vllm_mode colocate; a server of yours takes --model-impl"
     given = config.trl_table("model_init_kwargs")

@@ -115,7 +115,7 @@ def _hf_engine(trainer: EpisodeTrainer, end: EndOfTurn, context: int | None, lar
             yield model
 
     engine = HFEngine(trainer.model, trainer.processing_class, trainer.sampling, end, context, largest)
-    engine.unwrapped, engine.cache_implementation = unwrapped, arguments.cache_implementation
+    engine.unwrapped = unwrapped
     return engine
 
 
