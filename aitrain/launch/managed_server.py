@@ -21,8 +21,6 @@ from aitrain.vllm.server_arguments import (
 )
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, running
 
-QUANTIZATIONS = {"fp8": "fp8_per_channel"}
-"""vLLM's formats by the values of --vllm-quantization. One scale for each output of a layer rounds least."""
 LOOK = 0.5
 """Seconds between two checks whether a server lives."""
 
@@ -55,8 +53,6 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
         context = config.rl_max_prompt_length + config.rl_max_episode_tokens
     dtype = "float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype
-    if dtype == "float32" and config.vllm_quantization is not None:
-        dtype = "bfloat16"  # vLLM computes with FP8 weights in half precision only
     host, key = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK), new_key()
     arguments = common_arguments(
         str(named_folder(config.model) or config.model),
@@ -67,12 +63,8 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
         tensor_parallel=config.vllm_tensor_parallel_size,
         trust_remote_code=config.trust_remote_code,
     )
-    optional = {
-        "max_model_len": context,
-        "quantization": config.vllm_quantization and QUANTIZATIONS[config.vllm_quantization],
-    }
     arguments |= training_arguments(plan.server_gpus, config.seed)
-    arguments |= {name: value for name, value in optional.items() if value is not None}
+    arguments |= {} if context is None else {"max_model_len": context}
     arguments |= {name.replace("-", "_"): value for name, value in config.vllm_args.items()}
     return [
         ServerConfig(
@@ -91,8 +83,6 @@ def servers_in_words(plan: RunPlan) -> str:
     config = plan.config
     where = f"GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "the CPU"
     parts = [f"{config.vllm_servers} on {where}", f"weights by {config.weight_sync}"]
-    if config.vllm_quantization is not None:
-        parts.append(f"{config.vllm_quantization} base")
     return ", ".join([*parts, *argument_words(config.vllm_args)])
 
 

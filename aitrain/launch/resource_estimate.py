@@ -186,11 +186,8 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
 
 
 def served_weights(shape: ModelShape, config: TrainConfig) -> int:
-    """Bytes of the weights on each GPU of a vLLM server, which rounds those inside the layers to one byte with fp8."""
-    is_rounded = config.vllm_quantization is not None
-    inside = shape.inside if is_rounded else 0
-    width = 4 if config.dtype == "float32" and not is_rounded else 2
-    return ((shape.weights - inside) * width + inside) // config.vllm_tensor_parallel_size
+    """Bytes of the weights on each GPU of a vLLM server."""
+    return shape.weights * (4 if config.dtype == "float32" else 2) // config.vllm_tensor_parallel_size
 
 
 # -- what saves memory

@@ -17,7 +17,7 @@ from aitrain.options.value_types import (
 )
 
 _OF_AITRAINS_SERVERS = (
-    "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_args",
+    "vllm_servers", "vllm_listen_address", "vllm_args",
 )  # fmt: skip
 
 
@@ -131,9 +131,6 @@ class VLLMOptions(Options):
     vllm_server_gpus: ResumeSafe[NonNegativeInt] = 1
     """GPUs of this machine, the last ones, that each vLLM server on it uses: training leaves them alone; 0: a server of
     yours shares the GPUs of the training."""
-    vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
-    """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory.
-    The importance weights correct its rounding."""
     vllm_args: ResumeSafe[Table] = Field({})
     """Any other argument of aitrain's vLLM servers, as KEY=VALUE; may be repeated: --vllm-args max_num_seqs=64. In YAML
     a table."""

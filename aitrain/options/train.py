@@ -153,8 +153,6 @@ class TrainConfig(
             )
 
     def _vllm_rules(self) -> Iterator[str]:
-        if self.vllm_quantization is not None and self.weight_sync != "adapter":
-            yield ("vllm_quantization: for a base that stays as it is, under an adapter\nAdd peft, or leave this out.")
         stops = len(self.rl_stop or ())
         if self.weight_sync is not None and stops > SERVED_STOPS:
             yield (

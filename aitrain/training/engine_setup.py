@@ -127,7 +127,7 @@ def notify_difference(
 ) -> Callable[[str], None] | None:
     """What to call when a server's log-probabilities differ from the trainer's: `notify` if the base is quantized in
     the trainer or on the server, which explains the difference; None if the difference must end the run."""
-    return notify if config.quantization or config.vllm_quantization or base.is_quantized else None
+    return notify if config.quantization or base.is_quantized else None
 
 
 def checked_server(run: RunContext, max_tokens: int | None) -> ServerModel | None:

@@ -37,8 +37,8 @@ class Asks:
 
 
 @pytest.mark.slow
-def test_a_run_learns_with_a_base_in_fp8_and_copies(tmp_path: Path) -> None:
-    lines = run(tmp_path, SERVER, "--peft", "--lora-r=16", "--lr=5e-3", "--vllm-quantization=fp8",
+def test_a_run_learns_with_copies_behind_one_address(tmp_path: Path) -> None:
+    lines = run(tmp_path, SERVER, "--peft", "--lora-r=16", "--lr=5e-3",
                 "--vllm-args=data_parallel_size=2", "--vllm-args=max_num_seqs=16", *DEMO, "--max-steps=40",
                 "--eval-cases=64")  # fmt: skip
 
