@@ -144,7 +144,6 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         # Ray
         ({"launcher": "ray"}, "add num_processes"),
         ({"launcher": "ray", "num_processes": 2, **SERVED}, "vllm_mode: with launcher ray"),
-        ({"ray_address": "auto"}, "add launcher ray"),
         *(({"rl_env_workers": value}, "rl_env_workers: ") for value in ("ray:0", "ray", "0", -1, True)),
     ],
     ids=case_name,

@@ -21,6 +21,8 @@ from aitrain.vllm.server_arguments import (
 )
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, running
 
+RESTARTS = 3
+"""How often a server is restarted when it dies."""
 LOOK = 0.5
 """Seconds between two checks whether a server lives."""
 
@@ -41,7 +43,7 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
     many = f"{len(plans)} servers: " if len(plans) > 1 else ""
     with (
         running(plans, lambda text: announce(Phase(f"{many}{text}"))) as servers,
-        _restarting(servers, plan.config.vllm_max_restarts, announce, folder),
+        _restarting(servers, announce, folder),
     ):
         yield {SERVER_VARIABLE: ",".join(server.url for server in servers), KEY_VARIABLE: plans[0].key}
 
@@ -87,10 +89,10 @@ def servers_in_words(plan: RunPlan) -> str:
 
 
 @contextmanager
-def _restarting(servers: list[VLLMServer], restarts: int, announce: Announce, folder: RunFolder) -> Iterator[None]:
-    """Context in which servers that die are restarted, each at most `restarts` times; when none is left,
-    vllm-server.json says why."""
-    over, reasons = threading.Event(), list[str]()
+def _restarting(servers: list[VLLMServer], announce: Announce, folder: RunFolder) -> Iterator[None]:
+    """Context in which servers that die are restarted, each at most RESTARTS times; when one is not, vllm-server.json
+    says why, so that the training processes stop waiting for it."""
+    over = threading.Event()
 
     def note(text: str) -> None:
         """Show a text, which train.log gets as well."""
@@ -100,15 +102,15 @@ def _restarting(servers: list[VLLMServer], restarts: int, announce: Announce, fo
 
     def watch(server: VLLMServer) -> None:
         name, why = "vLLM's server" if len(servers) == 1 else f"The vLLM server at {server.url}", ""
-        for restart in range(1, restarts + 2):
+        for restart in range(1, RESTARTS + 2):
             while (code := server.poll()) is None:
                 if over.wait(LOOK):
                     return
             why = f"{name} ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
-            if restart > restarts:
-                why = f"{why}, and is not restarted again (--vllm-max-restarts)."
+            if restart > RESTARTS:
+                why = f"{why}, and is not restarted again."
                 break
-            note(f"{why}: restart {restart} of {restarts}.")
+            note(f"{why}: restart {restart} of {RESTARTS}.")
             try:
                 server.restart()
             except RunFailed as error:
@@ -116,9 +118,7 @@ def _restarting(servers: list[VLLMServer], restarts: int, announce: Announce, fo
                 break
         if not over.is_set():
             note(why)
-            reasons.append(why)
-            if len(reasons) == len(servers):  # so that the training processes stop waiting
-                write_json(folder.server, {"why": "\n".join(reasons[-2:])}, durable=False)
+            write_json(folder.server, {"why": why}, durable=False)
 
     threads = [threading.Thread(target=watch, args=[server], name="vllm-watch", daemon=True) for server in servers]
     for thread in threads:

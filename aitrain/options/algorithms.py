@@ -214,12 +214,7 @@ IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
 
 def contradictions(options: TrainConfig) -> Iterator[str]:
     """The rules about the loss that are broken."""
-    buffer, high = options.overlong_buffer, options.rl_clip_range_high
-    if buffer is not None and buffer > options.rl_max_new_tokens:
-        yield (
-            f"rl_overlong_buffer: {buffer} tokens are more than a completion may have, {options.rl_max_new_tokens}"
-            " (rl_max_new_tokens)"
-        )
+    high = options.rl_clip_range_high
     for name in IGNORED_BY_CUSTOM_LOSS:
         if options.custom_loss is not None and name in options.trl:
             yield f"custom_loss: trl {name} weights the losses of TRL's own types only\nLeave one of the two out."

@@ -98,11 +98,6 @@ class GenerationOptions(Options):
                 )
             if self.rl_stop:
                 yield f"rl_stop: with thinking {self.thinking}, a turn is two completions\nLeave one of the two out."
-        if self.rl_max_episode_tokens is not None and self.rl_max_episode_tokens < most:
-            yield (
-                f"rl_max_episode_tokens: {self.rl_max_episode_tokens} is less than one completion of {most} tokens"
-                " (rl_max_new_tokens)"
-            )
 
 
 class VLLMOptions(Options):
@@ -134,8 +129,6 @@ class VLLMOptions(Options):
     vllm_args: ResumeSafe[Table] = Field({})
     """Any other argument of aitrain's vLLM servers, as KEY=VALUE; may be repeated: --vllm-args max_num_seqs=64. In YAML
     a table."""
-    vllm_max_restarts: ResumeSafe[NonNegativeInt] = 3
-    """How often a vLLM server that aitrain started is restarted when it dies."""
 
     @property
     def vllm_memory(self) -> float:

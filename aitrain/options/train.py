@@ -131,8 +131,6 @@ class TrainConfig(
             )
         if self.launcher == "ray" and self.num_processes is None:
             yield "launcher: ray needs the number of training processes: add num_processes"
-        if self.ray_address is not None and self.launcher != "ray" and not self.is_env_on_ray:
-            yield "ray_address: nothing of this run is on Ray: add launcher ray or rl_env_workers ray:N"
         yield from fsdp_rules(self)
         yield from contradictions(self)
 

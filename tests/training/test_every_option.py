@@ -132,7 +132,7 @@ SHOWN_BY_RUNS = {
     "rl_env_timeout", "rl_env_workers", "rl_env", "rl_env_class", "rl_env_config", "rl_env_module", "master_addr",
     "master_port", "nnodes", "node_rank", "vllm_listen_address", "launcher", "num_processes",
     "ray_address", "output_dir", "project_name", "stall_timeout", "vllm_args",
-    "vllm_server_gpus", "vllm_max_restarts", "vllm_servers",
+    "vllm_server_gpus", "vllm_servers",
 }  # fmt: skip
 """Options whose effect other tests show, by a run or by what is started."""
 
