@@ -156,19 +156,12 @@ class VLLMServerEngine:
             return await self.fleet.request(attempt, place)
 
     def _body(self, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
-        """Fields of a request, including all for which the server would use the model's generation_config.json.
-        Requests share cached prefixes only if they have the same `cache_salt`."""
+        """Fields of a request. Requests share cached prefixes only if they have the same `cache_salt`."""
         # as token ids, since the server would decode each token otherwise
         logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True} if self.has_logprobs else {}
         return {
             "model": self.fleet.policy or self.base_model,
-            "max_tokens": max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            **sampling.vllm_extras(self.end.eos_ids),
+            **sampling.as_vllm(self.end.eos_ids, max_tokens),
             "return_token_ids": True,
             "cache_salt": f"{SALT}-{self.fleet.version}",
             **logprobs,

@@ -19,8 +19,6 @@ from aitrain.vllm.client import VLLMClient
 
 T = TypeVar("T")
 
-CURRENT_SECONDS = 1.0
-"""How long a check of a server's weights holds for requests that begin: no server restarts faster."""
 POLL_SECONDS = 1.0
 """Seconds between two checks whether a server is back."""
 ATTEMPTS = 3
@@ -122,8 +120,6 @@ class ServerFleet:
         server, cause = self.servers[place % len(self.servers)], ""
         for _ in range(ATTEMPTS):
             try:
-                if self.policy is None:  # else the request names the weights
-                    await self._ensure_loaded(server, time.monotonic() - CURRENT_SECONDS)
                 restarts = server.restarts
                 try:
                     result = await attempt(server)
@@ -133,7 +129,7 @@ class ServerFleet:
                     cause = str(refused)
                     await self._ensure_loaded(server)  # it has lost the adapter when it was restarted
                     continue
-                if self.policy is None:
+                if self.policy is None:  # else the request names the weights
                     await self._ensure_loaded(server, time.monotonic())
                 if server.restarts == restarts:
                     return result
