@@ -135,7 +135,7 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         ),
         ({"custom_loss": "a:b", "trl": {"top_entropy_quantile": 0.2}}, "custom_loss: trl top_entropy_quantile"),
         # several environments
-        ({"rl_env": ["a=x.py", "a=y.py"]}, "as in NAME=y.py"),
+        ({"rl_env": ["a=x.py", "y.py"]}, "as in NAME=y.py"),
         ({"rl_env": ["a=x.py", "b=x.py"], "rl_env_weights": "1,2,3"}, "3 weights for 2 environments"),
         ({"rl_env": ["a=x.py", "easy=x.py"], "rl_env_config": {"eazy": {}}}, "Did you mean easy?"),
         # sharding

@@ -162,7 +162,7 @@ def test_nothing_that_is_uploaded_tells_where_the_base_is_on_this_machine(here: 
     """A failed upload keeps the model, which can be uploaded later."""
     config = read_object(run / "model" / "adapter_config.json")
     config["base_model_name_or_path"] = f"{here}/base"
-    write(run, {"model/adapter_config.json": json.dumps(config)})
+    write(run, {"model/adapter_config.json": json.dumps(config), "model/README.md": "the card of the run"})
     hub.refuses = True
     with pytest.raises(RunFailed, match="saved in"):
         HubRepository("mine", None, None, True).upload(run / "model")
