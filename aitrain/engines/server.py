@@ -67,8 +67,6 @@ class VLLMServerEngine:
     together: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context of all ranks around a load of weights, in which `check` may use a model that is sharded."""
     clock: RolloutClock = field(default_factory=RolloutClock)
-    has_logprobs: bool = True
-    """Whether completions have log-probabilities, which only a training needs."""
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
     weight_version: int | None = field(default=None, init=False)
@@ -148,7 +146,7 @@ class VLLMServerEngine:
                     f"The vLLM server at {url} cuts completions at {len(ids)} tokens instead of {max_tokens}.\n"
                     "Start it with --generation-config vllm: its model's own settings limit them otherwise."
                 )
-            logprobs: list[float] | None = choice["logprobs"]["token_logprobs"] if self.has_logprobs else None
+            logprobs: list[float] = choice["logprobs"]["token_logprobs"]
             activity.own.add_tokens(len(ids))
             return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
 
@@ -157,14 +155,13 @@ class VLLMServerEngine:
 
     def _body(self, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         """Fields of a request. Requests share cached prefixes only if they have the same `cache_salt`."""
-        # as token ids, since the server would decode each token otherwise
-        logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True} if self.has_logprobs else {}
         return {
             "model": self.fleet.policy or self.base_model,
             **sampling.as_vllm(self.end.eos_ids, max_tokens),
             "return_token_ids": True,
             "cache_salt": f"{SALT}-{self.fleet.version}",
-            **logprobs,
+            "logprobs": 0,
+            "return_tokens_as_token_ids": True,  # else the server decodes each token
         }
 
     # -- weights, by all ranks

@@ -275,8 +275,8 @@ def answer_lines(session: ChatSession, as_json: bool) -> int:
                 raise ConfigError(f"line {number}: {error}") from None
             shown = []
             for name, answer in answers.items():
-                one_line = answer.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
-                shown.append((f"{name}: " if len(answers) > 1 else "") + escape_controls(one_line))
+                one_line = escape_controls(answer.replace("\n", "\\n"))
+                shown.append((f"{name}: " if len(answers) > 1 else "") + one_line)
             line_of_json = json.dumps({"question": question, "answers": answers})
             print(line_of_json if as_json else "\t".join(shown), flush=True)
     return 0

@@ -272,7 +272,7 @@ def _server_engine(
     base = check_servers(config.vllm_server_urls, needs)
     fleet = ServerFleet.of(map(VLLMClient, config.vllm_server_urls), SavedAdapter(adapter or Path(path)))
     fleet.give_up_reason = context.give_up_reason
-    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
+    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context)
     if adapter is None:
         engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded
     return engine

@@ -19,7 +19,6 @@ from transformers.utils import logging as transformers_logging
 from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.train import TrainConfig
-from aitrain.packages import public_base
 from aitrain.rollout.thinking import template_variables
 from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, read_model, run_options
@@ -29,7 +28,7 @@ from aitrain.runs.run_folder import RunFolder
 from aitrain.training.loaded_policy import load_policy
 from aitrain.training.model import load_configuration, load_model, load_tokenizer
 from aitrain.training.saving import merged
-from aitrain.ui.card import try_to_write_card, write_short_card
+from aitrain.ui.card import try_to_write_card
 from aitrain.ui.output import escape_controls, run_job
 
 PROBE = (2, 32)
@@ -99,8 +98,8 @@ def _dtype_of_base(config: TrainConfig) -> str:
 def _write(
     request: ExportRequest, reference: ModelReference, folder: Path, config: TrainConfig, dtype: str | None
 ) -> LogitCheck | None:
-    """Write the weights, or without a dtype the files of an adapter byte by byte, and the model card; returns None for
-    an adapter. A base that the training quantized is loaded in full precision.
+    """Write the weights, or without a dtype the files of an adapter byte by byte, and the card of a run that has ended;
+    returns None for an adapter. A base that the training quantized is loaded in full precision.
 
     Raises:
         ConfigError: the files of the base are quantized, so that the adapter cannot become part of it.
@@ -128,13 +127,12 @@ def _write(
                     shutil.copyfile(file, place / file.name)
                 if (adapter / "tokenizer_config.json").is_file():
                     load_tokenizer(config, str(adapter)).save_pretrained(place)
-            run = None if reference.run is None or reference.kind == "checkpoint" else RunFolder(reference.run)
-            if run is None or not run.result.exists() or try_to_write_card(run, place) is not None:
-                step = f" after step {reference.step}" if reference.step is not None else ""
-                kind = "one whole model" if dtype else "a LoRA adapter"
-                base = public_base(reference.base)
-                text = f"{reference.label}: {base}, trained with GRPO by aitrain{step}, as {kind}."
-                write_short_card(place, reference.label, reference.base, text)
+            if (
+                reference.run is not None
+                and reference.kind != "checkpoint"
+                and RunFolder(reference.run).result.exists()
+            ):
+                try_to_write_card(RunFolder(reference.run), place)
         except (OSError, SafetensorError) as error:
             why = " ".join(str(error).split())[:200]
             raise RunFailed(f"Cannot write {folder}: {why}\nFree some disk space, or choose --out.") from error

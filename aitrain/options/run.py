@@ -304,4 +304,4 @@ class TRLOptions(Options):
     def trl_table(self, name: str) -> dict[str, object]:
         """A field of `--trl` that is a table; empty where it is not given."""
         value = self.trl.get(name)
-        return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+        return value if isinstance(value, dict) else {}

@@ -33,12 +33,6 @@ def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | Non
     return None
 
 
-def write_short_card(place: Path, name: str, base: str, text: str) -> None:
-    """Write the card of an export whose scores are not known: of a checkpoint, or of an adapter without its run."""
-    header = _front_matter(place, base)
-    write_text(place / "README.md", redact(f"{header}\n\n# {escaped(name)}\n\n{escaped(text)}") + "\n")
-
-
 def _write_card(folder: RunFolder, place: Path) -> None:
     overview = Overview(folder.path)
     config = resolve(TrainConfig, folder.config)
