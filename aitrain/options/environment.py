@@ -51,8 +51,8 @@ class EnvironmentOptions(Options):
     rl_env_class: ResumeSafe[str | None] = None
     """Name of the environment class; unset: the only class of the module that has build_dataset."""
     rl_env_config: ResumeSafe[JsonObjectOption | None] = None
-    """Keyword arguments of the environment's constructor: a JSON object, or @file.json; with several environments,
-    those of each by its name."""
+    """Keyword arguments of the environment's constructor: a JSON object; with several environments, those of
+    each by its name."""
     rl_env_workers: ResumeSafe[EnvWorkers | None] = None
     """Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core; to servers: 256); ray:64: in a
     Ray cluster."""

@@ -195,8 +195,6 @@ SAME_AS = {
     "load_best_model_at_end": "save_best",
     "early_stopping_patience": "patience",
     "max_tool_calling_iterations": "rl_max_turns",
-    "vllm_server_host": "vllm_server_url",
-    "vllm_server_port": "vllm_server_url",
     "vllm_max_model_length": "model_max_length",
     # AITraining
     "base_model": "model",
@@ -207,15 +205,11 @@ SAME_AS = {
     "sweep_backend": "sampler",
     "sweep_metric": "objective",
     "sweep_direction": "direction",
-    # Optuna
     "n_trials": "trials",
-    "custom_loss_weights": "rl_loss_type",
     "chat_format": "chat_template",
-    "suggested_chat_template": "chat_template",
     "rl_mini_batch_size": "batch_size",
     "auto_find_batch_size": "batch_size",
     "block_size": "rl_max_prompt_length",
-    "optimizer_step_frequency": "gradient_accumulation",
     "grad_clip_value": "max_grad_norm",
     "load_state_from": "resume_from_checkpoint",
     "save_state_every_n_steps": "save_steps",
@@ -229,11 +223,6 @@ SAME_AS = {
     "lora_rank": "lora_r",
     "max_lora_rank": "lora_r",
     "random_state": "seed",
-    # transformers' generate and vLLM's SamplingParams
-    "max_tokens": "rl_max_new_tokens",
-    "num_return_sequences": "rl_num_generations",
-    "stop_strings": "rl_stop",
-    "tensor_parallel_size": "vllm_tensor_parallel_size",
 }
 """Option by foreign name, with its value where the name implies one; `rl_` alone may be missing in any case."""
 

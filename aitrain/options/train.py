@@ -35,9 +35,6 @@ from aitrain.options.run import (
 
 __all__ = ["TrainConfig"]
 
-SERVED_STOPS = 4
-"""Maximum number of stop strings that a vLLM server takes in one request."""
-
 PASS_BY_PASS: dict[str, object] = {
     "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
 }  # fmt: skip
@@ -114,16 +111,11 @@ class TrainConfig(
     def rules(self) -> Iterator[str]:
         """Rules between sections."""
         yield from self._weight_rules()
-        yield from self._vllm_rules()
         if self.rl_ahead > 0 and self.weight_sync is None:
             yield (
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
                 "Add use_vllm and vllm_mode server."
             )
-        if self.eval_strategy == "no" or self.eval_cases == 0:
-            for name in ("save_best", "patience"):
-                if getattr(self, name) not in (None, False):
-                    yield f"{name}: nothing is scored during training\nSet eval_strategy, and eval_cases above 0."
         if self.launcher == "ray" and self.starts_vllm_servers:
             yield (
                 "vllm_mode: with launcher ray aitrain starts no vLLM server\n"
@@ -148,14 +140,6 @@ class TrainConfig(
             yield (
                 "quantization: a 4 or 8 bit base cannot be transferred to vLLM (TRL's #3466)\n"
                 "With vllm_mode server only the adapter is, and that works; else leave one of the two out."
-            )
-
-    def _vllm_rules(self) -> Iterator[str]:
-        stops = len(self.rl_stop or ())
-        if self.weight_sync is not None and stops > SERVED_STOPS:
-            yield (
-                f"rl_stop: a vLLM server takes at most {SERVED_STOPS} texts, not {stops}\n"
-                "Leave some out, or use vllm_mode colocate."
             )
 
 

@@ -158,7 +158,7 @@ def test_patience_counts_from_the_best_score_that_of_the_initial_policy_included
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eval_strategy": "no"}, "patience: nothing is scored"),
+        ({"eval_strategy": "no"}, "before the last of the 6 steps: 0"),
         ({"eval_steps": 4}, "before the last of the 6 steps: 1"),
     ],
 )
