@@ -21,7 +21,7 @@ from aitrain.errors import ConfigError
 from aitrain.launch.hardware import GpuKind, ask_driver
 from aitrain.launch.model_shape import ModelShape
 from aitrain.machine import free_memory, total_memory
-from aitrain.options.train import FSDP_OPTIMIZERS, TrainConfig, fsdp_settings, pass_dependent
+from aitrain.options.train import FSDP_OPTIMIZERS, TrainConfig, pass_dependent, reshards_after_forward
 
 MIB = 1 << 20
 PROMPT = 256
@@ -128,8 +128,7 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
     gathered = 0  # whole weights of sharded layers in a pass: embedding and head, and two layers or all of them
     if parts > 1:
         two_layers = 2 * shape.inside // shape.layers
-        reshards = fsdp_settings(config, shape.weights).reshard_after_forward
-        layers = min(shape.inside, two_layers) if reshards else shape.inside
+        layers = min(shape.inside, two_layers) if reshards_after_forward(config, shape.weights) else shape.inside
         gathered = (shape.weights - shape.inside + layers) * computed
         if not config.peft:
             gathered += 4 * two_layers  # gradients, before they are sharded

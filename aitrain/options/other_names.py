@@ -231,8 +231,6 @@ OF_ANOTHER_COMMAND = {
     "eval_samples": "samples",
     "cases": "eval_cases",
     "samples": "eval_samples",
-    "num_samples": "samples",
-    "limit": "cases",
     "greedy": "decoding=greedy",
     "batch_size": "concurrency",
     "output_dir": "out",
@@ -261,8 +259,6 @@ _COMMON_ADVICE = {
     "Tokens are read from HF_TOKEN, WANDB_API_KEY or the login only: a flag would show them to everyone here.": (
         "token", "wandb_token",
     ),
-    "Options are not nested: write them without an indent.": ("params",),
-    "Use dtype bfloat16 with peft.": ("load_in_16bit",),
     "Use num_processes: each process uses one GPU.": ("device_map",),
 }  # fmt: skip
 ADVICE = {name: advice for advice, names in _COMMON_ADVICE.items() for name in names}

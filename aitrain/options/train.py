@@ -5,7 +5,6 @@ AITraining's wherever it has the option.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from aitrain.options.algorithms import (
     Algorithm,
@@ -116,6 +115,8 @@ class TrainConfig(
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
                 "Add use_vllm and vllm_mode server."
             )
+        if self.save_best and self.eval_cases == 0:
+            yield "save_best: nothing is scored: set eval_cases above 0"
         if self.launcher == "ray" and self.starts_vllm_servers:
             yield (
                 "vllm_mode: with launcher ray aitrain starts no vLLM server\n"
@@ -151,8 +152,6 @@ def pass_dependent(config: TrainConfig) -> bool:
 
 # -- how FSDP2 shards a model, by its size, and what it cannot shard
 
-FSDP_LARGE = 8_000_000_000
-"""Weights above which one process neither loads a copy of its own nor gathers whole checkpoints."""
 FSDP_SMALL = 1_000_000_000
 """Weights below which gathered layers are kept from the forward to the backward pass."""
 
@@ -161,27 +160,11 @@ FSDP_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")
 That of adagrad exists before, for the weights that are replaced by sharded ones."""
 
 
-@dataclass(frozen=True)
-class FSDPSettings:
-    """The settings of accelerate's FSDP plugin that depend on the size of the model."""
-
-    reshard_after_forward: bool
-    """Free the gathered weights of a layer after its forward pass, and gather them once more for the backward pass."""
-    cpu_ram_efficient_loading: bool
-    """Only the first process of a machine reads the weights, and sends each process its part."""
-    sharded_checkpoints: bool
-    """Each process writes its part of a checkpoint; else the first one gathers and writes all of it."""
-
-
-def fsdp_settings(config: TrainConfig, weights: int) -> FSDPSettings:
-    """The settings for a model with this number of weights."""
-    is_small = weights < FSDP_SMALL
-    return FSDPSettings(
-        # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
-        reshard_after_forward=config.peft or not is_small,
-        cpu_ram_efficient_loading=not is_small,
-        sharded_checkpoints=weights > FSDP_LARGE and not config.peft,
-    )
+def reshards_after_forward(config: TrainConfig, weights: int) -> bool:
+    """Whether FSDP2 frees the gathered weights of a layer after its forward pass, and gathers them once more for the
+    backward pass, in a model with this number of weights."""
+    # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
+    return config.peft or weights >= FSDP_SMALL
 
 
 def fsdp_rules(config: TrainConfig) -> Iterator[str]:

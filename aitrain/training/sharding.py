@@ -47,12 +47,14 @@ from trl import GRPOConfig
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import gathered, reshard
 from aitrain.errors import ConfigError
-from aitrain.options.train import TrainConfig, fsdp_settings
+from aitrain.options.train import FSDP_SMALL, TrainConfig, reshards_after_forward
 from aitrain.runs.checkpoint import SHARDS
 
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer
 
+FSDP_LARGE = 8_000_000_000
+"""Weights above which no process gathers whole checkpoints: each writes its part."""
 UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 """Types of devices on which accelerate ignores the FSDP plugin, without a word."""
 
@@ -62,13 +64,13 @@ UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 
 def fsdp_arguments(config: TrainConfig, weights: int) -> dict[str, object]:
     """Arguments of GRPOConfig that shard a model with this number of weights."""
-    settings = fsdp_settings(config, weights)
+    writes_shards = weights > FSDP_LARGE and not config.peft
     chosen = {
         "version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "reshard_after_forward": settings.reshard_after_forward,
-        "cpu_ram_efficient_loading": settings.cpu_ram_efficient_loading,
-        "state_dict_type": "SHARDED_STATE_DICT" if settings.sharded_checkpoints else "FULL_STATE_DICT",
+        "reshard_after_forward": reshards_after_forward(config, weights),
+        "cpu_ram_efficient_loading": weights >= FSDP_SMALL,
+        "state_dict_type": "SHARDED_STATE_DICT" if writes_shards else "FULL_STATE_DICT",
     }
     return {"fsdp": True, "fsdp_config": chosen}
 

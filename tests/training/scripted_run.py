@@ -157,7 +157,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Options of the runs, beside OPTIONS; `sharded_as` names the limit above which a model counts as a larger one."""
 
-LIMITS = {name: getattr(train, name) for name in ("FSDP_SMALL", "FSDP_LARGE")}
+LIMITS = {name: getattr(sharding, name) for name in ("FSDP_SMALL", "FSDP_LARGE")}
 
 
 def shard_on_cpu() -> None:
@@ -198,7 +198,8 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         options = {"batch_size": 8 // world, **OPTIONS, **JOBS[name.partition("-resumed")[0]]}
         environment, limit = options.pop("environment", Scripted)(), options.pop("sharded_as", "")
         for one, usual in LIMITS.items():
-            setattr(train, one, 0 if one == limit else usual)
+            for module in (train, sharding):
+                setattr(module, one, 0 if one == limit else usual)
         HFEngine.sample = options.pop("sample", scripted_sample)  # type: ignore[method-assign]
         place = {"model": model, "output_dir": str(out), "project_name": name}
         config = TrainConfig(**place, resume_anyway=True, distributed_backend=backend, **options)
