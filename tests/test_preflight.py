@@ -83,15 +83,6 @@ def test_what_the_machine_does_not_have_is_refused(
     assert told in refusal(**options)
 
 
-@pytest.mark.usefixtures("vllm")
-def test_servers_listen_at_an_address_of_this_machine_that_others_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-    plan(**OURS, vllm_listen_address="127.0.0.2")
-    assert "vllm_listen_address: 0.0.0.0 " in refusal(**OURS, vllm_listen_address="0.0.0.0")
-    assert "vllm_listen_address: 192.0.2.1 " in refusal(**OURS, vllm_listen_address="192.0.2.1")
-
-
 # -- libraries
 
 

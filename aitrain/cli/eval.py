@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 MAY_DIFFER = {
     *("project_name", "output_dir", "stall_timeout", "num_processes", "ddp_timeout", "rl_max_failed"),
     *("rl_env_workers", "rl_env_isolation", "rl_env_timeout", "rl_env_retries"),
-    *("vllm_server_url", "vllm_servers", "vllm_listen_address", "vllm_server_gpus"),
+    *("vllm_server_url", "vllm_servers", "vllm_server_gpus"),
     "vllm_gpu_memory_utilization",
 }
 """Options that a resumed eval may change: its episodes stay the same."""

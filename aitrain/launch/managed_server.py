@@ -55,7 +55,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
         context = config.rl_max_prompt_length + config.rl_max_episode_tokens
     dtype = "float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype
-    host, key = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK), new_key()
+    host, key = plan.nodes.address if plan.nodes else LOOPBACK, new_key()
     arguments = common_arguments(
         str(named_folder(config.model) or config.model),
         plan.server_gpus,

@@ -44,7 +44,7 @@ from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ModelReference, check_weights
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
-from aitrain.vllm.server_arguments import check_listen_address, check_server_arguments, needed_rank
+from aitrain.vllm.server_arguments import check_server_arguments, needed_rank
 from aitrain.vllm.server_process import adapter_rank
 
 
@@ -177,7 +177,7 @@ def check(
     if hardware is not None:
         notes = _check_kind(hardware, config, shape)
     else:
-        _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
+        _check_servers(config, served)
         if is_first:  # which decides for the others
             folder = _folder_to_resume(config)
             if folder is not None and locks is not None:
@@ -270,7 +270,7 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r})
     gpus, served = _divided_gpus(config, visible_gpus(), trains=not config.use_vllm)
     processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
-    _check_servers(config, served, config.vllm_listen_address)
+    _check_servers(config, served)
     return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, served)
 
 
@@ -435,7 +435,7 @@ def _divided_gpus(
     return gpus[: len(gpus) - held], gpus[len(gpus) - held :] if config.starts_vllm_servers else ()
 
 
-def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | None) -> None:
+def _check_servers(config: TrainConfig, gpus: tuple[str, ...]) -> None:
     if not config.starts_vllm_servers:
         return
     drafts = {name: value for name, value in config.vllm_args.items() if name.startswith("spec")}
@@ -446,8 +446,6 @@ def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | No
         )
     if config.weight_sync == "adapter":
         needed_rank(config.lora_r)
-    if address is not None:
-        check_listen_address(address)
 
 
 def _count_processes(config: TrainConfig, wanted: int | None, gpus: tuple[str, ...]) -> int:

@@ -16,9 +16,7 @@ from aitrain.options.value_types import (
     Texts,
 )
 
-_OF_AITRAINS_SERVERS = (
-    "vllm_servers", "vllm_listen_address", "vllm_args",
-)  # fmt: skip
+_OF_AITRAINS_SERVERS = ("vllm_servers", "vllm_args")
 
 
 Thinking = Literal["on", "off", "low", "medium", "high"] | PositiveInt
@@ -117,10 +115,8 @@ class VLLMOptions(Options):
     """Address of a vLLM server of yours, such as http://127.0.0.1:8000, or of several, with commas; unset: aitrain
     starts one."""
     vllm_servers: ResumeSafe[PositiveInt] = 1
-    """vLLM servers that aitrain starts, each with --vllm-server-gpus GPUs."""
-    vllm_listen_address: ResumeSafe[str | None] = None
-    """Address of this machine at which its vLLM servers listen, for training on other machines; unset: --master-addr
-    with several machines, else 127.0.0.1. The key is VLLM_API_KEY."""
+    """vLLM servers that aitrain starts, each with --vllm-server-gpus GPUs; with several machines on the first one, at
+    its --master-addr. The key is VLLM_API_KEY."""
     vllm_tensor_parallel_size: ResumeSafe[PositiveInt] = 1
     """GPUs that one vLLM engine is split over."""
     vllm_server_gpus: ResumeSafe[NonNegativeInt] = 1

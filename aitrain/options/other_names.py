@@ -113,8 +113,6 @@ def check_trl_fields(config: TrainConfig) -> None:
             raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
         if fields and not has_type(fields[name], value):
             raise ConfigError(f"trl: {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
-        if name == "num_iterations" and isinstance(value, int) and value < 1:  # which TRL does not check
-            raise ConfigError(f"trl: {name}: must be at least 1, not {value}")
 
 
 OPTION_FOR_LOADING = {
@@ -142,8 +140,6 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
     for name in [name for name, value in config.trl.items() if value is not None and value is not False]:
         if name.startswith("vllm_") and not config.use_vllm:
             yield name, "add use_vllm, or leave it out"
-        if name == "vllm_model_impl" and config.vllm_mode == "server":
-            yield name, "it is for vllm_mode colocate; a server of yours takes --model-impl"
     given = config.trl_table("model_init_kwargs")
     if given and config.use_vllm:
         yield "model_init_kwargs", "it would not reach vLLM: use a model folder whose config.json has these settings"

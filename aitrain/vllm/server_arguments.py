@@ -20,7 +20,7 @@ OPTION_OF = {
     "dtype": "--dtype",
     "enable_lora": "--peft",
     "gpu_memory_utilization": "--vllm-gpu-memory-utilization",
-    "host": "--vllm-listen-address",
+    "host": "--master-addr",
     "max_lora_rank": "--lora-r",
     "max_model_len": "--model-max-length",
     "model": "--model",
@@ -169,20 +169,6 @@ def key_header(key: str | None = None) -> dict[str, str]:
 def is_here(url: str) -> bool:
     """Whether the host of an address is this machine; False if its name is unknown."""
     return any(_can_bind(address) for address in _addresses_of(urlsplit(url).hostname or ""))
-
-
-def check_listen_address(host: str) -> None:
-    """Check that servers can listen there.
-
-    Raises:
-        ConfigError: it is no address of this machine that others can reach.
-    """
-    own = [address for address in _addresses_of(host) if _can_bind(address)]
-    if not own or host in (ANY, "::"):
-        raise ConfigError(
-            f"vllm_listen_address: {host} is not an address of this machine that others can reach\n"
-            "Give the name or the address that they use: hostname -I lists them."
-        )
 
 
 def bound_address(host: str) -> str:

@@ -162,7 +162,7 @@ def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_process
     (tmp_path / "kills.py").write_text(KILLS)
     folder = tmp_path / "runs" / "run"
 
-    lines = run(tmp_path, "--vllm-mode=server", "--vllm-servers=2", "--vllm-listen-address=127.0.0.2", "--peft",
+    lines = run(tmp_path, "--vllm-mode=server", "--vllm-servers=2", "--peft",
                 "--num-processes=2", "--rl-env=kills.py", "--max-steps=4", "--eval-cases=0", "--rl-max-new-tokens=4",
                 "--rl-prompts-per-step=4", "--batch-size=16", "--rl-env-timeout=500", "--no-rl-check")  # fmt: skip
 
