@@ -24,7 +24,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -41,8 +41,6 @@ from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.extensions import renew_tied_head
 
 Weights = Iterator[tuple[str, torch.Tensor]]
-
-T = TypeVar("T")
 
 
 class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
@@ -148,10 +146,10 @@ class ColocatedEngine(BatchingEngine):
         return seeded
 
 
-def counting_tokens(step: Callable[[], T]) -> Callable[[], T]:
+def counting_tokens(step: Callable[[], Any]) -> Callable[[], Any]:
     """A step of vLLM's engine that counts as progress, with the tokens of the completions that it ends."""
 
-    def step_and_count() -> T:
+    def step_and_count() -> Any:
         outputs = step()
         ended = [output for output in outputs if output.finished] if isinstance(outputs, list) else []
         activity.own.add_tokens(sum(len(one.token_ids) for output in ended for one in output.outputs))

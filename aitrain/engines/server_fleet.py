@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 POLL_SECONDS = 1.0
 """Seconds between two checks whether a server is back."""
+BACK_SECONDS = 600.0
+"""Seconds to wait for a server."""
 ATTEMPTS = 3
 """Attempts of a request if its server dies during it."""
 
@@ -52,8 +54,6 @@ class ServerFleet:
     """How the weights get to the servers."""
     version: WeightVersion | None = None
     """The weights that the servers should have; None: those that they were started with."""
-    restart_timeout: float = 600.0
-    """Seconds to wait for a server."""
     give_up_reason: Callable[[], str] = lambda: ""
     """Called while waiting for a server: the reason to give up, empty to continue."""
 
@@ -179,9 +179,9 @@ class ServerFleet:
                         await self._ensure_loaded(server)
                         activity.tick()
                         return
-                if time.monotonic() > start + self.restart_timeout:
+                if time.monotonic() > start + BACK_SECONDS:
                     raise RunFailed(
-                        f"{name} is gone, and was not back within {self.restart_timeout:.0f} seconds: {gone}\n"
+                        f"{name} is gone, and was not back within {BACK_SECONDS:.0f} seconds: {gone}\n"
                         "See vLLM's log for the reason."
                     )
                 await asyncio.sleep(POLL_SECONDS)

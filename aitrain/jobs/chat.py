@@ -226,7 +226,7 @@ def talk(session: ChatSession, console: Console) -> None:
         try:
             line = clean(input("> ")).strip()
             word, _, rest = line.partition(" ")
-            if word in ("/quit", "/exit"):
+            if word == "/quit":
                 return
             if word in ("/system", "/reset"):
                 session.system = rest.strip() if word == "/system" else session.system

@@ -68,15 +68,7 @@ def export(request: ExportRequest) -> None:
     files = {
         path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
     }
-    facts: dict[str, object] = {
-        "folder": str(folder),
-        "base": None if adapter is None else base,
-        "adapter": None if adapter is None else str(adapter),
-        "run": None if reference.run is None else str(reference.run),
-        "step": reference.step,
-        "dtype": dtype,
-        "files": files,
-    }
+    facts: dict[str, object] = {**reference.facts, "folder": str(folder), "dtype": dtype, "files": files}
     said = [f"exported {folder}  {len(files)} files, {sum(files.values()) / 1e6:,.1f} MB{in_dtype}"]
     if check is not None:
         facts |= {"logit_difference": check.difference, "adapter_effect": check.adapter_effect}
@@ -86,7 +78,7 @@ def export(request: ExportRequest) -> None:
         said.append(f"! The adapter was trained on the base in {quantization}; the export has the base{in_dtype}.")
     if variables := template_variables(options.get("thinking")):
         said.append(f"! It was trained with --thinking {options['thinking']}: give its chat template {variables}")
-    print(json.dumps(facts, indent=2) if request.as_json else escape_controls("\n".join(said)))
+    print(json.dumps(facts, indent=2, default=str) if request.as_json else escape_controls("\n".join(said)))
 
 
 def _dtype_of_base(config: TrainConfig) -> str:

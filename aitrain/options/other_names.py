@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.options.value_types import shown
 from aitrain.packages import installed
 
 if TYPE_CHECKING:
@@ -228,9 +229,6 @@ OF_ANOTHER_COMMAND = {
     "cases": "eval_cases",
     "samples": "eval_samples",
     "greedy": "decoding=greedy",
-    "batch_size": "concurrency",
-    "output_dir": "out",
-    "project_name": "out",
 }
 """Option by the name that another command of aitrain, or a like tool, has for it."""
 
@@ -251,7 +249,6 @@ _COMMON_ADVICE = {
         "gradient_checkpointing", "use_gradient_checkpointing",
     ),
     "Use --trl model_init_kwargs='{revision: VALUE}'.": ("model_revision", "revision"),
-    "Use --trl num_iterations=VALUE.": ("rl_num_ppo_epochs",),
     "Tokens are read from HF_TOKEN, WANDB_API_KEY or the login only: a flag would show them to everyone here.": (
         "token", "wandb_token",
     ),
@@ -266,10 +263,9 @@ def unknown_option(name: str, known: Collection[str], where: str = "") -> str:
 
     `where` names the file of a key, as in ` (in c.yaml)`.
     """
-    shown = name if name.isprintable() and name.strip() else repr(name)
     is_flag = name.startswith("--")
     key = name.lstrip("-").replace("-", "_").lower()
-    return f"unknown option {shown[:100]}{where}. {_advice(key, known, is_flag)}".rstrip(" ")
+    return f"unknown option {shown(name)}{where}. {_advice(key, known, is_flag)}".rstrip(" ")
 
 
 def _advice(key: str, known: Collection[str], is_flag: bool) -> str:
