@@ -16,7 +16,6 @@
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv.py
         CallFailed                  a call of the environment failed; defined in execution/failure.py
-        ChatStoppedError            a person interrupted an answer; defined in jobs/chat.py
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
         EpisodeTruncated            a limit ended the episode of an environment that runs its own loop
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tools.py

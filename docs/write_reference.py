@@ -113,8 +113,7 @@ def presets_table() -> str:
     for name, preset in PRESETS.items():
         settings = []
         for option, value in preset.settings.items():
-            why = f" ({preset.reasons[option]})" if option in preset.reasons else ""
-            settings.append(f"`{option}` {short(value)}{why}")
+            settings.append(f"`{option}` {short(value)}")
         settings += ["`rl_overlong_buffer` a fifth of the limit"] if preset.overlong else []
         rows.append(f"| `{name}` | {preset.source} | {'; '.join(settings)} |")
     return "\n".join(rows) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -17,7 +18,7 @@ from aitrain.jobs.chat import ChatSession, ModelChat
 from aitrain.launch.command_processes import run_on_terminal
 from aitrain.options.yaml_text import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Decoding
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
 from aitrain.rollout.limits import Limits
 from aitrain.runs.model_reference import chat_options
 from aitrain.runs.requests import ChatSetup
@@ -81,6 +82,24 @@ def test_two_models_are_asked_the_same_and_an_answer_that_one_of_them_cannot_giv
         with pytest.raises(ConfigError, match="The conversation has"):
             session.ask("+2?")
         assert [chat.messages for chat in loaded] == before
+
+
+def test_ctrl_c_ends_an_answer_which_is_in_no_conversation() -> None:
+    chats = [model_chat("4$", "5$"), model_chat("4$", "5$")]
+    generate = chats[1][1].generate
+
+    async def interrupted(request: GenerationRequest) -> Completion:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0)
+        return await generate(request)
+
+    with closing(ChatSession([chat for chat, _, _ in chats], system="add")) as session:
+        chats[1][1].generate = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            session.ask("2+2?")
+        assert [len(chat.messages) for chat, _, _ in chats] == [1, 1]
+        chats[1][1].generate = generate  # type: ignore[method-assign]
+        assert set(session.ask("2+3?")) == {"tuned"}
 
 
 def test_control_characters_of_a_model_reach_no_terminal() -> None:

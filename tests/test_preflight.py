@@ -110,7 +110,7 @@ def test_every_field_that_aitrain_fills_is_refused_and_names_its_option() -> Non
     config = TrainConfig(use_vllm=True, mixed_precision="no")
     filled = grpo_arguments(config, plan_batch(config, 1), choose_precision(config))
 
-    assert {*filled, "fsdp"} - {*TrainConfig.model_fields} == {*OPTION_OF_FIELD, *SET_BY_AITRAIN}
+    assert {*filled, "fsdp", "fsdp_config"} - {*TrainConfig.model_fields} == {*OPTION_OF_FIELD, *SET_BY_AITRAIN}
     assert {*WITHOUT_EFFECT} <= set(trl_fields())
 
 

@@ -41,8 +41,8 @@ def test_the_schema_is_valid_describes_every_option_and_refuses_unknown_keys() -
     "text",
     [
         "", "trl: {num_iterations: 2, delta: null}", "target_modules: [q_proj, v_proj]", "max_steps: null",
-        "rl_stop: ['</a>', '\n']", "rl_score_range: [-1, 1]", "rl_env_config: '@e.json'",
-        "rl_env: [x.py, b=y.py]\nrl_env_weights: [2, 0.5]\nrl_env_config: {b: {a: [1, null, {b: é}]}}",
+        "rl_stop: ['</a>', '\n']", "rl_score_range: [-1, 1]", "rl_env_config: '{}'",
+        "rl_env: [a=x.py, b=y.py]\nrl_env_weights: [2, 0.5]\nrl_env_config: {b: {a: [1, null, {b: é}]}}",
         "use_vllm: true\nvllm_mode: server\nvllm_server_url: ['http://a:1', 'https://b:2']",
     ],
     ids=str,

@@ -67,11 +67,9 @@ def test_a_flag_adds_to_the_arguments_of_the_file_and_all_reach_the_server(tmp_p
     assert "--max-num-seqs=8" not in told
 
 
-def test_an_fp8_base_is_computed_in_half_precision() -> None:
+def test_a_server_takes_an_adapter_where_one_is_trained() -> None:
     assert {"--dtype=float32", "--enable-lora"} <= set(words(**ADAPTER))
-    assert "--enable-lora" not in words(**ADAPTER, vllm_sync="disk")
-    told = words(**ADAPTER, vllm_quantization="fp8")
-    assert {"--quantization=fp8_per_channel", "--dtype=bfloat16"} <= set(told)
+    assert "--enable-lora" not in words(**OURS)
 
 
 def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log_and_a_setting_of_the_users_wins(

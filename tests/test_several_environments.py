@@ -20,20 +20,11 @@ from aitrain.rollout.limits import limits_of
 from tests.rollout.scripted import END, Letters, Scripted
 
 FILE = "tests/environments/several.py"
-THREE = [f"{FILE}:Early", f"talk={FILE}:Talk", f"{FILE}:Ranked"]
+THREE = [f"Early={FILE}:Early", f"talk={FILE}:Talk", f"Ranked={FILE}:Ranked"]
 TWICE = [f"easy={FILE}:Early", f"hard={FILE}:Early"]
 
 
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        ("folder/hotel.py", "hotel"),
-        ("http://127.0.0.1:8000/?a=b", "127.0.0.1-8000-a-b"),
-    ],
-)
-def test_an_environment_without_a_name_is_called_after_its_place(place: str, name: str) -> None:
-    environments = TrainConfig(rl_env=["other=x.py", place]).environments
-    assert list(environments) == ["other", name]
+def test_shares_are_those_of_the_weights() -> None:
     assert TrainConfig(rl_env=TWICE, rl_env_weights=[3, 1]).env_shares == {"easy": 0.75, "hard": 0.25}
 
 

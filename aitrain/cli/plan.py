@@ -18,7 +18,7 @@ from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, give
 from aitrain.errors import ConfigError
 from aitrain.options.algorithms import PRESETS
 from aitrain.options.reading import as_command
-from aitrain.options.train import TrainConfig, fsdp_settings
+from aitrain.options.train import TrainConfig
 from aitrain.ui.output import escape_controls
 
 if TYPE_CHECKING:
@@ -219,8 +219,7 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
             yield "", f"{format_bytes(size):>10} {name}"
     room = estimate_disk(shape, config)
     if config.distributed_backend == "fsdp2":
-        sizes = f"over {plan.batch.processes} processes, a checkpoint of {format_bytes(room.checkpoint)}"
-        yield "sharding", f"{sizes}; {fsdp_settings(config, shape.weights)}"
+        yield "sharding", f"over {plan.batch.processes} processes, a checkpoint of {format_bytes(room.checkpoint)}"
     kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}"
     yield "disk", kept if hardware else f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
 

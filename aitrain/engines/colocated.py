@@ -10,8 +10,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     VLLMGeneration.generate(prompts, images, num_generations)   called: (prompts, ids, log-probabilities, their ids);
                                                 calls self.llm.generate(prompts, sampling_params=), once, with all
                                                 prompts of the tp_group where tensors are parallel
-    VLLMGeneration.temperature, .top_p, .top_k, .max_completion_length, .generation_kwargs      replaced for each call;
-                                                the last one holds further SamplingParams
+    VLLMGeneration.generation_kwargs            replaced for each call: fields of SamplingParams, which win over TRL's
     VLLMGeneration.llm.generate                 replaced for a call whose prompts have seeds
     VLLMGeneration.tensor_parallel_size, .tp_group, ._dist          read
     VLLMGeneration.llm.llm_engine.step          wrapped: each call of it is progress; returns completions, those that
@@ -25,7 +24,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -42,8 +41,6 @@ from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.extensions import renew_tied_head
 
 Weights = Iterator[tuple[str, torch.Tensor]]
-
-T = TypeVar("T")
 
 
 class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
@@ -121,13 +118,7 @@ class ColocatedEngine(BatchingEngine):
     def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
         generation = self._generation
-        settings = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "max_completion_length": max_tokens,
-            "generation_kwargs": sampling.vllm_extras(self.end.eos_ids),
-        }
+        settings = {"generation_kwargs": sampling.as_vllm(self.end.eos_ids, max_tokens)}
         seeded: AbstractContextManager[None] = nullcontext()
         seeds = [row.seed.request_seed for row in rows if row.seed is not None]
         if len(seeds) == len(rows):  # of all rows, as ranks that share it gather them
@@ -155,10 +146,10 @@ class ColocatedEngine(BatchingEngine):
         return seeded
 
 
-def counting_tokens(step: Callable[[], T]) -> Callable[[], T]:
+def counting_tokens(step: Callable[[], Any]) -> Callable[[], Any]:
     """A step of vLLM's engine that counts as progress, with the tokens of the completions that it ends."""
 
-    def step_and_count() -> T:
+    def step_and_count() -> Any:
         outputs = step()
         ended = [output for output in outputs if output.finished] if isinstance(outputs, list) else []
         activity.own.add_tokens(sum(len(one.token_ids) for output in ended for one in output.outputs))

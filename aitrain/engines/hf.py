@@ -62,7 +62,6 @@ class HFEngine(BatchingEngine):
     """Whether prompts are computed once, for equal rows and for all turns of an episode, where the model can."""
     unwrapped: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None
     """Prepares a model that is wrapped or sharded for one generation; None: `model` generates as it is."""
-    cache_implementation: str | None = None
     on_tokens: Callable[[list[int]], None] | None = None
     """Called with the newest token of each row in `generate` while it runs; what it raises ends the generation."""
 
@@ -106,7 +105,7 @@ class HFEngine(BatchingEngine):
         now, running, room = list(rows), list(range(len(rows))), max_tokens
         prepared = nullcontext(self.model) if self.unwrapped is None else self.unwrapped()
         with prepared as model, torch.no_grad(), own_defaults_only(model):
-            is_dynamic = not self.cache_implementation and can_share(model)
+            is_dynamic = can_share(model)
             # ranks that generate together must make the same forward passes
             shares = is_dynamic and self.shares_prompts and not self.is_shared
             batch = padded(prompts, self.tokenizer.pad_token_id, self.model.device)
@@ -147,7 +146,6 @@ class HFEngine(BatchingEngine):
             do_sample=sampling.temperature > 0 and not seeds,
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=list(self.end.eos_ids) or None,
-            cache_implementation=self.cache_implementation,
             disable_compile=True,
             return_dict_in_generate=True,
         )

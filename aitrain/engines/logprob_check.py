@@ -175,7 +175,7 @@ class LogprobCheck:
             raise RunFailed(
                 f"The vLLM server at {url} does not have this run's weights: its log-probabilities {differ}.\n"
                 "Check that the server reads the same files as the trainer, that no other run syncs weights to it, and"
-                " with --vllm-sync adapter\nthat it was started with the same base model as the run (--model)."
+                "\nwith --peft that it was started with the same base model as the run (--model)."
             )
         self.notify(
             f"The log-probabilities of the vLLM server at {url} {differ}: its base is rounded in another way."
@@ -196,7 +196,7 @@ class LogprobCheck:
                 f"The vLLM server at {engine.fleet.urls} does not generate with the weights that it was sent: the"
                 f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
                 f" the server's by {max(share, 0.0):.0%} of that.\n"
-                "Restart it, or try --vllm-sync disk in the place of adapter, or --vllm-mode colocate."
+                "Restart it, or try --vllm-mode colocate."
             )
         self._follows = True
 

@@ -52,14 +52,23 @@ class Sampling:
         """The stop strings; None if there are none."""
         return StopStrings(tokenizer, self.stop) if self.stop else None
 
-    def vllm_extras(self, eos_ids: Sequence[int]) -> dict[str, Any]:
-        """The fields of vLLM's SamplingParams, and of its HTTP requests, beside temperature, top_k and top_p."""
-        extras: dict[str, Any] = {"stop_token_ids": list(eos_ids)}
+    def as_vllm(self, eos_ids: Sequence[int], max_tokens: int) -> dict[str, Any]:
+        """Fields of vLLM's SamplingParams, and of its HTTP requests: all that a model's generation_config.json would
+        set otherwise."""
+        fields: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "max_tokens": max_tokens,
+            "stop_token_ids": list(eos_ids),
+        }
         if self.stop:
             # special tokens count as their text, as in StopStrings
-            extras |= {"stop": list(self.stop), "include_stop_str_in_output": True, "skip_special_tokens": False}
-            extras["spaces_between_special_tokens"] = False
-        return extras
+            fields |= {"stop": list(self.stop), "include_stop_str_in_output": True, "skip_special_tokens": False}
+            fields["spaces_between_special_tokens"] = False
+        return fields
 
     # -- the distribution. Logits are float32, shape (rows, vocabulary), and not changed in place.
 

@@ -67,8 +67,6 @@ class VLLMServerEngine:
     together: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context of all ranks around a load of weights, in which `check` may use a model that is sharded."""
     clock: RolloutClock = field(default_factory=RolloutClock)
-    has_logprobs: bool = True
-    """Whether completions have log-probabilities, which only a training needs."""
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
     weight_version: int | None = field(default=None, init=False)
@@ -76,13 +74,11 @@ class VLLMServerEngine:
     last_bytes: int = field(default=0, init=False)
     last_seconds: float = field(default=0.0, init=False)
     """Size and duration of the last load of weights by this process."""
-    _restarts_elsewhere: int = field(default=0, init=False)
-    """Restarts that another rank has noticed, and this one has not."""
 
     @property
     def restarts(self) -> int:
-        """Number of times that a server had lost the policy's weights."""
-        return self.fleet.restarts + self._restarts_elsewhere
+        """Number of times that a server had lost the policy's weights, as this rank has noticed."""
+        return self.fleet.restarts
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -150,7 +146,7 @@ class VLLMServerEngine:
                     f"The vLLM server at {url} cuts completions at {len(ids)} tokens instead of {max_tokens}.\n"
                     "Start it with --generation-config vllm: its model's own settings limit them otherwise."
                 )
-            logprobs: list[float] | None = choice["logprobs"]["token_logprobs"] if self.has_logprobs else None
+            logprobs: list[float] = choice["logprobs"]["token_logprobs"]
             activity.own.add_tokens(len(ids))
             return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
 
@@ -158,22 +154,14 @@ class VLLMServerEngine:
             return await self.fleet.request(attempt, place)
 
     def _body(self, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
-        """Fields of a request, including all for which the server would use the model's generation_config.json.
-        Requests share cached prefixes only if they have the same `cache_salt`."""
-        # as token ids, since the server would decode each token otherwise
-        logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True} if self.has_logprobs else {}
+        """Fields of a request. Requests share cached prefixes only if they have the same `cache_salt`."""
         return {
             "model": self.fleet.policy or self.base_model,
-            "max_tokens": max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            **sampling.vllm_extras(self.end.eos_ids),
+            **sampling.as_vllm(self.end.eos_ids, max_tokens),
             "return_token_ids": True,
             "cache_salt": f"{SALT}-{self.fleet.version}",
-            **logprobs,
+            "logprobs": 0,
+            "return_tokens_as_token_ids": True,  # else the server decodes each token
         }
 
     # -- weights, by all ranks
@@ -212,9 +200,8 @@ class VLLMServerEngine:
             yield
         except RunFailed as error:
             failure = error
-        outcomes = gather([(self.restarts, None if failure is None else str(failure))])
-        self._restarts_elsewhere = max(restarts for restarts, _ in outcomes) - self.fleet.restarts
-        if (message := next((text for _, text in outcomes if text is not None), None)) is not None:
+        messages = gather([None if failure is None else str(failure)])
+        if (message := next(filter(None, messages), None)) is not None:
             raise ServerFailed(message) from failure
 
     async def close(self) -> None:

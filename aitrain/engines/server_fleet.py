@@ -19,10 +19,10 @@ from aitrain.vllm.client import VLLMClient
 
 T = TypeVar("T")
 
-CURRENT_SECONDS = 1.0
-"""How long a check of a server's weights holds for requests that begin: no server restarts faster."""
 POLL_SECONDS = 1.0
 """Seconds between two checks whether a server is back."""
+BACK_SECONDS = 600.0
+"""Seconds to wait for a server."""
 ATTEMPTS = 3
 """Attempts of a request if its server dies during it."""
 
@@ -54,8 +54,6 @@ class ServerFleet:
     """How the weights get to the servers."""
     version: WeightVersion | None = None
     """The weights that the servers should have; None: those that they were started with."""
-    restart_timeout: float = 600.0
-    """Seconds to wait for a server."""
     give_up_reason: Callable[[], str] = lambda: ""
     """Called while waiting for a server: the reason to give up, empty to continue."""
 
@@ -122,8 +120,6 @@ class ServerFleet:
         server, cause = self.servers[place % len(self.servers)], ""
         for _ in range(ATTEMPTS):
             try:
-                if self.policy is None:  # else the request names the weights
-                    await self._ensure_loaded(server, time.monotonic() - CURRENT_SECONDS)
                 restarts = server.restarts
                 try:
                     result = await attempt(server)
@@ -133,7 +129,7 @@ class ServerFleet:
                     cause = str(refused)
                     await self._ensure_loaded(server)  # it has lost the adapter when it was restarted
                     continue
-                if self.policy is None:
+                if self.policy is None:  # else the request names the weights
                     await self._ensure_loaded(server, time.monotonic())
                 if server.restarts == restarts:
                     return result
@@ -183,9 +179,9 @@ class ServerFleet:
                         await self._ensure_loaded(server)
                         activity.tick()
                         return
-                if time.monotonic() > start + self.restart_timeout:
+                if time.monotonic() > start + BACK_SECONDS:
                     raise RunFailed(
-                        f"{name} is gone, and was not back within {self.restart_timeout:.0f} seconds: {gone}\n"
+                        f"{name} is gone, and was not back within {BACK_SECONDS:.0f} seconds: {gone}\n"
                         "See vLLM's log for the reason."
                     )
                 await asyncio.sleep(POLL_SECONDS)

@@ -4,10 +4,9 @@ chat`: `python -m aitrain.jobs.chat FILE`, on the terminal of the command, where
 
 from __future__ import annotations
 
+import asyncio
 import json
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
@@ -37,16 +36,11 @@ from aitrain.ui.terminal import ChatView
 
 ANSWER_TOKENS = 512
 """Maximum tokens of an answer, unless the user sets it: a run's limit may be that of short answers."""
-NOT_PART = "interrupted: this is not part of the conversation"
 HELP = """\
 /system TEXT  begin a new conversation with this system prompt; without TEXT with none
 /reset        begin a new conversation
 /quit         end, as Ctrl-D does
 Ctrl-C interrupts an answer."""
-
-
-class ChatStoppedError(AitrainError):
-    """The person has interrupted an answer."""
 
 
 @dataclass
@@ -71,7 +65,8 @@ class ModelChat:
     """Why the last answer ends before its end, and what to do; empty if the model ended it."""
     show: Callable[[str], None] = lambda _: None
     """Called with the whole answer so far; it is never shorter than before."""
-    is_stopped: Callable[[], bool] = lambda: False
+    asking: asyncio.Task[object] | None = None
+    """The task of the present question; Ctrl-C cancels it."""
     ids: list[int] = field(default_factory=list)
     """The tokens of the answer so far."""
 
@@ -80,20 +75,14 @@ class ModelChat:
         return str(self.chat.tokenizer.decode(self.ids, skip_special_tokens=True))
 
     def on_tokens(self, tokens: list[int]) -> None:
-        """Take the newest token of each row, of which there is one.
-
-        Raises:
-            ChatStoppedError: the answer was interrupted.
-        """
+        """Take the newest token of each row, of which there is one. Ends the generation if its task was cancelled."""
         self.ids += tokens[:1]
-        if self.is_stopped():
-            raise ChatStoppedError(NOT_PART)
+        if self.asking is not None and self.asking.cancelling():
+            raise asyncio.CancelledError
         self.show(self._text().rstrip("\ufffd"))  # the rest of a character may come with the next token
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion; what was not shown while it was sampled is shown at its end."""
-        if self.is_stopped():
-            raise ChatStoppedError(NOT_PART)
         begun = request.prompt_ids[len(request.prompt_ids) - request.begun :]
         self.ids = list(begun)
         completion = await self.engine.generate(request)
@@ -110,8 +99,8 @@ class ModelChat:
 
         Raises:
             ConfigError: the conversation leaves no room for an answer.
-            ChatStoppedError: the answer was interrupted.
         """
+        self.asking = asyncio.current_task()
         asked = [*self.messages, {"role": "user", "content": question}]
         text = "".join(str(message["content"]) for message in asked)
         ids = self.chat.prompt_ids(asked if self.has_template else text)
@@ -141,14 +130,10 @@ class ChatSession:
     seed: int = 0
     decoding: Decoding = Decoding.SEEDED
     system: str = ""
-    is_stopped: bool = False
-    """Whether Ctrl-C was pressed during the last answer."""
     _loop: EventLoop = field(default_factory=EventLoop)
     _asked: int = 0
 
     def __post_init__(self) -> None:
-        for chat in self.chats:
-            chat.is_stopped = lambda: self.is_stopped
         self.reset()
 
     @property
@@ -162,37 +147,24 @@ class ChatSession:
             chat.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def ask(self, question: str, view: ChatView | None = None) -> dict[str, str]:
-        """The answers by the models' names, shown in a view while they come. Ctrl-C in the main thread ends an answer;
-        a second one raises KeyboardInterrupt.
+        """The answers by the models' names, shown in a view while they come. After Ctrl-C, or where an answer cannot be
+        had, the question is part of no conversation.
 
         Raises:
             ConfigError: a conversation leaves no room for an answer.
-            ChatStoppedError: the person has interrupted; then the question is part of no conversation.
         """
-        before = [chat.messages for chat in self.chats]
-        self.is_stopped, answers = False, dict[str, str]()
+        before, answers = [chat.messages for chat in self.chats], dict[str, str]()
         self._asked += 1
         seed = derived_seed(self.seed, "chat", self._asked)
-
-        def stop(*_: object) -> None:
-            if self.is_stopped:
-                raise KeyboardInterrupt
-            self.is_stopped = True
-
-        is_main = threading.current_thread() is threading.main_thread()
-        handler = signal.signal(signal.SIGINT, stop) if is_main else None
         try:
             for chat in self.chats:
                 chat.show = partial(view.answer, chat.name) if view is not None else lambda _: None
                 with chat.scope():
                     answers[chat.name] = self._loop.run(chat.ask(question, seed, self.decoding))
-        except (ChatStoppedError, ConfigError):
+        except (KeyboardInterrupt, ConfigError):
             for chat, messages in zip(self.chats, before, strict=True):
                 chat.messages = messages
             raise
-        finally:
-            if is_main:
-                signal.signal(signal.SIGINT, handler)
         return answers
 
     def close(self) -> None:
@@ -254,7 +226,7 @@ def talk(session: ChatSession, console: Console) -> None:
         try:
             line = clean(input("> ")).strip()
             word, _, rest = line.partition(" ")
-            if word in ("/quit", "/exit"):
+            if word == "/quit":
                 return
             if word in ("/system", "/reset"):
                 session.system = rest.strip() if word == "/system" else session.system
@@ -268,14 +240,9 @@ def talk(session: ChatSession, console: Console) -> None:
         except EOFError:
             print()
             return
-        except ChatStoppedError:
-            session.is_stopped = False
-            say(NOT_PART, "yellow")
         except AitrainError as error:
             say(str(error), "red")
         except KeyboardInterrupt:
-            if session.is_stopped:  # the second one during an answer
-                raise
             print("\n(Ctrl-D ends)")
 
 
@@ -283,7 +250,11 @@ def show_answers(session: ChatSession, console: Console, question: str) -> None:
     """Show the answers to a question while they come, also what was answered before Ctrl-C."""
     view = ChatView(console, session.titles)
     try:
-        session.ask(question, view)
+        try:
+            session.ask(question, view)
+        except KeyboardInterrupt:
+            view.note(session.chats[-1].name, "interrupted: this is not part of the conversation", "yellow")
+            return
         for chat in session.chats:
             if chat.cut_off:
                 view.note(chat.name, chat.cut_off, "yellow")
@@ -304,8 +275,8 @@ def answer_lines(session: ChatSession, as_json: bool) -> int:
                 raise ConfigError(f"line {number}: {error}") from None
             shown = []
             for name, answer in answers.items():
-                one_line = answer.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
-                shown.append((f"{name}: " if len(answers) > 1 else "") + escape_controls(one_line))
+                one_line = escape_controls(answer.replace("\n", "\\n"))
+                shown.append((f"{name}: " if len(answers) > 1 else "") + one_line)
             line_of_json = json.dumps({"question": question, "answers": answers})
             print(line_of_json if as_json else "\t".join(shown), flush=True)
     return 0
@@ -320,13 +291,10 @@ def main(request: ChatSetup) -> int:
         if is_typed:
             print("loading the model ...", file=sys.stderr)
         with closing(open_session(request)) as session:
-            try:
-                if not is_typed:
-                    return answer_lines(session, request.as_json)
-                talk(session, Console(highlight=False))
-                return 0
-            except ChatStoppedError:
-                raise KeyboardInterrupt from None
+            if not is_typed:
+                return answer_lines(session, request.as_json)
+            talk(session, Console(highlight=False))
+            return 0
 
     return run_job(work, request.as_json, "chat")
 

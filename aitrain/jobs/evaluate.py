@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -219,13 +219,6 @@ def _note_overlap(context: RunContext, reference: ModelReference, split: Dataset
             f"{overlap} of {len(split.held_out)} cases were trained on, or chose the step (--save-best), or look the"
             " same as such a case: their score does not show what was learned for new prompts."
         )
-    card = Path(reference.adapter or reference.base, "README.md")
-    with suppress(OSError):  # most models have none
-        if reference.run is None and "\n- aitrain\n" in card.read_text(encoding="utf-8", errors="replace"):
-            context.note(
-                f"{reference.given} was trained by aitrain, and its run folder is not here: whether these cases were"
-                " trained on is not known."
-            )
     before = read_object(RunFolder(reference.run).environment).get("weights") if reference.run else None
     now = weights_stamp(reference.base) if reference.adapter else None
     if before and now and before != now:  # what is on the Hub has none
@@ -268,7 +261,7 @@ def _server_engine(
     base = check_servers(config.vllm_server_urls, needs)
     fleet = ServerFleet.of(map(VLLMClient, config.vllm_server_urls), SavedAdapter(adapter or Path(path)))
     fleet.give_up_reason = context.give_up_reason
-    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
+    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context)
     if adapter is None:
         engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded
     return engine

@@ -18,23 +18,18 @@ from transformers.utils import logging as transformers_logging
 
 from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.packages import public_base
 from aitrain.rollout.thinking import template_variables
 from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, read_model, run_options
 from aitrain.runs.new_folder import new_folder
 from aitrain.runs.requests import DTYPES, ExportRequest
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder
 from aitrain.training.loaded_policy import load_policy
 from aitrain.training.model import load_configuration, load_model, load_tokenizer
-from aitrain.training.saving import HubRepository, merged
-from aitrain.ui.card import try_to_write_card, write_short_card
+from aitrain.training.saving import merged
+from aitrain.ui.card import try_to_write_card
 from aitrain.ui.output import escape_controls, run_job
-
-NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin", "manifest.json"}
-"""Files that only the training reads."""
 
 PROBE = (2, 32)
 """Rows and tokens of the random input on which logits are compared."""
@@ -55,77 +50,48 @@ def main(request: ExportRequest) -> int:
 
 
 def export(request: ExportRequest) -> None:
-    """Write the folder, and upload it, as requested; a whole model that only is uploaded stays where it is."""
+    """Write the folder, as requested."""
     reference = read_model(request.model)
     adapter, base, options = reference.adapter, reference.base, run_options(reference)
-    is_in_place = reference.kind == "folder" and request.out is None
-    folder = Path(base) if is_in_place else request.folder(reference.label)
-    name = reference.label.replace("+", "-")
-    repository = HubRepository(name, request.repo_id, request.username, request.hub_private)
-    if request.push_to_hub:
-        repository.check()
+    folder = request.folder(reference.label)
     revision = as_object(as_object(options.get("trl")).get("model_init_kwargs")).get("revision")
     config = TrainConfig(
-        model=reference.base,
+        model=base,
         peft=adapter is not None,
         trust_remote_code=request.trust_remote_code,
         trl={"model_init_kwargs": {"revision": revision}} if revision else {},
         vllm_args={},
     )
-    dtype = None if request.adapter_only else request.dtype or _trained_dtype(config, reference, options)
+    dtype = None if request.adapter_only else request.dtype or _dtype_of_base(config)
     in_dtype = f" in {dtype}" if dtype else ""
-    check = None if is_in_place else _write(request, reference, folder, config, dtype)
-    files = _files(folder)
-    facts: dict[str, object] = {
-        "folder": str(folder),
-        "base": None if adapter is None else base,
-        "adapter": None if adapter is None else str(adapter),
-        "run": None if reference.run is None else str(reference.run),
-        "step": reference.step,
-        "dtype": dtype,
-        "files": files,
+    check = _write(request, reference, folder, config, dtype)
+    files = {
+        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
     }
-
-    def say(text: str) -> None:
-        if not request.as_json:
-            print(escape_controls(text), flush=True)
-
-    size = f"{sum(files.values()) / 1e6:,.1f} MB"
-    say(f"{'' if is_in_place else 'exported '}{folder}  {len(files)} files, {size}{in_dtype}")
+    facts: dict[str, object] = {**reference.facts, "folder": str(folder), "dtype": dtype, "files": files}
+    said = [f"exported {folder}  {len(files)} files, {sum(files.values()) / 1e6:,.1f} MB{in_dtype}"]
     if check is not None:
         facts |= {"logit_difference": check.difference, "adapter_effect": check.adapter_effect}
-        say(check.sentence(getattr(torch, str(dtype))))
+        said.append(check.sentence(getattr(torch, str(dtype))))
     quantization = options.get("quantization")
     if quantization and adapter is not None and dtype:
-        say(f"! The adapter was trained on the base in {quantization}; the export has the base{in_dtype}.")
+        said.append(f"! The adapter was trained on the base in {quantization}; the export has the base{in_dtype}.")
     if variables := template_variables(options.get("thinking")):
-        say(f"! It was trained with --thinking {options['thinking']}: give its chat template {variables}")
-    if request.push_to_hub:
-        _show_progress("uploading")
-        facts["repository"] = repository.upload(folder, list(files))
-        say(f"uploaded to {facts['repository']}")
-    if request.as_json:
-        print(json.dumps(facts, indent=2))
+        said.append(f"! It was trained with --thinking {options['thinking']}: give its chat template {variables}")
+    print(json.dumps(facts, indent=2, default=str) if request.as_json else escape_controls("\n".join(said)))
 
 
-def _trained_dtype(config: TrainConfig, reference: ModelReference, options: dict[str, object]) -> str:
-    """The type of the weights in the training."""
-    if reference.adapter is None or reference.run is None:
-        found = [str(load_configuration(config).dtype).removeprefix("torch.")]
-    else:
-        run = RunFolder(reference.run)
-        known = {name: options[name] for name in TrainConfig.model_fields if name in options}
-        is_half = bool(read_object(run.environment).get("gpus")) and resolve(TrainConfig, None, known).may_halve_base
-        merged = read_object(run.model / "merged" / "config.json").get("dtype")
-        found = [str(merged), str(options.get("dtype")), "bfloat16" if is_half else "float32"]
-    return next((each for each in found if each in DTYPES), "float32")
+def _dtype_of_base(config: TrainConfig) -> str:
+    """The type of the weights that its configuration names."""
+    found = str(load_configuration(config).dtype).removeprefix("torch.")
+    return found if found in DTYPES else "float32"
 
 
 def _write(
     request: ExportRequest, reference: ModelReference, folder: Path, config: TrainConfig, dtype: str | None
 ) -> LogitCheck | None:
-    """Write the weights, or without a dtype the files of an adapter byte by byte, and the model card; returns None for
-    an adapter. A base that the training quantized is loaded in full precision.
+    """Write the weights, or without a dtype the files of an adapter byte by byte, and the card of a run that has ended;
+    returns None for an adapter. A base that the training quantized is loaded in full precision.
 
     Raises:
         ConfigError: the files of the base are quantized, so that the adapter cannot become part of it.
@@ -147,33 +113,22 @@ def _write(
         try:
             if adapter is None or dtype:
                 _show_progress(f"loading {reference.base} in {dtype}, and merging" if adapter else "loading")
-                check = write_whole_model(reference, config, place, request.shard_size)
+                check = write_whole_model(reference, config, place)
             else:
                 for file in (adapter / ADAPTER_CONFIG, *adapter.glob("adapter_model*.safetensors*")):
                     shutil.copyfile(file, place / file.name)
                 if (adapter / "tokenizer_config.json").is_file():
                     load_tokenizer(config, str(adapter)).save_pretrained(place)
-            run = None if reference.run is None or reference.kind == "checkpoint" else RunFolder(reference.run)
-            if run is None or not run.result.exists() or try_to_write_card(run, place) is not None:
-                step = f" after step {reference.step}" if reference.step is not None else ""
-                kind = "one whole model" if dtype else "a LoRA adapter"
-                base = public_base(reference.base)
-                text = f"{reference.label}: {base}, trained with GRPO by aitrain{step}, as {kind}."
-                write_short_card(place, reference.label, reference.base, text)
+            if (
+                reference.run is not None
+                and reference.kind != "checkpoint"
+                and RunFolder(reference.run).result.exists()
+            ):
+                try_to_write_card(RunFolder(reference.run), place)
         except (OSError, SafetensorError) as error:
             why = " ".join(str(error).split())[:200]
             raise RunFailed(f"Cannot write {folder}: {why}\nFree some disk space, or choose --out.") from error
     return check
-
-
-def _files(folder: Path) -> dict[str, int]:
-    """The files of an export with their sizes; hidden ones and those of a trainer are left out."""
-    sizes = dict[str, int]()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and "/." not in f"/{name}" and path.name not in NOT_UPLOADED:
-            sizes[name] = path.stat().st_size
-    return sizes
 
 
 def _show_progress(text: str) -> None:
@@ -205,7 +160,7 @@ class LogitCheck:
         return f"{text}\n! Rounding takes away much of what was trained: export with --dtype float32"
 
 
-def write_whole_model(reference: ModelReference, config: TrainConfig, folder: Path, shard_size: str) -> LogitCheck:
+def write_whole_model(reference: ModelReference, config: TrainConfig, folder: Path) -> LogitCheck:
     """Load a model, merge its adapter, if there is one, and write weights and tokenizer.
 
     Raises:
@@ -223,7 +178,7 @@ def write_whole_model(reference: ModelReference, config: TrainConfig, folder: Pa
         model = merged(model)
     model.config.use_cache = True  # off where a training saved it
     with savable_generation_config(model):
-        model.save_pretrained(folder, max_shard_size=shard_size)
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     dtype = model.dtype
     del model

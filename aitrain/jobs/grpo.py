@@ -156,13 +156,9 @@ def _train(context: RunContext, prepared: Prepared) -> None:
     if trainer.state.global_step == 0:
         raise RunFailed("There was no optimizer step: nothing was trained.\nSee train.log in the run folder.")
     if not trainer.updates:
-        since = f" after {checkpoint.name}" if checkpoint else ""
-        masked = ", or were truncated (--rl-mask-truncated-completions)" if trainer.masks_truncated else ""
-        skipped = f", and {trainer.non_finite.skipped} steps were skipped" if trainer.non_finite.skipped else ""
-        warm_up = ", or the learning rate was 0, as a warm-up begins" if trainer.state.global_step == 1 else ""
         context.note(
-            f"No step{since} changed the weights: in every group all completions had the same score, or none{masked}"
-            f"{skipped}{warm_up}."
+            "No step changed the weights: in every group all completions had the same score, or none; were left out"
+            " (--rl-mask-truncated-completions); or the steps were skipped."
         )
 
 

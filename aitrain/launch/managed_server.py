@@ -20,8 +20,8 @@ from aitrain.vllm.server_arguments import (
 )
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, running
 
-QUANTIZATIONS = {"fp8": "fp8_per_channel"}
-"""vLLM's formats by the values of --vllm-quantization. One scale for each output of a layer rounds least."""
+RESTARTS = 3
+"""How often a server is restarted when it dies."""
 LOOK = 0.5
 """Seconds between two checks whether a server lives."""
 
@@ -42,7 +42,7 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
     many = f"{len(plans)} servers: " if len(plans) > 1 else ""
     with (
         running(plans, lambda text: announce(Phase(f"{many}{text}"))) as servers,
-        _restarting(servers, plan.config.vllm_max_restarts, announce, folder),
+        _restarting(servers, announce, folder),
     ):
         yield {SERVER_VARIABLE: ",".join(server.url for server in servers), KEY_VARIABLE: plans[0].key}
 
@@ -54,8 +54,6 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
         context = config.rl_max_prompt_length + config.rl_max_episode_tokens
     dtype = "float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype
-    if dtype == "float32" and config.vllm_quantization is not None:
-        dtype = "bfloat16"  # vLLM computes with FP8 weights in half precision only
     host, key = plan.nodes.address if plan.nodes else LOOPBACK, new_key()
     arguments = common_arguments(
         str(named_folder(config.model) or config.model),
@@ -66,12 +64,8 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
         tensor_parallel=config.vllm_tensor_parallel_size,
         trust_remote_code=config.trust_remote_code,
     )
-    optional = {
-        "max_model_len": context,
-        "quantization": config.vllm_quantization and QUANTIZATIONS[config.vllm_quantization],
-    }
     arguments |= training_arguments(plan.server_gpus, config.seed)
-    arguments |= {name: value for name, value in optional.items() if value is not None}
+    arguments |= {} if context is None else {"max_model_len": context}
     arguments |= {name.replace("-", "_"): value for name, value in config.vllm_args.items()}
     return [
         ServerConfig(
@@ -86,10 +80,10 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
 
 
 @contextmanager
-def _restarting(servers: list[VLLMServer], restarts: int, announce: Announce, folder: RunFolder) -> Iterator[None]:
-    """Context in which servers that die are restarted, each at most `restarts` times; when none is left,
-    vllm-server.json says why."""
-    over, reasons = threading.Event(), list[str]()
+def _restarting(servers: list[VLLMServer], announce: Announce, folder: RunFolder) -> Iterator[None]:
+    """Context in which servers that die are restarted, each at most RESTARTS times; when one is not, vllm-server.json
+    says why, so that the training processes stop waiting for it."""
+    over = threading.Event()
 
     def note(text: str) -> None:
         """Show a text, which train.log gets as well."""
@@ -99,15 +93,15 @@ def _restarting(servers: list[VLLMServer], restarts: int, announce: Announce, fo
 
     def watch(server: VLLMServer) -> None:
         name, why = "vLLM's server" if len(servers) == 1 else f"The vLLM server at {server.url}", ""
-        for restart in range(1, restarts + 2):
+        for restart in range(1, RESTARTS + 2):
             while (code := server.poll()) is None:
                 if over.wait(LOOK):
                     return
             why = f"{name} ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
-            if restart > restarts:
-                why = f"{why}, and is not restarted again (--vllm-max-restarts)."
+            if restart > RESTARTS:
+                why = f"{why}, and is not restarted again."
                 break
-            note(f"{why}: restart {restart} of {restarts}.")
+            note(f"{why}: restart {restart} of {RESTARTS}.")
             try:
                 server.restart()
             except RunFailed as error:
@@ -115,9 +109,7 @@ def _restarting(servers: list[VLLMServer], restarts: int, announce: Announce, fo
                 break
         if not over.is_set():
             note(why)
-            reasons.append(why)
-            if len(reasons) == len(servers):  # so that the training processes stop waiting
-                write_json(folder.server, {"why": "\n".join(reasons[-2:])}, durable=False)
+            write_json(folder.server, {"why": why}, durable=False)
 
     threads = [threading.Thread(target=watch, args=[server], name="vllm-watch", daemon=True) for server in servers]
     for thread in threads:

@@ -240,7 +240,7 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     adapter, base = reference.adapter, reference.base
     rank = adapter_rank(reference) if config.use_vllm else None
     update = {"model": base if reference.kind == "hub" else absolute(base), "peft": adapter is not None}
-    config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
+    config = config.model_copy(update={**update, "lora_r": rank or config.lora_r})
     gpus, served = _divided_gpus(config, visible_gpus(), trains=not config.use_vllm)
     processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
     return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, served)

@@ -21,7 +21,7 @@ from aitrain.errors import ConfigError
 from aitrain.launch.hardware import GpuKind, ask_driver
 from aitrain.launch.model_shape import ModelShape
 from aitrain.machine import free_memory, total_memory
-from aitrain.options.train import FSDP_OPTIMIZERS, TrainConfig, fsdp_settings, pass_dependent
+from aitrain.options.train import FSDP_OPTIMIZERS, TrainConfig, pass_dependent, reshards_after_forward
 
 MIB = 1 << 20
 PROMPT = 256
@@ -128,8 +128,7 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
     gathered = 0  # whole weights of sharded layers in a pass: embedding and head, and two layers or all of them
     if parts > 1:
         two_layers = 2 * shape.inside // shape.layers
-        reshards = fsdp_settings(config, shape.weights).reshard_after_forward
-        layers = min(shape.inside, two_layers) if reshards else shape.inside
+        layers = min(shape.inside, two_layers) if reshards_after_forward(config, shape.weights) else shape.inside
         gathered = (shape.weights - shape.inside + layers) * computed
         if not config.peft:
             gathered += 4 * two_layers  # gradients, before they are sharded
@@ -186,11 +185,8 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
 
 
 def served_weights(shape: ModelShape, config: TrainConfig) -> int:
-    """Bytes of the weights on each GPU of a vLLM server, which rounds those inside the layers to one byte with fp8."""
-    is_rounded = config.vllm_quantization is not None
-    inside = shape.inside if is_rounded else 0
-    width = 4 if config.dtype == "float32" and not is_rounded else 2
-    return ((shape.weights - inside) * width + inside) // config.vllm_tensor_parallel_size
+    """Bytes of the weights on each GPU of a vLLM server."""
+    return shape.weights * (4 if config.dtype == "float32" else 2) // config.vllm_tensor_parallel_size
 
 
 # -- what saves memory
@@ -218,7 +214,7 @@ def changes_that_fit(
         further = [each for each in further if need(each) < needed]
         if not further:
             return None
-        chosen = next((each for each in further if need(each) <= allowed), None) or min(further, key=need)
+        chosen = next((each for each in further if need(each) <= allowed), min(further, key=need))
     return [_flag(name, value) for name, value in chosen.items() if getattr(config, name) != value]
 
 
@@ -234,7 +230,8 @@ def _changes(
     training first."""
     on_gpu, is_ddp, batch = device.kind == "GPU", config.distributed_backend == "ddp", plan_batch(config, processes)
     if lacks_room_for_vllm(shape, config, device):
-        yield from ({SHARE_OF_VLLM: percent / 100} for percent in range(5, 95, 5))
+        for percent in range(5, 95, 5):
+            yield {SHARE_OF_VLLM: percent / 100}
     if config.disable_gradient_checkpointing:
         yield {"disable_gradient_checkpointing": False}
     if batch.limit.tokens is not None and batch.limit.tokens > 1:

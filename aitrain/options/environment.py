@@ -43,7 +43,7 @@ class EnvironmentOptions(Options):
     rl_env: ResumeSafe[Environments | None] = None
     """Environment, as path/to/file.py:Class, package.module:Class, envs.gsm8k, NAME:ID of an adapter, or the URL of
     aitrain env serve; several URLs of one environment with commas. Repeatable, to train on several environments:
-    PLACE, or NAME=PLACE."""
+    NAME=PLACE."""
     rl_env_weights: Weights | None = None
     """Shares of the environments in a batch, as in 2,1, if several --rl-env are given; unset: equal ones."""
     rl_env_module: ResumeSafe[str | None] = None
@@ -51,8 +51,8 @@ class EnvironmentOptions(Options):
     rl_env_class: ResumeSafe[str | None] = None
     """Name of the environment class; unset: the only class of the module that has build_dataset."""
     rl_env_config: ResumeSafe[JsonObjectOption | None] = None
-    """Keyword arguments of the environment's constructor: a JSON object, or @file.json; with several environments,
-    those of each by its name."""
+    """Keyword arguments of the environment's constructor: a JSON object; with several environments, those of
+    each by its name."""
     rl_env_workers: ResumeSafe[EnvWorkers | None] = None
     """Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core; to servers: 256); ray:64: in a
     Ray cluster."""
@@ -132,8 +132,8 @@ class EnvironmentOptions(Options):
 
     def _rules_of_several(self, places: list[str]) -> Iterator[str]:
         names = [name for name, _ in map(named_place, places)]
-        if twice := next((name for name in names if names.count(name) > 1), ""):
-            yield f"rl_env: two environments are called {twice}: name them, as in NAME={named_place(places[-1])[1]}"
+        if "" in names or len(set(names)) < len(names):
+            yield f"rl_env: each of several environments has its own name, as in NAME={named_place(places[-1])[1]}"
         if self.rl_env_class is not None:
             yield "rl_env_class: with several environments, name the class of each in rl_env, as in file.py:Class"
         if self.rl_env_weights is not None and len(weights_of(self.rl_env_weights)) != len(names):
@@ -151,13 +151,6 @@ class EnvironmentOptions(Options):
 
 
 def named_place(given: str) -> tuple[str, str]:
-    """Name and place of one environment of several. A place without a name is called after its class, the id of an
-    adapter, its module or its address."""
-    if named := _NAMED.fullmatch(given):
-        return named[1], named[2]
-    place, _, id = given.partition(":")
-    if given.startswith(_URLS):
-        name = id.partition(",")[0].strip("/")
-    else:
-        name = id or place.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "environment", given
+    """Name and place of one environment of several; the name is empty where none is given."""
+    named = _NAMED.fullmatch(given)
+    return (named[1], named[2]) if named else ("", given)

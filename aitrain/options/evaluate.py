@@ -50,7 +50,7 @@ class EvalConfig(EvalOptions, TrainConfig):
 
 
 _NOT_FOR_EVALS = {
-    *("vllm_mode", "vllm_sync", "vllm_quantization", "vllm_sleep_mode", "rl_check", "eval_strategy", "eval_steps"),
+    *("vllm_mode", "vllm_sleep_mode", "rl_check", "eval_strategy", "eval_steps"),
     *("batch_size", "gradient_accumulation", "epochs", "max_steps"),
 }
 _SECTIONS = (

@@ -16,7 +16,7 @@ from aitrain.options.value_types import (
     Texts,
 )
 
-_OF_AITRAINS_SERVERS = ("vllm_servers", "vllm_quantization", "vllm_args")
+_OF_AITRAINS_SERVERS = ("vllm_servers", "vllm_args")
 
 
 Thinking = Literal["on", "off", "low", "medium", "high"] | PositiveInt
@@ -96,11 +96,6 @@ class GenerationOptions(Options):
                 )
             if self.rl_stop:
                 yield f"rl_stop: with thinking {self.thinking}, a turn is two completions\nLeave one of the two out."
-        if self.rl_max_episode_tokens is not None and self.rl_max_episode_tokens < most:
-            yield (
-                f"rl_max_episode_tokens: {self.rl_max_episode_tokens} is less than one completion of {most} tokens"
-                " (rl_max_new_tokens)"
-            )
 
 
 class VLLMOptions(Options):
@@ -126,16 +121,9 @@ class VLLMOptions(Options):
     vllm_server_gpus: ResumeSafe[NonNegativeInt] = 1
     """GPUs of this machine, the last ones, that each vLLM server on it uses: training leaves them alone; 0: a server of
     yours shares the GPUs of the training."""
-    vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk"]] = "auto"
-    """How a server gets the weights: the LoRA adapter alone, or all weights as files (disk)."""
-    vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
-    """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory.
-    The importance weights correct its rounding."""
     vllm_args: ResumeSafe[Table] = Field({})
     """Any other argument of aitrain's vLLM servers, as KEY=VALUE; may be repeated: --vllm-args max_num_seqs=64. In YAML
     a table."""
-    vllm_max_restarts: ResumeSafe[NonNegativeInt] = 3
-    """How often a vLLM server that aitrain started is restarted when it dies."""
 
     @property
     def vllm_memory(self) -> float:

@@ -11,10 +11,12 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING
 
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.options.value_types import shown
 from aitrain.packages import installed
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ OPTION_OF_FIELD = {
 """Fields that follow from an option of another name. tests/test_preflight.py keeps it equal to what is handed to
 TRL."""
 
-SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
+SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "fsdp_config", "use_cpu")
 """Fields that aitrain sets by itself."""
 
 _FIELD_ADVICE = {
@@ -72,6 +74,7 @@ _FIELD_ADVICE = {
     "sampling has rl_temperature, rl_top_k, rl_top_p and rl_stop, which mean the same on every engine": (
         "generation_kwargs", "min_p", "repetition_penalty",
     ),
+    "aitrain keeps the caches of transformers itself: leave it out": ("cache_implementation",),
     "GRPO does not use it: leave it out": (
         "do_train", "do_predict", "label_names", "label_smoothing_factor", "length_column_name",
         "train_sampling_strategy",
@@ -109,10 +112,8 @@ def check_trl_fields(config: TrainConfig) -> None:
             raise ConfigError(f"trl: {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:
             raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
-        if not has_type(fields.get(name, ""), value):
+        if fields and not has_type(fields[name], value):
             raise ConfigError(f"trl: {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
-        if name == "num_iterations" and isinstance(value, int) and value < 1:  # which TRL does not check
-            raise ConfigError(f"trl: {name}: must be at least 1, not {value}")
 
 
 OPTION_FOR_LOADING = {
@@ -140,12 +141,6 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
     for name in [name for name, value in config.trl.items() if value is not None and value is not False]:
         if name.startswith("vllm_") and not config.use_vllm:
             yield name, "add use_vllm, or leave it out"
-        if name == "fsdp_config" and config.distributed_backend != "fsdp2":
-            yield name, "add distributed_backend fsdp2, or leave it out"
-        if name == "cache_implementation" and config.use_vllm:
-            yield name, "it is for transformers, and here vLLM generates: leave it out"
-        if name == "vllm_model_impl" and config.vllm_mode == "server":
-            yield name, "it is for vllm_mode colocate; a server of yours takes --model-impl"
     given = config.trl_table("model_init_kwargs")
     if given and config.use_vllm:
         yield "model_init_kwargs", "it would not reach vLLM: use a model folder whose config.json has these settings"
@@ -168,19 +163,15 @@ def trl_fields() -> dict[str, str]:
     return found
 
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "int": int, "float": (int, float), "bool": bool, "str": str, "None": NoneType, "dict": dict, "list": list,
-}  # fmt: skip
-
-
 def has_type(annotation: str, value: object) -> bool:
-    """Whether a value has one of the types `A | B`, if all are simple ones; True and False are not numbers."""
-    kinds = [kind.partition("[")[0] for kind in annotation.split(" | ")]
-    if not all(kind in _TYPES for kind in kinds):
+    """Whether a value has the type of an annotation; True also for types of transformers and TRL."""
+    try:
+        TypeAdapter(annotation.replace("Any", "object")).validate_python(value, strict=True)  # type: ignore[arg-type]
+    except PydanticUserError:  # it is not defined here
         return True
-    if isinstance(value, bool):
-        return "bool" in kinds
-    return any(isinstance(value, _TYPES[kind]) for kind in kinds)
+    except ValidationError:
+        return False
+    return True
 
 
 # -- names that are no option
@@ -201,8 +192,6 @@ SAME_AS = {
     "load_best_model_at_end": "save_best",
     "early_stopping_patience": "patience",
     "max_tool_calling_iterations": "rl_max_turns",
-    "vllm_server_host": "vllm_server_url",
-    "vllm_server_port": "vllm_server_url",
     "vllm_max_model_length": "model_max_length",
     # AITraining
     "base_model": "model",
@@ -213,15 +202,11 @@ SAME_AS = {
     "sweep_backend": "sampler",
     "sweep_metric": "objective",
     "sweep_direction": "direction",
-    # Optuna
     "n_trials": "trials",
-    "custom_loss_weights": "rl_loss_type",
     "chat_format": "chat_template",
-    "suggested_chat_template": "chat_template",
     "rl_mini_batch_size": "batch_size",
     "auto_find_batch_size": "batch_size",
     "block_size": "rl_max_prompt_length",
-    "optimizer_step_frequency": "gradient_accumulation",
     "grad_clip_value": "max_grad_norm",
     "load_state_from": "resume_from_checkpoint",
     "save_state_every_n_steps": "save_steps",
@@ -235,11 +220,6 @@ SAME_AS = {
     "lora_rank": "lora_r",
     "max_lora_rank": "lora_r",
     "random_state": "seed",
-    # transformers' generate and vLLM's SamplingParams
-    "max_tokens": "rl_max_new_tokens",
-    "num_return_sequences": "rl_num_generations",
-    "stop_strings": "rl_stop",
-    "tensor_parallel_size": "vllm_tensor_parallel_size",
 }
 """Option by foreign name, with its value where the name implies one; `rl_` alone may be missing in any case."""
 
@@ -248,12 +228,7 @@ OF_ANOTHER_COMMAND = {
     "eval_samples": "samples",
     "cases": "eval_cases",
     "samples": "eval_samples",
-    "num_samples": "samples",
-    "limit": "cases",
     "greedy": "decoding=greedy",
-    "batch_size": "concurrency",
-    "output_dir": "out",
-    "project_name": "out",
 }
 """Option by the name that another command of aitrain, or a like tool, has for it."""
 
@@ -274,12 +249,9 @@ _COMMON_ADVICE = {
         "gradient_checkpointing", "use_gradient_checkpointing",
     ),
     "Use --trl model_init_kwargs='{revision: VALUE}'.": ("model_revision", "revision"),
-    "Use --trl num_iterations=VALUE.": ("rl_num_ppo_epochs",),
     "Tokens are read from HF_TOKEN, WANDB_API_KEY or the login only: a flag would show them to everyone here.": (
         "token", "wandb_token",
     ),
-    "Options are not nested: write them without an indent.": ("params",),
-    "Use dtype bfloat16 with peft.": ("load_in_16bit",),
     "Use num_processes: each process uses one GPU.": ("device_map",),
 }  # fmt: skip
 ADVICE = {name: advice for advice, names in _COMMON_ADVICE.items() for name in names}
@@ -291,10 +263,9 @@ def unknown_option(name: str, known: Collection[str], where: str = "") -> str:
 
     `where` names the file of a key, as in ` (in c.yaml)`.
     """
-    shown = name if name.isprintable() and name.strip() else repr(name)
     is_flag = name.startswith("--")
     key = name.lstrip("-").replace("-", "_").lower()
-    return f"unknown option {shown[:100]}{where}. {_advice(key, known, is_flag)}".rstrip(" ")
+    return f"unknown option {shown(name)}{where}. {_advice(key, known, is_flag)}".rstrip(" ")
 
 
 def _advice(key: str, known: Collection[str], is_flag: bool) -> str:

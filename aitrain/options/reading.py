@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -146,12 +146,8 @@ class Recipe:
     """One recipe."""
 
     folder: Path
-    facts: dict[str, str]
-    """Those of FACTS."""
-    is_measured: bool
-    """Whether the scores were measured with aitrain."""
-    tiny: dict[str, object]
-    """Options that make of it a run of seconds on the CPU."""
+    known: dict[str, Any]
+    """What recipe.yaml says, `tiny` too: options that make of it a run of seconds on the CPU."""
 
     @property
     def name(self) -> str:
@@ -164,14 +160,19 @@ class Recipe:
         return self.folder / "config.yaml"
 
     @property
+    def facts(self) -> dict[str, str]:
+        """Those of FACTS."""
+        return {name: str(self.known.get(name, "")) for name in FACTS}
+
+    @property
     def hardware(self) -> str:
         """What it is for, and whether it was measured there."""
-        how = ", measured by us" if self.is_measured else " by the memory estimate; not measured by us"
+        how = ", measured by us" if self.known["measured"] else " by the memory estimate; not measured by us"
         return self.facts["hardware"] + how
 
     def options(self, tiny: bool = False) -> dict[str, object]:
         """Its options, with the files of its folder as paths that work from everywhere."""
-        given = _mapping(self.config) | (self.tiny if tiny else {})
+        given = _mapping(self.config) | (self.known["tiny"] if tiny else {})
         place, colon, name = str(given["rl_env"]).partition(":")
         if place.endswith(".py"):
             given["rl_env"] = f"{(self.folder / place).resolve()}{colon}{name}"
@@ -181,14 +182,13 @@ class Recipe:
 
     def document(self) -> dict[str, object]:
         """What there is to know, for programs."""
-        command = f"aitrain recipe run {self.name}"
-        known = {"name": self.name, **self.facts, "is_measured": self.is_measured, "command": command}
-        return {**known, "options": self.options()}
+        about = {"name": self.name, **self.facts, "is_measured": self.known["measured"]}
+        return {**about, "command": f"aitrain recipe run {self.name}", "options": self.options()}
 
 
 def recipes() -> list[Recipe]:
     """All recipes, by name."""
-    return [_read(file.parent) for file in sorted(RECIPES.glob("*/recipe.yaml"))]
+    return [Recipe(file.parent, _mapping(file)) for file in sorted(RECIPES.glob("*/recipe.yaml"))]
 
 
 def read_recipe(name: str) -> Recipe:
@@ -200,14 +200,7 @@ def read_recipe(name: str) -> Recipe:
     names = [file.parent.name for file in RECIPES.glob("*/recipe.yaml")]
     if name not in names:
         raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, names)}\nList them with: aitrain recipe list")
-    return _read(RECIPES / name)
-
-
-def _read(folder: Path) -> Recipe:
-    found = _mapping(folder / "recipe.yaml")
-    tiny = found["tiny"]
-    facts = {name: str(found.get(name, "")) for name in FACTS}
-    return Recipe(folder, facts, found["measured"] is True, tiny if isinstance(tiny, dict) else {})
+    return Recipe(RECIPES / name, _mapping(RECIPES / name / "recipe.yaml"))
 
 
 def _mapping(file: Path) -> dict[str, object]:

@@ -3,8 +3,9 @@ of optimization: batches, steps, and the optimizer."""
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge
 from pydantic import Field
 
 from aitrain.options.section import Options, ResumeSafe
@@ -90,16 +91,11 @@ class LoggingOptions(Options):
     section = "Logging"
     resume_safe = True
 
-    logging_steps: int = -1
+    logging_steps: Annotated[int, Ge(-1)] = -1
     """Steps between two lines of metrics.jsonl; -1: every step."""
     log: Trackers = "none"
     """Trackers to report to as well: wandb, tensorboard, trackio, separated by commas; none, where AITraining has
     wandb: training needs no account."""
-
-    def rules(self) -> Iterator[str]:
-        """A number of steps, or -1."""
-        if self.logging_steps == 0 or self.logging_steps < -1:
-            yield "logging_steps: give 1 or more, or -1 for every step"
 
 
 class EvaluationOptions(Options):
@@ -308,4 +304,4 @@ class TRLOptions(Options):
     def trl_table(self, name: str) -> dict[str, object]:
         """A field of `--trl` that is a table; empty where it is not given."""
         value = self.trl.get(name)
-        return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+        return value if isinstance(value, dict) else {}

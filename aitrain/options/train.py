@@ -5,7 +5,6 @@ AITraining's wherever it has the option.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from aitrain.options.algorithms import (
     Algorithm,
@@ -34,9 +33,6 @@ from aitrain.options.run import (
 )
 
 __all__ = ["TrainConfig"]
-
-SERVED_STOPS = 4
-"""Maximum number of stop strings that a vLLM server takes in one request."""
 
 PASS_BY_PASS: dict[str, object] = {
     "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
@@ -86,12 +82,12 @@ class TrainConfig(
         """How a vLLM server gets the weights: adapter or disk; None without a server."""
         if not self.use_vllm or self.vllm_mode != "server":
             return None
-        return ("adapter" if self.peft else "disk") if self.vllm_sync == "auto" else self.vllm_sync
+        return "adapter" if self.peft else "disk"
 
     @property
     def may_halve_base(self) -> bool:
         """Whether the base may be loaded in half precision: no small updates are added to it."""
-        return self.peft and (not self.use_vllm or self.weight_sync == "adapter")
+        return self.peft and not (self.use_vllm and self.vllm_mode == "colocate")
 
     @property
     def trims_padding(self) -> bool:
@@ -114,16 +110,13 @@ class TrainConfig(
     def rules(self) -> Iterator[str]:
         """Rules between sections."""
         yield from self._weight_rules()
-        yield from self._vllm_rules()
         if self.rl_ahead > 0 and self.weight_sync is None:
             yield (
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
                 "Add use_vllm and vllm_mode server."
             )
-        if self.eval_strategy == "no" or self.eval_cases == 0:
-            for name in ("save_best", "patience"):
-                if getattr(self, name) not in (None, False):
-                    yield f"{name}: nothing is scored during training\nSet eval_strategy, and eval_cases above 0."
+        if self.save_best and self.eval_cases == 0:
+            yield "save_best: nothing is scored: set eval_cases above 0"
         if self.launcher == "ray" and self.starts_vllm_servers:
             yield (
                 "vllm_mode: with launcher ray aitrain starts no vLLM server\n"
@@ -131,8 +124,6 @@ class TrainConfig(
             )
         if self.launcher == "ray" and self.num_processes is None:
             yield "launcher: ray needs the number of training processes: add num_processes"
-        if self.ray_address is not None and self.launcher != "ray" and not self.is_env_on_ray:
-            yield "ray_address: nothing of this run is on Ray: add launcher ray or rl_env_workers ray:N"
         yield from fsdp_rules(self)
         yield from contradictions(self)
 
@@ -146,26 +137,10 @@ class TrainConfig(
             return
         if not self.peft:
             yield f"quantization: {self.quantization} weights cannot be trained themselves: add peft"
-        is_adapter_sent = self.vllm_mode == "server" and self.vllm_sync in ("auto", "adapter")
-        if self.use_vllm and not is_adapter_sent:
+        if self.use_vllm and self.vllm_mode == "colocate":
             yield (
                 "quantization: a 4 or 8 bit base cannot be transferred to vLLM (TRL's #3466)\n"
                 "With vllm_mode server only the adapter is, and that works; else leave one of the two out."
-            )
-
-    def _vllm_rules(self) -> Iterator[str]:
-        if self.vllm_sync == "adapter" and not self.peft:
-            yield "vllm_sync: without peft there is no adapter to transfer\nLeave it out, or use disk."
-        if self.vllm_quantization is not None and self.weight_sync != "adapter":
-            yield (
-                "vllm_quantization: for a base that stays as it is, under an adapter\n"
-                "Add peft, and leave vllm_sync out; or leave this out."
-            )
-        stops = len(self.rl_stop or ())
-        if self.weight_sync is not None and stops > SERVED_STOPS:
-            yield (
-                f"rl_stop: a vLLM server takes at most {SERVED_STOPS} texts, not {stops}\n"
-                "Leave some out, or use vllm_mode colocate."
             )
 
 
@@ -183,50 +158,24 @@ FSDP_SMALL = 1_000_000_000
 FSDP_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")
 """Optimizers that FSDP2 can shard: their state has one number, or several, for each weight, from the first step on.
 That of adagrad exists before, for the weights that are replaced by sharded ones."""
-FSDP_KEYS = ("reshard_after_forward", "cpu_ram_efficient_loading", "transformer_layer_cls_to_wrap")
-"""Keys of `--trl fsdp_config` that may be set."""
 
 
-@dataclass(frozen=True)
-class FSDPSettings:
-    """The settings of accelerate's FSDP plugin that depend on the size of the model."""
-
-    reshard_after_forward: bool
-    """Free the gathered weights of a layer after its forward pass, and gather them once more for the backward pass."""
-    cpu_ram_efficient_loading: bool
-    """Only the first process of a machine reads the weights, and sends each process its part."""
-
-    def __str__(self) -> str:
-        loaded = "read once per machine" if self.cpu_ram_efficient_loading else "read by each process"
-        gathered = "twice" if self.reshard_after_forward else "once"
-        return f"weights {loaded}, each layer gathered {gathered} a pass"
-
-
-def fsdp_settings(config: TrainConfig, weights: int) -> FSDPSettings:
-    """The settings for a model with this number of weights; `--trl fsdp_config` overrides them."""
-    given, is_small = config.trl_table("fsdp_config"), weights < FSDP_SMALL
-    return FSDPSettings(
-        # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
-        reshard_after_forward=bool(given.get("reshard_after_forward", config.peft or not is_small)),
-        cpu_ram_efficient_loading=bool(given.get("cpu_ram_efficient_loading", not is_small)),
-    )
+def reshards_after_forward(config: TrainConfig, weights: int) -> bool:
+    """Whether FSDP2 frees the gathered weights of a layer after its forward pass, and gathers them once more for the
+    backward pass, in a model with this number of weights."""
+    # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
+    return config.peft or weights >= FSDP_SMALL
 
 
 def fsdp_rules(config: TrainConfig) -> Iterator[str]:
     """Options that FSDP2 does not go together with."""
     if config.distributed_backend != "fsdp2":
         return
-    given = config.trl_table("fsdp_config")
     if config.quantization is not None:
         yield "quantization: quantized weights cannot be sharded with fsdp2\nLeave one of the two out."
     if config.optimizer not in FSDP_OPTIMIZERS:
         known = ", ".join(FSDP_OPTIMIZERS)
         yield f"optimizer: the state of {config.optimizer} cannot be sharded with fsdp2\nUse {known}."
-    if config.peft and given.get("reshard_after_forward") is False:
-        yield "trl: fsdp_config: with peft reshard_after_forward is always true\nLeave it out."
-    for key in given:
-        if key not in FSDP_KEYS:
-            yield f"trl: fsdp_config: {key} is not for you to set\nWhat may be set is {', '.join(FSDP_KEYS)}."
 
 
 OF_THE_RUN = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from contextlib import suppress
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Annotated, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -69,35 +68,26 @@ def shown(value: object) -> str:
 
 
 def read_json_object(value: object) -> object:
-    """A JSON object given as text or as @file.json, as a dict; a dict is returned unchanged.
+    """A JSON object given as text, as a dict; a dict is returned unchanged.
 
     Raises:
         ValueError: it is anything else, or holds what JSON cannot hold.
     """
-    where = ""
-    if isinstance(value, str) and value.startswith("@"):
-        path = Path(os.path.expanduser(value[1:]))
-        where = f" (in {path})"
-        try:
-            value = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ValueError(f"names a file that cannot be read: {path}: {why}") from None
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"is not valid JSON{where}: {error}\n"
+                f"is not valid JSON: {error}\n"
                 f"Put single quotes around it, and double ones around the words in it: '{_EXAMPLE}'"
             ) from None
-    return _table(value, f"a JSON object like {_EXAMPLE}", where)
+    return _table(value, f"a JSON object like {_EXAMPLE}")
 
 
-def _table(value: object, expected: str = "a table like {num_iterations: 2}", where: str = "") -> object:
+def _table(value: object, expected: str = "a table like {num_iterations: 2}") -> object:
     """A dict or None that config.yaml and environment.json can hold."""
     if value is not None and not isinstance(value, dict):
-        raise ValueError(f"must be {expected}, not {shown(value)}{where}")
+        raise ValueError(f"must be {expected}, not {shown(value)}")
     try:
         json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:

@@ -45,13 +45,8 @@ class ExportRequest:
     """A run, a checkpoint, an adapter, or a folder with a whole model."""
     out: str | None = None
     dtype: str | None = None
-    """Type of the weights; None for that of the training."""
+    """Type of the weights; None for that of the base."""
     adapter_only: bool = False
-    shard_size: str = "5GB"
-    push_to_hub: bool = False
-    repo_id: str | None = None
-    username: str | None = None
-    hub_private: bool = True
     trust_remote_code: bool = False
     as_json: bool = False
 

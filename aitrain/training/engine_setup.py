@@ -115,7 +115,7 @@ def _hf_engine(trainer: EpisodeTrainer, end: EndOfTurn, context: int | None, lar
             yield model
 
     engine = HFEngine(trainer.model, trainer.processing_class, trainer.sampling, end, context, largest)
-    engine.unwrapped, engine.cache_implementation = unwrapped, arguments.cache_implementation
+    engine.unwrapped = unwrapped
     return engine
 
 
@@ -127,7 +127,7 @@ def notify_difference(
 ) -> Callable[[str], None] | None:
     """What to call when a server's log-probabilities differ from the trainer's: `notify` if the base is quantized in
     the trainer or on the server, which explains the difference; None if the difference must end the run."""
-    return notify if config.quantization or config.vllm_quantization or base.is_quantized else None
+    return notify if config.quantization or base.is_quantized else None
 
 
 def checked_server(run: RunContext, max_tokens: int | None) -> ServerModel | None:
@@ -143,7 +143,7 @@ def checked_server(run: RunContext, max_tokens: int | None) -> ServerModel | Non
     needs = ServerNeeds(model_path(config.model), max_tokens or 0, config.lora_r if sync == "adapter" else None)
     base = check_servers(config.vllm_server_urls, needs)
     what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
-    run.note(f"vLLM gets {what} after each step (--vllm-sync {sync}).")
+    run.note(f"vLLM gets {what} after each step.")
     return base
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,8 +115,8 @@ class HubRepository:
                 "Upload to it with --no-hub-private, or choose another with --repo-id."
             )
 
-    def upload(self, folder: Path, files: Sequence[str] | None = None) -> str:
-        """Upload a folder, or some of its files, and make the repository if there is none; returns its URL.
+    def upload(self, folder: Path) -> str:
+        """Upload a folder, and make the repository if there is none; returns its URL.
 
         An adapter whose base is a folder of this machine names it without the folders above it.
 
@@ -132,7 +131,6 @@ class HubRepository:
                 repo_id=repository.repo_id,
                 folder_path=folder,
                 commit_message="Trained with aitrain",
-                allow_patterns=files,
                 ignore_patterns=None if public is None else [ADAPTER_CONFIG],
             )
             if public is not None:

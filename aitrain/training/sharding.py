@@ -34,11 +34,13 @@ from trl import GRPOConfig
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import gathered, reshard
 from aitrain.errors import ConfigError
-from aitrain.options.train import TrainConfig, fsdp_settings
+from aitrain.options.train import FSDP_SMALL, TrainConfig, reshards_after_forward
 
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer
 
+FSDP_LARGE = 8_000_000_000
+"""Weights above which no process gathers whole checkpoints: each writes its part."""
 UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 """Types of devices on which accelerate ignores the FSDP plugin, without a word."""
 
@@ -48,15 +50,14 @@ UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 
 def fsdp_arguments(config: TrainConfig, weights: int) -> dict[str, object]:
     """Arguments of GRPOConfig that shard a model with this number of weights."""
-    settings = fsdp_settings(config, weights)
-    chosen: dict[str, object] = {
+    chosen = {
         "version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "reshard_after_forward": settings.reshard_after_forward,
-        "cpu_ram_efficient_loading": settings.cpu_ram_efficient_loading,
+        "reshard_after_forward": reshards_after_forward(config, weights),
+        "cpu_ram_efficient_loading": weights >= FSDP_SMALL,
         "state_dict_type": "FULL_STATE_DICT",
     }
-    return {"fsdp": True, "fsdp_config": chosen | config.trl_table("fsdp_config")}
+    return {"fsdp": True, "fsdp_config": chosen}
 
 
 def refuse_unsharded(config: TrainConfig, device: str, is_whole: bool = False) -> None:

@@ -98,8 +98,7 @@ def fit_vllm(arguments: GRPOConfig, config: TrainConfig, completion: int, whole:
     tokens of a completion, and of prompt and completion together."""
     if "vllm_max_model_length" not in config.trl:
         arguments.vllm_max_model_length = whole
-    is_rounded = completion > LONG_COMPLETION or config.vllm_quantization is not None
-    if "vllm_importance_sampling_mode" not in config.trl and is_rounded:
+    if "vllm_importance_sampling_mode" not in config.trl and completion > LONG_COMPLETION:
         arguments.vllm_importance_sampling_mode = "token_truncate"
     context: int | None = arguments.vllm_max_model_length
     return context

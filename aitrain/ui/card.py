@@ -36,12 +36,6 @@ def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | Non
     return None
 
 
-def write_short_card(place: Path, name: str, base: str, text: str) -> None:
-    """Write the card of an export whose scores are not known: of a checkpoint, or of an adapter without its run."""
-    body = f"---\n{_header(place, base)}\n---\n\n# {escaped(name)}\n\n{escaped(text)}\n"
-    write_text(place / "README.md", redact(body))
-
-
 def _write_card(folder: RunFolder, place: Path) -> None:
     text = card_text(Overview(folder.path), place, resolve(TrainConfig, folder.config))
     write_text(place / "README.md", redact(text) + "\n")

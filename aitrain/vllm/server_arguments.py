@@ -23,8 +23,6 @@ OPTION_OF = {
     "max_lora_rank": "--lora-r",
     "max_model_len": "--model-max-length",
     "model": "--model",
-    "quantization": "--vllm-quantization",
-    "quantization_config": "--vllm-quantization",
     "seed": "--seed",
     "tensor_parallel_size": "--vllm-tensor-parallel-size",
     "trust_remote_code": "--trust-remote-code",
@@ -34,7 +32,7 @@ OPTION_OF = {
 NOT_THE_USERS = (
     "config", "generation_config", "host", "logprobs_mode", "max_logprobs", "model_tag", "port", "served_model_name",
     "worker_extension_cls", "api_server_count", "enable_ssl_refresh", "grpc", "headless", "nnodes", "root_path",
-    "runner", "tokens_only", "uds",
+    "runner", "tokens_only", "uds", "quantization", "quantization_config",
 )  # fmt: skip
 OTHER_KINDS = ("data_parallel_", "master_", "node_", "spec", "ssl_")
 """Arguments, and beginnings of such, that a training needs as aitrain sets them, or of servers that it does not start:

@@ -84,7 +84,7 @@ def server(model: str, folder: Path, **more: Any) -> Iterator[str]:
 def test_a_server_on_the_gpu_of_the_training_gets_the_weights_of_each_step(
     sync: str, tmp_path: Path, train: Train, model_of: Models
 ) -> None:
-    options: dict[str, Any] = {"model": model_of(SHAPE), "peft": sync == "adapter", "vllm_sync": sync}
+    options: dict[str, Any] = {"model": model_of(SHAPE), "peft": sync == "adapter"}
     rank = {"lora_rank": 16} if sync == "adapter" else {}
     with server(options["model"], tmp_path, **rank) as url:
         check(train(**options, use_vllm=True, vllm_mode="server", vllm_server_url=url, vllm_server_gpus=0))

@@ -31,7 +31,8 @@ from aitrain.environment.runner import start_runner
 from aitrain.jobs.env_loading import describe_run
 from aitrain.jobs.grpo import run
 from aitrain.jobs.worker import exit_now
-from aitrain.options.train import TrainConfig
+from aitrain.options import train
+from aitrain.options.train import FSDP_SMALL, TrainConfig
 from aitrain.rollout.engine import Completion
 from aitrain.runs.checkpoint import PREFIX
 from aitrain.runs.run_folder import RunFolder
@@ -148,13 +149,12 @@ JOBS: dict[str, dict[str, Any]] = {
     **{name: SHARED_OUT | {"rl_loss_type": name.partition("-")[0], **more} for name, more in KINDS.items()},
     "held-out": SHARED_OUT | {"environment": Evaluated, "sample": HFEngine.sample, "eval_cases": 9, "max_steps": 1},
     "talk": MANY_TURNS | {"rl_trim_padding": False},
-    "trimmed": MANY_TURNS | {"tokens_per_pass": 40, "trl": {"fsdp_config": {"cpu_ram_efficient_loading": True,
-                                                                            "reshard_after_forward": True}}},
+    "trimmed": MANY_TURNS | {"tokens_per_pass": 40, "is_large": True},
     # without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit
     "adapter": SAVED | {"environment": ScriptedTalk, "peft": True, "lora_r": 4, "rl_kl_coef": 0.1,
                         "max_grad_norm": 1e6, "merge_adapter": False, "share_prefixes": False},
 }  # fmt: skip
-"""Options of the runs, beside OPTIONS."""
+"""Options of the runs, beside OPTIONS; with `is_large` the model counts as one of a billion weights or more."""
 
 
 def shard_on_cpu() -> None:
@@ -193,7 +193,9 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
     for job in jobs:
         name, _, resumed_from = job.partition("<")
         options = {"batch_size": 8 // world, **OPTIONS, **JOBS[name.partition("-resumed")[0]]}
-        environment = options.pop("environment", Scripted)()
+        environment, limit = options.pop("environment", Scripted)(), 0 if options.pop("is_large", False) else FSDP_SMALL
+        for module in (train, sharding):
+            setattr(module, "FSDP_SMALL", limit)
         HFEngine.sample = options.pop("sample", scripted_sample)  # type: ignore[method-assign]
         place = {"model": model, "output_dir": str(out), "project_name": name}
         config = TrainConfig(**place, resume_anyway=True, distributed_backend=backend, **options)

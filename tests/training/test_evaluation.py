@@ -158,7 +158,7 @@ def test_patience_counts_from_the_best_score_that_of_the_initial_policy_included
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eval_strategy": "no"}, "patience: nothing is scored"),
+        ({"eval_strategy": "no"}, "before the last of the 6 steps: 0"),
         ({"eval_steps": 4}, "before the last of the 6 steps: 1"),
     ],
 )
@@ -237,7 +237,3 @@ def test_cases_that_were_trained_on_or_chose_the_step_are_counted(
     found = evaluate("more", Words(), model=str(trained.path), decoding="greedy", eval_cases=1000)
     assert found.overlap == count
     assert evaluate("base", TrainedOnHeldOut(), decoding="greedy").overlap == 0
-    (trained.model / "README.md").write_text("---\ntags:\n- aitrain\n- grpo\n---\n")
-    moved, events = shutil.move(trained.model, tmp_path / "moved"), list[Event]()
-    evaluate("elsewhere", Words(), events.append, model=str(moved), decoding="greedy")
-    assert "is not known" in str(events)

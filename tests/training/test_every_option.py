@@ -54,7 +54,7 @@ def trl_config(config: TrainConfig) -> object:
 def sampled(config: TrainConfig) -> object:
     """The distribution that a token is drawn from, and what else vLLM is told."""
     sampling = Sampling.of(config)
-    return sampling.is_kept(torch.tensor([[3.0, 2.0, 1.0, -1.0]])).tolist(), sampling.vllm_extras([3])
+    return sampling.is_kept(torch.tensor([[3.0, 2.0, 1.0, -1.0]])).tolist(), sampling.as_vllm([3], 10)
 
 
 def weights(config: TrainConfig) -> object:
@@ -132,8 +132,8 @@ SHOWN_BY_RUNS = {
     "rl_check", "warm_up", "chat_template", "thinking", "rl_env_episodes", "rl_env_retries", "rl_env_isolation",
     "rl_env_timeout", "rl_env_workers", "rl_env", "rl_env_class", "rl_env_config", "rl_env_module", "master_addr",
     "master_port", "nnodes", "node_rank", "launcher", "num_processes",
-    "ray_address", "output_dir", "project_name", "stall_timeout", "vllm_args", "vllm_quantization",
-    "vllm_server_gpus", "vllm_sync", "vllm_max_restarts", "vllm_servers",
+    "ray_address", "output_dir", "project_name", "stall_timeout", "vllm_args",
+    "vllm_server_gpus", "vllm_servers",
 }  # fmt: skip
 """Options whose effect other tests show, by a run or by what is started."""
 

@@ -1,4 +1,4 @@
-"""`aitrain export` on adapters made by hand: what it writes, refuses, and uploads to a stand-in of the Hub."""
+"""`aitrain export` on adapters made by hand, and what a run uploads to a stand-in of the Hub."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from peft import PeftModel
 from peft.tuners.lora import LoraModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain import ConfigError, TrainConfig
+from aitrain import ConfigError, RunFailed, TrainConfig
 from aitrain.jobs.export import main
 from aitrain.runs.requests import ExportRequest
 from aitrain.runs.run_folder import read_object
-from aitrain.training.saving import repository_of
+from aitrain.training.saving import HubRepository, repository_of
 from tests.conftest import listing, write
 from tests.environments.vowels import Vowels
 from tests.execution.waiting import eventually
@@ -69,9 +69,9 @@ def logits(model: Any) -> torch.Tensor:
 def test_the_export_computes_what_base_plus_adapter_compute_and_leaves_both_alone(
     here: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In shards, with the run's chat template and the base's generation config."""
+    """With the run's chat template and the base's generation config."""
     before = {file: file.read_bytes() for file in (here / "base").iterdir()}
-    assert export(run, shard_size="500KB", out="out", as_json=True) == 0
+    assert export(run, out="out", as_json=True) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert files == {name: (here / "out" / name).stat().st_size for name in listing(here / "out")}
 
@@ -79,7 +79,6 @@ def test_the_export_computes_what_base_plus_adapter_compute_and_leaves_both_alon
     assert (logits(whole) - logits(beside)).abs().max() < 1e-4
     assert (logits(load(here / "base")) - logits(beside)).abs().max() > 0.1
     assert before == {file: file.read_bytes() for file in (here / "base").iterdir()}
-    assert len(list((here / "out").glob("model-*.safetensors"))) > 1
     assert AutoTokenizer.from_pretrained(here / "out").chat_template == TEMPLATE
     generation = read_object(here / "out" / "generation_config.json")
     assert generation.items() >= SAMPLING.items()
@@ -98,16 +97,14 @@ def test_a_merge_that_computes_something_else_leaves_nothing(
 
 
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(
-    here: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("aitrain.training.saving.get_token", lambda: None)
     write(here, {"full/mine": "mine"})
     config = read_object(here / "base" / "config.json")
     quantized = {**config, "quantization_config": {"quant_method": "gptq", "bits": 4}}
     (here / "base" / "config.json").write_text(json.dumps(quantized))
     refused: dict[str, dict[str, Any]] = {
-        "--adapter-only": {}, "hf auth login": {"push_to_hub": True}, "full": {"out": "full", "adapter_only": True},
+        "--adapter-only": {}, "full": {"out": "full", "adapter_only": True},
     }  # fmt: skip
     for word, given in refused.items():
         assert export(run, **given) == 2
@@ -145,10 +142,8 @@ class Hub:
         self.private.setdefault(name, private)
         return SimpleNamespace(repo_id=name)
 
-    def upload_folder(self, folder_path: Path, allow_patterns: Any, ignore_patterns: Any, **_: Any) -> None:
-        names = filter_repo_objects(
-            listing(folder_path), allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
-        )
+    def upload_folder(self, folder_path: Path, ignore_patterns: Any, **_: Any) -> None:
+        names = filter_repo_objects(listing(folder_path), ignore_patterns=ignore_patterns)
         self.files |= {name: (folder_path / name).read_bytes() for name in names}
 
     def upload_file(self, path_in_repo: str, path_or_fileobj: bytes, **_: Any) -> None:
@@ -163,43 +158,31 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     return made
 
 
-def test_a_push_uploads_every_byte_to_a_private_repository_and_nothing_of_a_trainer(
-    here: Path, run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A failed upload keeps the export, which can be uploaded later."""
-    hub.refuses = True
-    assert export(run, push_to_hub=True) == 1
-    assert "saved in exports/mine" in capsys.readouterr().err
-    hub.refuses = False
-    folder = here / "exports" / "mine"
-    whole = {name: (folder / name).read_bytes() for name in listing(folder)}
-    write(folder, {".secret": "x", "optimizer.pt": "x"})
-    assert export(folder, push_to_hub=True) == 0
-
-    assert hub.private == {"somebody/mine": True}
-    assert hub.files == whole
-
-
 def test_nothing_that_is_uploaded_tells_where_the_base_is_on_this_machine(here: Path, run: Path, hub: Hub) -> None:
-    write(run, {"config.yaml": f"model: {here}/base\npeft: true\nrl_env: {here}/own.py:Own\noutput_dir: {here}\n"})
+    """A failed upload keeps the model, which can be uploaded later."""
     config = read_object(run / "model" / "adapter_config.json")
     config["base_model_name_or_path"] = f"{here}/base"
-    write(run, {"model/adapter_config.json": json.dumps(config)})
-    assert export(run, push_to_hub=True, adapter_only=True) == 0
+    write(run, {"model/adapter_config.json": json.dumps(config), "model/README.md": "the card of the run"})
+    hub.refuses = True
+    with pytest.raises(RunFailed, match="saved in"):
+        HubRepository("mine", None, None, True).upload(run / "model")
+    hub.refuses = False
+    HubRepository("mine", None, None, True).upload(run / "model")
 
+    assert hub.private == {"somebody/mine": True}
     assert not [name for name, content in hub.files.items() if str(here).encode() in content]
     assert json.loads(hub.files["adapter_config.json"]) == {**config, "base_model_name_or_path": "base"}
 
 
 def test_a_private_model_is_not_uploaded_to_a_public_repository(
-    here: Path, run: Path, hub: Hub, train: Train, capsys: pytest.CaptureFixture[str]
+    hub: Hub, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.private["us/public"] = False
     with pytest.raises(ConfigError, match="us/public exists and is public"):
         train(Vowels(), push_to_hub=True, repo_id="us/public")
-    assert export(run, push_to_hub=True, repo_id="us/public") == 2
-    assert "us/public exists and is public" in capsys.readouterr().err
-    assert not (here / "exports").exists()
+    monkeypatch.setattr("aitrain.training.saving.get_token", lambda: None)
+    with pytest.raises(ConfigError, match="hf auth login"):
+        train(Vowels(), push_to_hub=True)
 
 
 def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(

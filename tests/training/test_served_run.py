@@ -164,13 +164,13 @@ def test_a_server_is_asked_twice_and_accused_only_if_it_does_not_use_its_weights
     server.ignores = True
     for _ in range(9):
         move()
-    with pytest.raises(RunFailed, match="try --vllm-sync disk"):  # a resumed run looks at once
+    with pytest.raises(RunFailed, match="try --vllm-mode colocate"):  # a resumed run looks at once
         run(engine("resumed").load_weights(20))
 
 
 @pytest.mark.parametrize(
     ("more", "is_quantized", "is_noted"),
-    [({}, False, False), ({}, True, True), ({"vllm_quantization": "fp8"}, False, True)],
+    [({}, False, False), ({}, True, True), ({"quantization": "int8"}, False, True)],
 )
 def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(
     more: dict[str, Any], is_quantized: bool, is_noted: bool

@@ -15,7 +15,7 @@ from tests.training.test_resume import EVERY_STEP, as_if_killed_after, assert_sa
 
 FILE = Path(__file__).parents[1] / "environments" / "several.py"
 MIXED = {
-    "rl_env": [f"{FILE}:Early", f"talk={FILE}:Talk", f"{FILE}:Ranked"],
+    "rl_env": [f"Early={FILE}:Early", f"talk={FILE}:Talk", f"Ranked={FILE}:Ranked"],
     "rl_env_weights": "2,1,1",
     "rl_env_config": {"Early": {"count": 24}},
     "rl_prompts_per_step": 4,
@@ -64,7 +64,7 @@ def test_an_environment_that_always_fails_ends_the_run_although_the_others_are_s
 ) -> None:
     """Before training, where held-out cases show it: no run folder is left."""
     fails = {
-        "rl_env": [f"{FILE}:Early", f"{FILE.with_name('ill.py')}:Gone"],
+        "rl_env": [f"Early={FILE}:Early", f"Gone={FILE.with_name('ill.py')}:Gone"],
         "rl_env_config": {"Gone": {"held_out": False}},
     }
     with pytest.raises(EnvironmentFailed, match=why):

@@ -37,7 +37,7 @@ def test_the_card_of_several_environments_names_each_without_folders_and_has_the
     tmp_path: Path,
 ) -> None:
     folder, mean = RunFolder(tmp_path), {"mean": 0.5, "low": 0.25, "high": 0.75, "count": 4}
-    folder.write_config(TrainConfig(rl_env=["/elsewhere/sums.py", "hard=/elsewhere/more.py:Hard"]))
+    folder.write_config(TrainConfig(rl_env=["sums=/elsewhere/sums.py", "hard=/elsewhere/more.py:Hard"]))
     folder.write_status("running")  # as it is when the card is written
     write_json(folder.result, {"scores": {"sampled": {"before": None, "after": mean, "change": None}}})
     facts = {name: {"file": f"/elsewhere/{name}.py"} for name in ("sums", "more")}
@@ -45,7 +45,7 @@ def test_the_card_of_several_environments_names_each_without_folders_and_has_the
     folder.model.mkdir()
     assert cards.try_to_write_card(folder) is None
     text = (folder.model / "README.md").read_text().replace("\\", "")
-    for said in ("0.500 [0.250, 0.750]", "more.py, SHA", "sums.py --rl-env hard=more.py:Hard"):
+    for said in ("0.500 [0.250, 0.750]", "more.py, SHA", "sums=sums.py --rl-env hard=more.py:Hard"):
         assert said in text
     assert "/elsewhere" not in text
 

@@ -48,7 +48,6 @@ def test_without_a_gpu_weights_are_float32_fp16_is_refused_and_bf16_that_the_cpu
         (4096, {}, 500, "token_truncate"),
         (4096, {"trl": {"vllm_importance_sampling_mode": "token_mask"}}, 500, "token_mask"),
         (128, {"trl": {"vllm_max_model_length": 900}}, 900, "sequence_mask"),
-        (128, {"vllm_mode": "server", "peft": True, "vllm_quantization": "fp8"}, 500, "token_truncate"),
     ],
 )
 def test_vllm_is_told_of_the_longest_episode_unless_the_user_has_and_ratios_of_what_is_rounded_are_truncated(

@@ -122,7 +122,6 @@ SOURCES: list[tuple[Any, list[str]]] = [
         [
             "sampling_params=sampling_params", "all_gather_object(gathered_prompts, prompts, group=self.tp_group)",
             "generation_kwargs.update(self.generation_kwargs)", '"generation_kwargs": self.generation_kwargs',
-            *(f"self.{name}" for name in ("max_completion_length", "temperature", "top_k", "top_p")),
         ],
     ),
     (GRPOTrainer._prepare_inputs, ["self._buffered_inputs[self._step % self.args.steps_per_generation]"]),

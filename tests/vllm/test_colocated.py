@@ -52,7 +52,7 @@ DEMO = ["--rl-env=envs.arithmetic", "--rl-prompts-per-step=16", "--batch-size=12
     [
         pytest.param([], id="colocate"),
         pytest.param(["--peft"], id="colocate-lora", marks=pytest.mark.slow),
-        pytest.param(["--vllm-mode=server", "--vllm-sync=disk"], id="disk", marks=pytest.mark.slow),
+        pytest.param(["--vllm-mode=server"], id="disk", marks=pytest.mark.slow),
     ],
 )
 def test_episodes_of_several_turns_are_played_with_the_weights_of_each_step(tmp_path: Path, where: list[str]) -> None:

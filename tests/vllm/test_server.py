@@ -37,8 +37,8 @@ class Asks:
 
 
 @pytest.mark.slow
-def test_a_run_learns_with_a_base_in_fp8_and_copies(tmp_path: Path) -> None:
-    lines = run(tmp_path, SERVER, "--peft", "--lora-r=16", "--lr=5e-3", "--vllm-quantization=fp8",
+def test_a_run_learns_with_copies_behind_one_address(tmp_path: Path) -> None:
+    lines = run(tmp_path, SERVER, "--peft", "--lora-r=16", "--lr=5e-3",
                 "--vllm-args=data_parallel_size=2", "--vllm-args=max_num_seqs=16", *DEMO, "--max-steps=40",
                 "--eval-cases=64")  # fmt: skip
 
@@ -51,7 +51,7 @@ def test_a_run_learns_with_a_base_in_fp8_and_copies(tmp_path: Path) -> None:
 
 def test_two_training_processes_ask_one_server_for_turns_and_for_what_environments_ask(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text(ASKS)
-    lines = run(tmp_path, SERVER, "--num-processes=2", "--rl-env=asks=asks.py", "--rl-env=envs.guess_number",
+    lines = run(tmp_path, SERVER, "--num-processes=2", "--rl-env=asks=asks.py", "--rl-env=guess=envs.guess_number",
                 "--max-steps=6", "--rl-max-new-tokens=4", "--eval-cases=2", "--rl-prompts-per-step=4",
                 "--batch-size=16", "--peft")  # fmt: skip
 
