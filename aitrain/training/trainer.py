@@ -449,11 +449,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     ) -> Any:
         """Values of the last `logits_to_keep` tokens, each token at its position without padding.
 
-        Without gradients TRL passes a whole generation batch with a `batch_size`, which is divided into passes here.
+        Without gradients TRL passes a whole generation batch with a `batch_size`, in place of which passes have ours.
         """
+        if batch_size is not None and self.trims:
+            return self._in_own_passes(model, input_ids, attention_mask, logits_to_keep), None, None
         if batch_size is not None:
-            logps = self._in_own_passes(model, input_ids, attention_mask, logits_to_keep)
-            return logps, None, None
+            width = max(gather_object([input_ids.shape[1]]))  # as many passes on each process
+            more["batch_size"] = self.pass_limit.most(width, len(input_ids))
         in_loss = attention_mask[:, -logits_to_keep:].bool() if self._in_loss is None else self._in_loss
         if self._prompts is not None:
             return *self._prompts.log_probs(model, input_ids, attention_mask, in_loss), None
@@ -462,33 +464,31 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, **more)
 
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
-        """Log-probabilities of a padded generation batch; of tokens that a trimmed pass leaves out, 0."""
-        values, lengths = torch.zeros(0), mask.sum(1).tolist()
-        passes, blocks = self._own_passes(lengths, ids.shape[1]), None
+        """Log-probabilities of a padded generation batch, in passes of rows of similar lengths or with shared
+        prompts."""
+        lengths, end = mask.sum(1).tolist(), ids.shape[1] - keep
+        of_prompts, of_completions = (part.sum(1).tolist() for part in (mask[:, :end], mask[:, end:]))
+        passes, are_shared = self._own_passes(lengths), False
+        blocks = [[rows] for rows in passes]
         if self.shares_prompts:
-            _, _, prompts = distinct_prompts(ids[:, :-keep], mask[:, :-keep])
-            of_prompts, of_completions = mask[:, :-keep].sum(1).tolist(), mask[:, -keep:].sum(1).tolist()
-            apart = cost_of_passes(passes, lengths)
-            rows, limit = list(range(len(ids))), self.pass_limit
-            blocks = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, limit, 1, apart)
-        forwards = len(passes) if blocks is None else sum(1 + len(block) for block in blocks[0])
+            _, _, prompts = distinct_prompts(ids[:, :end], mask[:, :end])
+            rows, apart = list(range(len(ids))), cost_of_passes(passes, lengths)
+            shares = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, self.pass_limit, 1, apart)
+            if shares is not None:
+                (blocks,), are_shared = shares, True
+        forwards = sum(are_shared + len(block) for block in blocks)
+        # sharded weights are gathered equally often on each process
         more = max(gather_object([forwards])) - forwards if self.is_sharded else 0
-        for block in [[rows] for rows in passes] if blocks is None else blocks[0]:
+        values = torch.zeros(len(ids), keep, device=ids.device)
+        for block in blocks:
             for number, rows in enumerate(block):
-                columns, count = slice(None), keep
-                if self.trims:
-                    prompt, count = (
-                        max(1, int(part.sum(1).max())) for part in (mask[rows, :-keep], mask[rows, -keep:])
-                    )
-                    columns = slice(ids.shape[1] - keep - prompt, ids.shape[1] - keep + count)
-                own, attended = ids[rows, columns], mask[rows, columns]
-                if blocks is not None and number == 0:
-                    self._prompts = self.share_prompts(model, own[:, :-count], attended[:, :-count])
-                output = self._get_per_token_logps_and_entropies(model, own, attended, count)
-                values = values if len(values) else output[0].new_zeros(len(ids), keep)
-                values[rows, :count] = output[0]
+                prompt, count = (max(1, *(lengths[row] for row in rows)) for lengths in (of_prompts, of_completions))
+                own, attended = (part[rows, end - prompt : end + count] for part in (ids, mask))
+                if are_shared and number == 0:
+                    self._prompts = self.share_prompts(model, own[:, :prompt], attended[:, :prompt])
+                values[rows, :count], *_ = self._get_per_token_logps_and_entropies(model, own, attended, count)
             self._prompts = None
-        for _ in range(more):  # sharded weights are gathered equally often on each process
+        for _ in range(more):
             self._get_per_token_logps_and_entropies(model, own, attended, count)
         return values
 
@@ -496,15 +496,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Compute the different ones of the prompts of some rows."""
         return SharedPrompts(model, self.accelerator.unwrap_model(model).config, ids, mask)
 
-    def _own_passes(self, lengths: list[int], width: int) -> list[Rows]:
+    def _own_passes(self, lengths: list[int]) -> list[Rows]:
         """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,
         as sharded weights need that."""
-        if self.trims:
-            most = max(gather_object([len(plan_passes(lengths, self.pass_limit))]))
-            return plan_passes(lengths, self.pass_limit, at_least=most)
-        width = max(gather_object([width]))
-        size = self.pass_limit.most(width, len(lengths))
-        return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
+        most = max(gather_object([len(plan_passes(lengths, self.pass_limit))]))
+        return plan_passes(lengths, self.pass_limit, at_least=most)
 
     def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
         """vLLM's log-probabilities, corrected for truncated sampling in forward passes without dropout. Every process
@@ -515,7 +511,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         lengths = [len(each.context) for each in trajectories]
         of_sampled: list[float] = []
         with evaluation_mode(self.model):
-            for places in self._own_passes(lengths, max(lengths)):
+            for places in self._own_passes(lengths):
                 shift = LogprobShift(self.sampling, self.eos_token_ids, [trajectories[place] for place in places])
                 tokens, pad = [row.context for row in shift.rows], self.processing_class.pad_token_id
                 rows = padded(tokens, pad, self.accelerator.device, "right")  # so that padding changes no position
