@@ -103,28 +103,6 @@ def zero_variance_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> 
     return 1.0 - has_advantages(scores, kept, size).float().mean().item() if len(scores) else 1.0
 
 
-def average_loss(
-    values: Tensor, mask: Tensor, loss_type: str, passes: float, longest: int, items: Tensor
-) -> tuple[Tensor, float]:
-    """The losses of tokens as that of a micro-batch, as TRL makes it for each loss type, and what it is divided by to
-    be a part of the step's loss, which has this number of `passes`.
-
-    `longest`: maximum tokens of a completion, for dr_grpo. `items`: the tokens in the loss of the step on one process,
-    for the types that average over all of them.
-    """
-    masked = values * mask
-    match loss_type:
-        case "grpo" | "sapo":
-            return (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(), passes
-        case "bnpo":
-            return masked.sum() / mask.sum().clamp(min=1.0), passes
-        case "dr_grpo":
-            return masked.sum() / (len(mask) * longest), passes
-        case "luspo":
-            return masked.sum(-1).mean(), passes
-    return masked.sum() / items, 1.0
-
-
 # -- functions of the user's
 
 LOSS_ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", "ref_logprobs", "entropies")
@@ -171,6 +149,6 @@ class CustomLoss:
             found = f"one of {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise EnvironmentFailed(
                 f"custom_loss: must return the loss of each token, a tensor of {(rows, tokens)} here, not {found}\n"
-                "aitrain takes the mean over tokens and completions, as --rl-loss-type says."
+                "aitrain takes the mean over the tokens of a step."
             )
         return losses.expand(rows, tokens).masked_fill(mask == 0, 0.0)

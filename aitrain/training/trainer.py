@@ -99,7 +99,6 @@ from aitrain.rollout.limits import Limits
 from aitrain.runs.records import RolloutRecord
 from aitrain.training.algorithm import (
     AlgorithmParts,
-    average_loss,
     group_advantages,
     zero_variance_share,
 )
@@ -390,8 +389,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return self._loss_of_algorithm(model, rows)
 
     def _loss_of_algorithm(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
-        """TRL's loss, or a loss of the user's in place of TRL's policy term: an average over tokens, as the loss type
-        takes it."""
+        """TRL's loss, or a loss of the user's in place of TRL's policy term: the mean over all tokens of the step."""
         custom = self.algorithm.custom_loss
         if custom is None:
             return cast(torch.Tensor, super()._compute_loss(model, inputs))
@@ -416,14 +414,12 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         )
         if self.use_vllm and self.vllm_importance_sampling_correction:
             losses = losses * inputs["importance_sampling_ratio"]
-        passes = self.current_gradient_accumulation_steps
-        items = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        of_step = items * passes / self.args.steps_per_generation
-        average, divisor = average_loss(losses, mask, self.loss_type, passes, self.max_completion_length, of_step)
+        steps = self.args.steps_per_generation / self.current_gradient_accumulation_steps
+        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes / steps
+        mean: torch.Tensor = losses.sum() / tokens
         if "policy_loss" in self._metrics["train"]:  # TRL logs it with an entropy bonus
-            ours = self.accelerator.gather(average.detach()).nanmean().item()
-            self._metrics["train"]["policy_loss"][-1] += ours
-        return loss + average / divisor
+            self._metrics["train"]["policy_loss"][-1] += self.accelerator.gather(mean.detach()).nanmean().item()
+        return loss + mean
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
         """Hook between gradient clipping and the optimizer step."""

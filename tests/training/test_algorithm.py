@@ -217,7 +217,7 @@ def test_ranks_whose_batches_are_padded_to_other_widths_make_equally_many_passes
 
 @pytest.mark.parametrize(
     ("loss", "level"),
-    [("grpo", "token"), ("bnpo", "token"), ("dr_grpo", "token"), ("dapo", "token"), ("grpo", "sequence")],
+    [("dapo", "token"), ("dr_grpo", "sequence")],
 )
 def test_trls_loss_as_a_custom_loss_has_the_gradient_of_trl(loss: str, level: str, here: Path) -> None:
     """With one ratio for a completion that is so of the KL term, as this custom loss takes one for each token."""
