@@ -14,7 +14,6 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.events import Step
 from aitrain.execution.user_code import failure_message
 from aitrain.options.train import TrainConfig
-from aitrain.runs.checkpoint import line_stays
 from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.training.run_context import RunContext, RunRecorder
 
@@ -38,7 +37,7 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
             return
         checkpoint = self.recorder.resumed_from
         for line in read_metrics(self.context.folder.metrics):
-            if checkpoint is None or line_stays(checkpoint, line):
+            if checkpoint is None or line.step <= checkpoint.step:
                 self.context.diagnose(line)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:

@@ -179,19 +179,14 @@ def content_of(case: Case) -> object:
 
 
 def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores | None:
-    """The scores that an evaluation has recorded; None if one of its episodes is missing, or was of another prompt or
-    other columns."""
-    asked = {case.number: (to_jsonable(case.prompt), row_columns(case.row)) for case in plan.cases}
-    found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in plan.decodings}
+    """The scores that an evaluation of the same cases has recorded; None if one of its episodes is missing."""
+    found: dict[str, dict[tuple[int | None, int], float | None]] = {name: {} for name in plan.decodings}
     for file in folder.rollout_files:
         for record in read_rollouts(file):
             name, _, decoding = record.eval_phase.rpartition("_")
-            row, sample = record.row_number, record.sample or 0
-            if name != phase or row is None or sample not in plan.numbers(decoding):
-                continue
-            if (record.prompt, record.row) == asked.get(row):
-                found[decoding][row, sample] = record.score
-    if any(len(found[name]) < len(asked) * len(plan.numbers(name)) for name in found):
+            if name == phase and (record.sample or 0) in plan.numbers(decoding):
+                found[decoding][record.row_number, record.sample or 0] = record.score
+    if any(len(found[name]) < len(plan.cases) * len(plan.numbers(name)) for name in found):
         return None
     scorings = {
         name: grouped((str(row), score) for (row, _), score in scores.items() if score is not None)

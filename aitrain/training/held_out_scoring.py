@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 class EvalState:
     """Results of the evaluations so far; a resumed run continues with them."""
 
-    owes_evaluation: bool = False
-    """Whether an evaluation was due after the last step and was skipped, as the training ended there."""
     is_same: bool = True
     """Whether the options, environment and cases are those of the checkpoint."""
     is_comparable: bool = True
-    """Whether what has changed leaves the scores of a model as they were."""
+    """Whether the held-out cases are, too."""
+    last_scored: int = 0
+    """The last step that was scored during the training."""
     before: float | None = None
     """Score of the initial policy."""
     scorings: list[MetricsLine] = field(default_factory=list)
@@ -50,7 +50,6 @@ class EvalState:
 
     def add(self, line: MetricsLine) -> bool:
         """Add an evaluation; returns whether its score is the best so far."""
-        self.owes_evaluation = False
         if line.is_scoring:
             self.scorings.append(line)
             self.candidates.append(line)
@@ -151,8 +150,8 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Run the evaluation that the end of the training skipped."""
-        if self.state.owes_evaluation and self._is_due(state):
+        """Make up for the evaluation that the end of the training skipped."""
+        if self._is_due(state) and self.state.last_scored < state.global_step:
             self.after_step(state.global_step)
         if self._ends_at(state.global_step):
             raise TrainingOver
@@ -164,10 +163,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         if self.context.stop.on_any_rank() and state.global_step < state.max_steps:
             self.stopped = control.should_training_stop = control.should_save = True
         is_last = state.global_step >= state.max_steps
-        # --save-best scores the last step in any case; a run that continues deletes that scoring where none is due
-        self.state.owes_evaluation = (is_due and control.should_training_stop) or (
-            is_last and (is_due or self.context.config.save_best)
-        )
         if is_due and not is_last and not control.should_training_stop:
             is_best = self.after_step(state.global_step)
             control.should_save |= is_best and self.context.config.save_best

@@ -100,8 +100,8 @@ def prepare(context: RunContext) -> Prepared | None:
         "chat_template": hashlib.sha256(str(inputs.tokenizer.chat_template).encode()).hexdigest(),
         "processes": processes,
     }
-    train, during = fingerprint(inputs.cases), fingerprint(split.during)
-    manifest = Manifest(0, config.written(), facts, train, processes, held_out=during)
+    held_out_cases = fingerprint([*split.held_out, *split.choosing])
+    manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, held_out=held_out_cases)
     eval_state = resumed_eval_state(context, manifest)
     context.note(precision.note, "info")
     context.enter("preparing the trainer")

@@ -131,10 +131,10 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
     for step in (2, 4):
         made = folder.checkpoints / f"checkpoint-{step}"
         made.mkdir(parents=True)
-        seal(made, Manifest(step, {}, {}, "", 1, owes_evaluation=True))
+        seal(made, Manifest(step, {}, {}, "", 1))
     assert has_steps(folder)  # so it is kept, whatever --logging-steps
     rollouts = [RolloutRecord(step=2), RolloutRecord(step=2, eval_phase="step2_greedy"), RolloutRecord(step=3)]
-    lines = [{"step": 1}, {"step": 2}, {"step": 2, "eval_score": 0.5}, {"step": 3}]
+    lines = [{"step": 1}, {"step": 2}, {"step": 3}]  # the evaluation of step 2 did not end
     append_lines(folder.metrics, lines)
     RunRecorder(folder, None).add_rollouts(rollouts)
     with folder.metrics.open("a") as file:
