@@ -282,8 +282,6 @@ def split_each(
     parts = list(splits.values())
     if len(parts) == 1:
         return parts[0]
-    trained = {prompts[name].key_of(case) for name, one in splits.items() for case in one.train}
-    held_out = ((name, case) for name, one in splits.items() for case in one.held_out)
 
     def mixed(cases: Iterable[CaseList]) -> MixedCases:
         return MixedCases([part for one in cases for part in parts_of(one)])
@@ -293,7 +291,7 @@ def split_each(
         mixed(part.held_out for part in parts),
         sum(part.dropped for part in parts),
         sum(part.left_out for part in parts),
-        sum(prompts[name].key_of(case) in trained for name, case in held_out),  # in whichever environment
+        sum(part.overlap for part in parts),
         parts[0].why_none,
         mixed(part.choosing for part in parts),
     )

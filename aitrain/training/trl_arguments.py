@@ -114,10 +114,8 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
     Raises:
         ConfigError: a `--trl` field has a value that TRL refuses, or would keep the run from resuming.
     """
-    try:
+    with explain_refusals():
         made = GRPOConfig(output_dir=str(output_dir), **{**config.trl, **arguments})
-    except Exception as error:
-        raise _refused(error) from error
     if made.sync_ref_model:
         raise ConfigError(
             "--trl sync_ref_model: checkpoints have no reference model, so no run could resume exactly\nOmit it."
@@ -134,12 +132,8 @@ def explain_refusals() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, ImportError, NotImplementedError) as error:
-        raise _refused(error) from error
-
-
-def _refused(error: Exception) -> ConfigError:
-    return ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}")
+    except (ValueError, TypeError, ImportError, NotImplementedError) as error:
+        raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
 
 
 def fit_warmup(arguments: GRPOConfig) -> str | None:
@@ -150,10 +144,8 @@ def fit_warmup(arguments: GRPOConfig) -> str | None:
     """
     steps, optimizer = arguments.max_steps, torch.optim.SGD([torch.zeros(1)], lr=arguments.learning_rate)
     kind, kwargs = arguments.lr_scheduler_type, arguments.lr_scheduler_kwargs or {}
-    try:
+    with explain_refusals():
         (first_rate,) = get_scheduler(kind, optimizer, arguments.get_warmup_steps(steps), steps, kwargs).get_last_lr()
-    except (ValueError, TypeError) as error:
-        raise _refused(error) from error
     if steps > 1 or first_rate:
         return None
     arguments.warmup_steps = 0
