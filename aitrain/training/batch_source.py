@@ -73,7 +73,7 @@ class BatchSource:
         batch = TrainingBatch(step, [PlannedEpisode(key, cases[key[0]]) for key in keys])
         batch.weight_version = rollouts.weight_version()
         groups = self._play(step, rollouts, batch.planned)
-        current, rounds = list(groups), 0
+        current = list(groups)
         for round in range(1, self.refill_limit + 1):
             flat = [group for group in current if not self._teaches(groups[group])]
             in_use = {members[0].number for members in groups.values()}
@@ -88,19 +88,16 @@ class BatchSource:
                     batch.discarded.append(old)
                     number, case = new[group]
                     batch.planned[place] = PlannedEpisode((number, member), case, round)
-            again, rounds = [one for one in batch.planned if one.round == round], round
+            again = [one for one in batch.planned if one.round == round]
             groups |= self._play(step, rollouts, again, rollouts.rollout.runner.episodes_at_once)
             current = [new[group][0] if group in new else group for group in current]
         batch.everywhere = [one for group in current for one in groups[group]]
         batch.played = [one for members in groups.values() for one in members]
         if self.refill_limit:
             known = [one.score for one in batch.played if one.score is not None]
-            discarded_tokens = sum(one.tokens for one in batch.played) - sum(one.tokens for one in batch.everywhere)
             batch.metrics = {
                 "cases/played_groups": float(len(groups)),
                 "cases/discarded_groups": float(len(groups) - len(current)),
-                "cases/discarded_tokens": float(discarded_tokens),
-                "cases/refill_rounds": float(rounds),
                 **({"cases/mean_score": sum(known) / len(known)} if known else {}),
             }
         return batch

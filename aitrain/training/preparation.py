@@ -46,7 +46,6 @@ from aitrain.training.model import (
 from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
 from aitrain.training.saving import repository_of
 from aitrain.training.sharding import load_once_per_machine, refuse_unsharded
-from aitrain.training.step_events import check_weights_finite
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 from aitrain.training.trainer_checkpoint import (
@@ -180,7 +179,6 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         model = load_model(config, precision.dtype)
         if hasattr(model, "peft_config"):  # transformers has loaded its base and frozen both
             raise adapter_error(config.model)
-        check_weights_finite(model, config.model)
 
     check_vocabulary(tokenizer, model)
     context_tokens = context_length(config, model.config)

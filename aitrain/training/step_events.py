@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import IntervalStrategy
 
 from aitrain.engines.sharded_tensors import own_part
-from aitrain.errors import ConfigError, DivergedError
+from aitrain.errors import DivergedError
 from aitrain.rollout.engine import RolloutClock
 
 if TYPE_CHECKING:
@@ -165,15 +165,3 @@ def all_finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.T
     extremes = [torch.stack(torch.aminmax(part)).float() for part in parts if part.numel()]
     found = [torch.isfinite(pair).all().to(device) for pair in extremes]
     return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=device)
-
-
-def check_weights_finite(model: torch.nn.Module, name: str) -> None:
-    """Check a model after loading.
-
-    Raises:
-        ConfigError: a weight is NaN or inf.
-    """
-    for title, parameter in model.named_parameters():
-        is_plain = parameter.is_floating_point() and parameter.element_size() > 1  # quantized ones are codes
-        if is_plain and not all_finite([parameter], parameter.device):
-            raise ConfigError(f"model: {name} is damaged: {title} holds NaN or inf\nDownload the model again.")
