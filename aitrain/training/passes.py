@@ -136,7 +136,7 @@ def passes_of(
     together = [[row for share in of_processes for row in share[number]] for number in range(len(own))]
     chosen = [{name: v[[row - first for row in rows]] if v.dim() else v for name, v in source.items()} for rows in own]
     return StepPasses(
-        [_trimmed(rows) for rows in chosen] if trims else chosen,
+        chosen,
         [sum(kept) / (len(rows) * processes) if any(computed[row] for row in rows) else math.inf for rows in own],
         torch.stack([_weights(values, together) for values in (tokens, counts)]),
         any(kept),
@@ -176,19 +176,6 @@ def _weights(values: torch.Tensor, passes: list[Rows]) -> torch.Tensor:
     """The part that each pass has in the sum of a value of each row; equal parts if that is 0."""
     sums = torch.stack([values[rows].sum() for rows in passes]).double()
     return sums / sums.sum() if sums.sum() else torch.full_like(sums, 1 / len(passes))
-
-
-def _trimmed(rows: MicroBatch) -> MicroBatch:
-    """Rows without the columns that are padding in all of them: of prompts on the left, of completions on the right."""
-    prompt, completion = (max(1, int(rows[name].sum(1).max())) for name in ("prompt_mask", "completion_mask"))
-    width = rows["completion_mask"].shape[1]
-
-    def cut(name: str, value: torch.Tensor) -> torch.Tensor:
-        if name in OF_PROMPT:
-            return value[:, -prompt:]
-        return value[:, :completion] if value.dim() == 2 and value.shape[1] == width else value
-
-    return {name: cut(name, value) for name, value in rows.items()}
 
 
 # -- passes with little padding

@@ -68,8 +68,9 @@ class SharedPrompts:
 
     def __init__(self, model: Any, config: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
         """`ids`, `mask`: the prompts of the block's rows, padded on the left, of shape (rows, tokens)."""
-        ids, mask, _ = distinct_prompts(ids, mask)
-        self.tokens = ids.shape[1] - 1
+        longest = int(mask.sum(1).max())
+        ids, mask, _ = distinct_prompts(ids[:, -longest:], mask[:, -longest:])
+        self.tokens = longest - 1
         """Tokens of the cache; a pass begins with the last token of the prompts."""
         self._cache = _UnchangedCache(config=config)
         self._cache.updated = updated = dict[int, Any]()
@@ -91,7 +92,9 @@ class SharedPrompts:
         `ids`, `mask`: whole rows, whose prompts are all of the block's, of shape (rows, tokens). `in_loss`: the tokens
         of completions that are computed; the values of the others are 0.
         """
-        cache = copy.copy(self._cache)
+        cache, end = copy.copy(self._cache), ids.shape[1] - in_loss.shape[1]
+        longest = max(1, int(mask[:, end:].sum(1).max()))
+        ids, mask = (part[:, end - self.tokens - 1 : end + longest] for part in (ids, mask))
         _, _, cache.numbers = distinct_prompts(ids[:, : self.tokens + 1], mask[:, : self.tokens + 1])
         cache.layers = [copy.copy(layer) for layer in self._layers]
         tensors = iter(self._leaves)
@@ -101,9 +104,14 @@ class SharedPrompts:
         for layer in cache.layers:
             layer.keys, layer.values = next(tensors), next(tensors)
         own = ids[:, self.tokens :]
-        labels = own.masked_fill(~torch.nn.functional.pad(in_loss, (1, 0)), -100)
+        labels = own.masked_fill(~torch.nn.functional.pad(in_loss[:, :longest], (1, 0)), -100)
         output = _forward(model, cache, input_ids=own, attention_mask=mask, labels=labels, fused_lm_head=True)
-        return output.log_probs, output.entropy
+        wide = (0, in_loss.shape[1] - longest)
+        entropy = output.entropy
+        return (
+            torch.nn.functional.pad(output.log_probs, wide),
+            None if entropy is None else torch.nn.functional.pad(entropy, wide),
+        )
 
     def backward(self) -> None:
         """Continue the backward passes through the prompts. FSDP2 waits for a gradient of the output, which is 0."""

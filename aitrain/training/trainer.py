@@ -352,9 +352,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for name, values in metrics.items():
             if new := values[before.get(name, 0) :]:
                 values[-len(new) :] = [passes.mean(name, new, name in over_rows)]
-        masks = [rows[name] for rows in passes.rows for name in ("prompt_mask", "completion_mask")]
         metrics["passes"].append(len(passes.rows))
-        metrics["padding"].append(1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks))
         self.has_kept_rows = passes.has_kept_rows
         return loss + total
 
@@ -478,14 +476,12 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         values = torch.zeros(len(ids), keep, device=ids.device)
         for block in blocks:
             for number, rows in enumerate(block):
-                prompt, count = (max(1, *(lengths[row] for row in rows)) for lengths in (of_prompts, of_completions))
-                own, attended = (part[rows, end - prompt : end + count] for part in (ids, mask))
                 if are_shared and number == 0:
-                    self._prompts = self.share_prompts(model, own[:, :prompt], attended[:, :prompt])
-                values[rows, :count], *_ = self._get_per_token_logps_and_entropies(model, own, attended, count)
+                    self._prompts = self.share_prompts(model, ids[rows, :end], mask[rows, :end])
+                values[rows], *_ = self._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], keep)
             self._prompts = None
         for _ in range(more):
-            self._get_per_token_logps_and_entropies(model, own, attended, count)
+            self._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], keep)
         return values
 
     def share_prompts(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> SharedPrompts:
