@@ -323,19 +323,14 @@ def log_probs_of_rows(
     models with learned positions (GPT-2) or a recurrent state see each token at the position that it had during
     generation, and the batch is as wide as its longest row.
     """
-    columns, completion = ids.shape[1], in_loss.shape[1]
-    width, first = max(2, int(mask.sum(1).max())), mask.long().argmax(1, keepdim=True)
-    source = torch.arange(width, device=ids.device) + first
-    inside = source.clamp(max=columns - 1)
-    attended = mask.gather(1, inside) * (source == inside)
-    labels = ids.masked_fill(~torch.nn.functional.pad(in_loss, (columns - completion, 0)), -100)
-    labels = labels.gather(1, inside).masked_fill(attended == 0, -100)
-    output = model(input_ids=ids.gather(1, inside), attention_mask=attended, labels=labels, fused_lm_head=True)
-    # each value is in the column before its token
-    places = torch.arange(columns - completion - 1, columns - 1, device=ids.device) - first
-    places = places.clamp(0, width - 2)
+    keep, width = in_loss.shape[1], max(2, int(mask.sum(1).max()))
+    order = (mask == 0).long().argsort(dim=1, stable=True)[:, :width]  # tokens first, padding behind
+    labels = ids.masked_fill(~torch.nn.functional.pad(in_loss, (ids.shape[1] - keep, 0)), -100)
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    output = model(**{name: value.gather(1, order) for name, value in inputs.items()}, fused_lm_head=True)
 
     def moved_back(values: torch.Tensor) -> torch.Tensor:
-        return values.gather(1, places).masked_fill(~in_loss, 0.0)
+        """Values of all tokens but the first ones, in the columns that these tokens had."""
+        return values.new_zeros(ids.shape).scatter(1, order[:, 1:], values)[:, -keep:]
 
     return moved_back(output.log_probs), None if output.entropy is None else moved_back(output.entropy)
