@@ -17,7 +17,7 @@ from trl.trainer.utils import nanstd
 
 from aitrain.environment.contract import arguments_for
 from aitrain.environment.user_modules import load_function
-from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
@@ -117,14 +117,10 @@ def load_loss(place: str) -> Callable[..., Any]:
         EnvironmentFailed: importing it raised.
     """
     function = load_function("custom_loss", place)
-    for one in inspect.signature(function).parameters.values():
-        is_named = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        if is_named and one.default is one.empty and one.name not in LOSS_ARGUMENTS:
-            near = did_you_mean(one.name, LOSS_ARGUMENTS)
-            raise ConfigError(
-                f"custom_loss: the function has an unknown parameter, {one.name}.{near}\n"
-                f"It may have: {', '.join(LOSS_ARGUMENTS)}"
-            )
+    try:
+        inspect.signature(function).bind(**arguments_for(function, dict.fromkeys(LOSS_ARGUMENTS)))
+    except TypeError as error:
+        raise ConfigError(f"custom_loss: {error}\nIt may ask for: {', '.join(LOSS_ARGUMENTS)}") from error
     return function
 
 

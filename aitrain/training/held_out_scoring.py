@@ -16,7 +16,7 @@ from aitrain.events import Evaluated
 from aitrain.options.train import TrainConfig
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
-from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of_mean, named
+from aitrain.runs.statistics import Mixture, cases_of, interval_of_mean, named
 from aitrain.training.distributed import agree_on, of_first
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext, RunRecorder
@@ -223,23 +223,6 @@ def is_due(config: TrainConfig, schedule: CaseSchedule, step: int) -> bool:
     if config.eval_strategy == "steps":
         return step % config.eval_steps == 0
     return config.eval_strategy == "epoch" and schedule.ends_epoch(step)
-
-
-# -- what the cases can show
-
-FEW_CASES = 16
-"""With fewer cases, what a verdict can show is said before the training."""
-
-
-def note_on_few_cases(mixture: Mixture) -> str | None:
-    """What a verdict on so few cases can show at best; None for many, and for no case."""
-    count = cases_of(mixture)
-    if not 0 < count < FEW_CASES:
-        return None
-    return (
-        f"Different held-out cases: {count}. A verdict needs {FEWEST_CASES} whose score changes, and a small gain more"
-        " of them; --eval-cases holds out more."
-    )
 
 
 def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule) -> None:

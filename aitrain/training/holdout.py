@@ -43,8 +43,6 @@ class DatasetSplit:
     """Cases in neither part, because their prompt is that of held-out ones."""
     overlap: int = 0
     """Held-out cases with the prompt of a training case."""
-    why_none: str = ""
-    """Why there are no held-out cases."""
     choosing: CaseList = NO_CASES
     """With --save-best, the held-out cases that the step is chosen by: the score of the best of several steps is too
     high on the cases that it was chosen by."""
@@ -71,7 +69,10 @@ class DatasetSplit:
             )
         without = [part.env for part in parts_of(self.held_out) if not len(part)]
         if not len(self.held_out):
-            yield f"No held-out cases, so no score before and after: {self.why_none}."
+            yield (
+                "No held-out cases, so no score before and after: by default they are a tenth of the cases, without"
+                " those that one step needs. --eval-cases N holds out N."
+            )
         elif without:
             yield f"No held-out cases of {', '.join(without)}: the held-out score is that of the others."
 
@@ -145,18 +146,11 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
     dropped, shown, left_out = len(everything) - len(train), train, set[int]()
     if own_eval is None:
         held, left_out = _hold_out(_distinct(everything, train), config, needed)
-        why_none = (
-            f"by default a tenth of the cases is held out, one step needs {needed} of all {len(train)}, and those with"
-            " the same prompt stay together (--eval-cases N holds out N)"
-        )
     else:
         shown = _keys_of(own_eval, limit)
         dropped += len(own_eval) - len(shown)
         count = len(shown) if config.eval_cases is None else min(config.eval_cases, len(shown))
         held = set(random.Random(config.seed).sample(list(shown), count))
-        why_none = f"all prompts of build_eval_dataset have more than {limit.tokens} tokens"
-    if config.eval_cases == 0:
-        why_none = "--eval-cases is 0"
     cases, choosing, reporting = everything if own_eval is None else own_eval, set[int](), held
     if config.save_best and len(held) > 1:
         keys = _distinct(cases, {number: shown[number] for number in sorted(held)})
@@ -171,7 +165,6 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
         dropped,
         len(left_out),
         overlap=sum(shown[number] in trained for number in reporting),
-        why_none=why_none,
         choosing=cases.select(sorted(choosing)),
     )
 
@@ -231,12 +224,11 @@ def _hold_out(keys: Mapping[int, Hashable], config: TrainConfig, needed: int) ->
 
 
 def hold_out(keys: Mapping[int, Hashable], count: int, max_rows: int, seed: int) -> tuple[set[int], set[int]]:
-    """Numbers of about `count` rows to hold out, and of those that training loses beside them; rows with the same key
-    stay together, so that at least two keys are needed.
+    """Numbers of about `count` rows to hold out, and of those that training loses beside them, as rows with the same
+    key stay together.
 
-    Takes whole groups of rows with the same key in random order as long as they fit. If that yields less than half of
-    `count` because the groups are large, the smallest remaining group is removed from training, and as many of its rows
-    as are missing are held out. Removes at most `max_rows` rows from training.
+    Takes whole groups of rows with the same key, those with more than `count` rows last, the others in random order,
+    and at most `max_rows` rows in all.
     """
     by_key: dict[Hashable, list[int]] = {}
     for number, key in keys.items():
@@ -245,16 +237,11 @@ def hold_out(keys: Mapping[int, Hashable], count: int, max_rows: int, seed: int)
     first = source.sample(range(len(groups)), min(count, len(groups)))
     others = sorted(set(range(len(groups))) - set(first))
     source.shuffle(others)
-    held, rest = list[int](), list[list[int]]()
-    for group in (groups[place] for place in (*first, *others)):
-        if len(held) + len(group) <= min(count, max_rows):
-            held += group
-        else:
-            rest.append(group)
-    smallest, missing = min(rest, key=len, default=[]), count - len(held)
-    if 2 * len(held) < count and len(held) + len(smallest) <= max_rows and len(rest) > 1:
-        return {*held, *smallest[:missing]}, set(smallest[missing:])
-    return set(held), set()
+    taken = list[int]()
+    for group in sorted((groups[place] for place in (*first, *others)), key=lambda group: max(count, len(group))):
+        if len(taken) < count and len(taken) + len(group) <= max_rows:
+            taken += group
+    return set(taken[:count]), set(taken[count:])
 
 
 def split_each(
@@ -292,7 +279,6 @@ def split_each(
         sum(part.dropped for part in parts),
         sum(part.left_out for part in parts),
         sum(part.overlap for part in parts),
-        parts[0].why_none,
         mixed(part.choosing for part in parts),
     )
 
@@ -310,11 +296,8 @@ def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) 
     """
     if len(split.train) >= prompts_per_step:
         return
-    too_long = f" (prompts of more than {limit} tokens are left out)" if split.dropped else ""
-    spare = len(split.train) + len(split.held_out) - prompts_per_step
-    fewer = f", hold out fewer (--eval-cases {spare})" if len(split.held_out) and spare > 0 else ""
-    smaller = f", or take fewer a step (--rl-prompts-per-step {len(split.train)})" if len(split.train) else ""
     raise ConfigError(
-        f"One step needs {prompts_per_step} prompts, and the cases to train on are {len(split.train)}{too_long}.\n"
-        f"Build more cases{fewer}{smaller}."
+        f"One step needs {prompts_per_step} prompts, and the cases to train on are {len(split.train)}:"
+        f" {len(split.held_out)} are held out, {split.dropped} have a prompt of more than {limit} tokens.\n"
+        "Build more cases, hold out fewer (--eval-cases), or take fewer a step (--rl-prompts-per-step)."
     )

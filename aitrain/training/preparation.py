@@ -29,7 +29,7 @@ from aitrain.training.dataset import ShownCases, begin, build_datasets, longest_
 from aitrain.training.distributed import init_processes
 from aitrain.training.engine_setup import checked_server
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
-from aitrain.training.held_out_scoring import HeldOutScoring, check_stopping, note_on_few_cases
+from aitrain.training.held_out_scoring import HeldOutScoring, check_stopping
 from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, split_each
 from aitrain.training.model import (
     OUT_OF_REACH,
@@ -198,7 +198,6 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         context_tokens = fit_vllm(arguments, config, completion, whole)
     check_stopping(config, mixture_of(context.runner, split.during), schedule)
     context.note(str(schedule) if schedule.filled else None, "info")
-    context.note(note_on_few_cases(mixture_of(context.runner, split.held_out)))
     context.note(note_on_steps(context.checkpoint, arguments), "info")
     context.note(fit_warmup(arguments), "info")
     inputs = TrainerInputs(

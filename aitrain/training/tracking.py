@@ -145,10 +145,6 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         if state.global_step == 1 or state.global_step % every == 0:
             self._show("", state.global_step)
 
-    def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Pass the event on: some trackers can upload checkpoints."""
-        self._each(lambda _, callback: callback.on_save(args, state, control, **rest))
-
     def close(self) -> None:
         """Close the trackers, after the last scores."""
         if (training := self.training) is not None:

@@ -180,7 +180,7 @@ def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Pat
     # rank 0 sees all metrics and all checkpoints
     made, steps = of_first((made, set(map(step_of, checkpoints_of(folder)))))
     state.last_scored = made[-1].step if made else 0
-    state.scorings = [line for line in made if state.is_comparable and line.eval_samples in (None, plan.samples)]
+    state.scorings = [line for line in made if state.is_comparable and line.eval_samples == plan.samples]
     state.candidates = [line for line in state.scorings if line.step in steps]
     if made and not state.scorings and trainer.run.config.save_best:
         trainer.run.note("--save-best compares new scores only: the run or its held-out cases have changed.")

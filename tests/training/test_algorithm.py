@@ -316,7 +316,7 @@ def test_a_custom_loss_that_cannot_be_used_is_refused_with_what_there_is(here: P
         assert custom is not None
         return custom(torch.ones(2, 3), logprobs=torch.zeros(2, 3))
 
-    with pytest.raises(ConfigError, match=r"unknown parameter, logits.*\nIt may have: logprobs,"):
+    with pytest.raises(ConfigError, match=r"argument: 'logits'\nIt may ask for: logprobs,"):
         loss("unknown")
     with pytest.raises(EnvironmentFailed, match=r"tensor of \(2, 3\)"):
         loss("scalar")

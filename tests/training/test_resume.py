@@ -162,10 +162,11 @@ def test_the_best_step_has_a_checkpoint_and_was_chosen_by_the_same_cases(
     facts = dict.fromkeys(("class", "file", "sha256", "config", "weights", "chat_template"))
     before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same")
     seal(made, before)
-    append_lines(folder.metrics, [{"step": step, "eval_score": -step} for step in range(1, 4)])
+    append_lines(folder.metrics, [{"step": step, "eval_score": -step, "eval_samples": 1} for step in range(1, 4)])
     run = SimpleNamespace(config=config.model_copy(update=now), note=print, checkpoint=made)
     state = resumed_eval_state(run, replace(before, held_out=cases))  # type: ignore[arg-type]
-    continue_scorings(state, SimpleNamespace(run=run, watch=run), made, SimpleNamespace(cases=[], samples=1))
+    plan = SimpleNamespace(samples=run.config.eval_samples)
+    continue_scorings(state, SimpleNamespace(run=run, watch=run), made, plan)
     assert (state.best and state.best.step) == best
 
 
