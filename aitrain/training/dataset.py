@@ -12,7 +12,7 @@ from typing import Any
 
 import datasets
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -24,6 +24,7 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, errors_
 from aitrain.execution.failure import CallFailed
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
+from aitrain.training.distributed import of_first
 from aitrain.training.holdout import PromptLimit
 from aitrain.training.run_context import RunContext
 
@@ -197,27 +198,25 @@ def _build_once(
 
     Building on every process could give different rows, and scores would belong to other prompts.
     """
-    state = PartialState()
-    built: Datasets | None = None
-    sent: list[Any] = [None]
-    if state.is_main_process:
+    sent: Any = None
+    is_main = PartialState().is_main_process
+    if is_main:
         try:
-            built = build_cases(environment, tokenizer)
-            sent[0] = built, _changed_attributes(environment, before)
+            sent = build_cases(environment, tokenizer), _changed_attributes(environment, before)
             pickle.dumps(sent)
         except AitrainError as error:
-            sent[0] = error
+            sent = error
         except Exception as error:
-            sent[0] = EnvironmentFailed(
+            sent = EnvironmentFailed(
                 f"The rows of build_dataset cannot be sent to the other processes: {type(error).__name__}: {error}\n"
                 "Keep plain data in them: texts, numbers, lists, dicts."
             )
-    if state.num_processes > 1:  # a dry run is a single process
-        broadcast_object_list(sent)
-    if isinstance(sent[0], AitrainError):
-        raise sent[0]
-    if built is None:
-        built, changed = sent[0]
+    sent = of_first(sent)
+    if isinstance(sent, AitrainError):
+        raise sent
+    built: Datasets
+    built, changed = sent
+    if not is_main:
         _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
     return built
 

@@ -111,7 +111,7 @@ def evaluate(
 
     Raises:
         EpisodesFailed: an environment failed on all of its cases: without it, the mean score would be that of the
-            others. A second decoding in which everything failed has no scores, and a note says so.
+            others.
         EnvironmentFailed: too many calls hang.
         ServerFailed: a vLLM server failed one of the ranks.
     """
@@ -137,9 +137,6 @@ def evaluate(
         for env in sorted({each.env for each in failures} - scored):
             kinds = [each.failure[0] for each in failures if each.failure and each.env == env]
             what = f"failed on all {len(kinds)} {name} episodes of held-out cases ({', '.join(sorted(set(kinds)))})"
-            if len(scorings) > 1 and not scores:
-                rollouts.notify(f"No {name} score: the environment {what}.")
-                break
             with errors_of(env):
                 raise EpisodesFailed(
                     f"The environment {what}.\n"

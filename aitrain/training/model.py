@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
@@ -67,8 +66,6 @@ def choose_precision(config: TrainConfig) -> Precision:
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if config.quantization is not None and not cuda:
         raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
-    if config.quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError('quantization: needs bitsandbytes\nInstall it with: pip install "aitrain[quantization]"')
     has_bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     autocast, note = config.mixed_precision or ("bf16" if has_bf16 else "no"), None
     if autocast == "fp16" and not cuda:
@@ -117,8 +114,7 @@ def _loading(config: TrainConfig, name: str, say: Callable[[str], object] = _pri
     try:
         if not before and not os.path.isdir(name):
             if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-                runs = "" if "/" in name else ", ".join(sorted(_runs_here())[:8])
-                say(f"{name} is not on this machine{runs and f' (runs: {runs})'}: asking {constants.ENDPOINT}")
+                say(f"{name} is not on this machine: asking {constants.ENDPOINT}")
             constants.HF_HUB_OFFLINE = not _hub_answers(name, int(time.monotonic() // HUB_MEMORY))
         yield
     except Exception as error:

@@ -9,7 +9,7 @@ rows of a step over all P processes, whose gradients DDP averages, and n the row
 * metrics of the loss are means over the step, weighted by tokens or rows of each pass.
 
 Kept rows whose advantage is 0 count in K, but are not computed where the loss has no other term, as their gradient is
-0. In a step without any advantage all are, for the metrics, but only the last pass has a backward pass.
+0. In a step without any advantage all are, for the metrics.
 
 With every row kept and passes of equal size the gradient is TRL's own for as many micro-batches.
 
@@ -34,7 +34,6 @@ from accelerate import Accelerator
 
 from aitrain.batch import PassLimit
 from aitrain.engines.shared_cache import distinct_prompts
-from aitrain.training.shared_prompts import SHORTEST
 
 T = TypeVar("T")
 MicroBatch: TypeAlias = dict[str, torch.Tensor]
@@ -51,6 +50,8 @@ KEPT_ROWS = "kept_rows"
 OF_PROMPT = ("prompt_ids", "prompt_mask")
 COST_OF_A_PASS = 256
 """Tokens of padding that a forward pass may have, as one more pass costs about as much."""
+SHORTEST = 2
+"""Tokens of the shortest prompt that is shared."""
 LEAST_GAIN = 0.05
 """Part of the tokens that shared prompts must save."""
 
@@ -68,8 +69,6 @@ class StepPasses:
     """Whether a row is in the loss, on any process."""
     blocks: list[int] | None
     """The number of passes in each block; None where each row is computed with its own prompt."""
-    has_gradient: bool
-    """Whether a row is in the loss, on any process, and has an advantage if it needs one."""
 
     def mean(self, name: str, values: list[float], over_rows: bool) -> float:
         """A metric of the step, given the values that its passes have logged."""
@@ -105,14 +104,13 @@ def passes_of(
                 padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
                 everywhere[name] = accelerator.gather(padded)
     kept: list[bool] = everywhere[KEPT].tolist()
-    with_gradient = computed = kept
+    computed = kept
     blocks: list[list[Block]] | None = None
     if trims:
         of_prompts, of_completions = (everywhere[name].sum(1).tolist() for name in ("prompt_mask", "completion_mask"))
         lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
-        if needs_advantage:
-            with_gradient = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
-        computed = with_gradient if any(with_gradient) else kept
+        with_advantage: list[bool] = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
+        computed = with_advantage if needs_advantage and any(with_advantage) else kept
         of_processes, first, source = _trimmed_passes(computed, lengths, limit, processes), 0, everywhere
         if shares:
             _, _, prompts = distinct_prompts(everywhere["prompt_ids"], everywhere["prompt_mask"])
@@ -141,7 +139,6 @@ def passes_of(
         torch.stack([_weights(values, together) for values in (tokens, counts)]),
         any(kept),
         None if blocks is None else list(map(len, blocks[rank])),
-        any(with_gradient),
     )
 
 

@@ -34,9 +34,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from aitrain.engines.sharded_tensors import is_sharded, whole
 from aitrain.engines.shared_cache import CACHE, can_share, distinct_prompts
+from aitrain.training.passes import log_probs_of_rows
 
-SHORTEST = 2
-"""Tokens of the shortest prompt that is shared."""
 TESTED = 12, 6
 """Tokens of prompt and completion of the two rows by which a model is tested."""
 ROUNDING = 0.25
@@ -163,15 +162,15 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
     mask = torch.ones_like(ids)
     mask[1, -answer // 2 :] = 0
 
+    in_loss = mask[:, -answer:].bool()
+
     def apart() -> Iterator[torch.Tensor]:
-        labels = ids.masked_fill(mask == 0, -100)
-        yield model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -answer:]
+        yield log_probs_of_rows(model, ids, mask, in_loss)[0]
 
     def shared() -> Iterator[torch.Tensor]:
         prompts = SharedPrompts(model, model.config, ids[:1, :prompt], mask[:1, :prompt])
         for row in range(2):
-            own, attended = ids[row : row + 1], mask[row : row + 1]
-            yield prompts.log_probs(model, own, attended, attended[:, -answer:].bool())[0]
+            yield prompts.log_probs(model, *(part[row : row + 1] for part in (ids, mask, in_loss)))[0]
         prompts.backward()
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad][:8]

@@ -41,7 +41,7 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
                                                             are .save_model, ._save_optimizer_and_scheduler,
                                                             ._load_optimizer_and_scheduler and ._prepare_for_training
     transformers.trainer.save_fsdp_model, .save_fsdp_optimizer, .load_fsdp_optimizer    replaced meanwhile
-    Trainer._tr_loss, ._total_loss_scalar, ._globalstep_last_logged     saved and restored: what is not logged yet
+    Trainer._tr_loss, ._globalstep_last_logged     saved and restored: what is not logged yet
     Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
                                                             step more
     accelerator.no_sync(model), .backward(loss)             used as Trainer does, where a step has several passes
@@ -332,8 +332,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             # before the last one, gradients are added up, not exchanged; with FSDP2 they are, as they would stay whole
             is_last = number == len(passes.rows)
             accelerator.gradient_state._set_sync_gradients(is_last)  # for DeepSpeed, and TRL's adaptive entropy
-            learns = is_last or self.is_sharded or passes.has_gradient
-            with nullcontext() if learns else torch.no_grad(), activity.own.doing("forward and backward pass"):
+            with activity.own.doing("forward and backward pass"):
                 if number - 1 in begins:
                     with alone():
                         self._prompts = self.share_prompts(model, rows["prompt_ids"], rows["prompt_mask"])
@@ -343,7 +342,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                     loss = self.loss_of_pass(model, rows, divisor)
                     if not is_last:
                         total += loss.detach()
-                    if learns and not is_last:
                         accelerator.backward(loss)
                         if self._prompts is not None and number in begins:
                             self._prompts.backward()
@@ -415,8 +413,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         steps = self.args.steps_per_generation / self.current_gradient_accumulation_steps
         tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes / steps
         mean: torch.Tensor = losses.sum() / tokens
-        if "policy_loss" in self._metrics["train"]:  # TRL logs it with an entropy bonus
-            self._metrics["train"]["policy_loss"][-1] += self.accelerator.gather(mean.detach()).nanmean().item()
+        self._metrics["train"].pop("policy_loss", None)  # TRL logs its own, with an entropy bonus
         return loss + mean
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
@@ -607,7 +604,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "pieces": (self._buffered_inputs or []) if is_inside else [],
             "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
             "loss": self._tr_loss.item(),
-            "total_loss": self._total_loss_scalar,
             "logged": self._globalstep_last_logged,
             "skipped": [self.non_finite.skipped, self.non_finite.in_a_row],
         }
@@ -617,5 +613,5 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._step, self._buffered_inputs = self.state.global_step, state["pieces"] or None
         self._metrics["train"].update(state["metrics"])
         self._tr_loss = torch.tensor(state["loss"], device=self.args.device)
-        self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["logged"]
+        self._globalstep_last_logged = state["logged"]
         self.non_finite.skipped, self.non_finite.in_a_row = state["skipped"]
