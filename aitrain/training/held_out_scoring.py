@@ -193,20 +193,18 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """The scores of a phase, none if no case could be scored: what was trained is worth more than one evaluation.
 
         Raises:
-            EpisodesFailed: nothing was trained yet, or the last batch of the training had no scores either.
+            EpisodesFailed: nothing was trained yet.
         """
         samples = f", {plan.samples} samples each" if plan.samples > 1 else ""
         self.context.enter(f"scoring {len(plan.cases)} held-out cases{samples}", moves_files=False)
-        failures, during = self.trainer.rollouts.failures, phase.name not in ("before", "after")
         try:
             scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.write_records)
         except EpisodesFailed as error:
-            if phase.name == "before" or (not during and failures.empty_batches):
+            if phase.name == "before":
                 raise
-            later = "" if during else f" aitrain eval {self.context.folder.path} scores the model later."
             self.context.note(
-                f"The evaluation after {f'step {phase.step}' if during else 'the training'} is skipped:"
-                f" {str(error).partition(chr(10))[0]}\n--rl-env-retries tries failed scores again.{later}"
+                f"The evaluation after step {phase.step} is skipped: {str(error).partition(chr(10))[0]}\n"
+                "--rl-env-retries tries failed scores again, and aitrain eval scores a model later."
             )
             return EvalScores(mixture=plan.mixture)
         if phase.name == "before":

@@ -39,8 +39,6 @@ class DatasetSplit:
     held_out: CaseList
     """Those whose scores are reported."""
     dropped: int
-    left_out: int = 0
-    """Cases in neither part, because their prompt is that of held-out ones."""
     overlap: int = 0
     """Held-out cases with the prompt of a training case."""
     choosing: CaseList = NO_CASES
@@ -60,21 +58,16 @@ class DatasetSplit:
         """Notes about the split for the user; `limit` is the maximum tokens of a prompt."""
         if self.dropped:
             yield f"{self.dropped} cases dropped: their prompt has more than {limit} tokens."
-        if self.left_out:
-            yield f"{self.left_out} cases are not trained on: they have the same prompt as held-out cases."
         if self.overlap:
             yield (
                 f"{self.overlap} of {len(self.held_out)} held-out cases have the same prompt as a training case:"
                 " their score does not show what was learned for new prompts."
             )
-        without = [part.env for part in parts_of(self.held_out) if not len(part)]
         if not len(self.held_out):
             yield (
                 "No held-out cases, so no score before and after: by default they are a tenth of the cases, without"
                 " those that one step needs. --eval-cases N holds out N."
             )
-        elif without:
-            yield f"No held-out cases of {', '.join(without)}: the held-out score is that of the others."
 
 
 @dataclass(frozen=True)
@@ -163,7 +156,6 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
         everything.select(list(train)),
         cases.select(sorted(reporting)),
         dropped,
-        len(left_out),
         overlap=sum(shown[number] in trained for number in reporting),
         choosing=cases.select(sorted(choosing)),
     )
@@ -277,7 +269,6 @@ def split_each(
         mixed(part.train for part in parts),
         mixed(part.held_out for part in parts),
         sum(part.dropped for part in parts),
-        sum(part.left_out for part in parts),
         sum(part.overlap for part in parts),
         mixed(part.choosing for part in parts),
     )

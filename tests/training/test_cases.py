@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
-from aitrain.environment.dataset import Cases, MixedCases
+from aitrain.environment.dataset import Cases
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.batch_source import UniformOrder
@@ -101,8 +101,7 @@ def test_rows_with_the_same_prompt_stay_on_one_side(repeats: int, asked: int, li
     assert prompts(found.train).isdisjoint(prompts(found.held_out))
     assert repeats > asked or prompts(halved.choosing).isdisjoint(prompts(halved.held_out))
     assert asked - repeats < len(found.held_out) <= asked
-    assert len(found.train) + len(found.held_out) + found.left_out == 100
-    assert found.left_out < repeats
+    assert 100 - len(found.train) - len(found.held_out) < repeats
     assert found.overlap == 0
 
 
@@ -146,7 +145,7 @@ def test_rows_with_one_prompt_or_none_are_split_by_their_rows(
 def test_what_training_needs_is_not_taken_from_it_unasked(limit: PromptLimit) -> None:
     rows = [{"prompt": f"say {n % 2}"} for n in range(40)]
     found = split((Cases(rows, range(40)), None), TrainConfig(), limit, needed=30)
-    assert (len(found.train), len(found.held_out), found.left_out) == (40, 0, 0)
+    assert (len(found.train), len(found.held_out)) == (40, 0)
 
 
 def test_what_an_eval_dataset_shares_with_training_and_what_is_too_long_is_counted(limit: PromptLimit) -> None:
@@ -155,5 +154,3 @@ def test_what_an_eval_dataset_shares_with_training_and_what_is_too_long_is_count
     found = split((Cases(rows, range(8)), own_eval), TrainConfig(), limit)
     assert (found.overlap, found.dropped, found.train.numbers) == (2, 2, [1, 2, 3, 5, 6, 7])
     assert [int(note.split()[0]) for note in found.notes(60)] == [2, 2]
-    (*_, note) = replace(found, held_out=MixedCases([own_eval, Cases([], [], env="b")])).notes(60)
-    assert note == "No held-out cases of b: the held-out score is that of the others."
