@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from trl.trainer.utils import nanstd
 
 from aitrain.environment.contract import arguments_for
 from aitrain.environment.user_modules import load_function
@@ -72,17 +71,6 @@ class AlgorithmParts:
         if made is not None:
             return made[own].nan_to_num(0.0)
         return of_trl * has_advantages(rewards, ~rewards.isnan(), size).repeat_interleave(size)[own]
-
-
-def group_advantages(rewards: Tensor, size: int, scale: str) -> Tensor:
-    """TRL's advantages, of rewards that TRL has not seen: the distance to the mean of the group, divided by the
-    standard deviation of the group, of the batch, or nothing (`scale`)."""
-    groups = rewards.view(-1, size)
-    distance = groups - groups.nanmean(1, keepdim=True)
-    if scale != "none":
-        spread = nanstd(groups, dim=1).unsqueeze(1) if scale == "group" else nanstd(rewards)
-        distance = distance / (spread + 1e-4)
-    return distance.flatten().nan_to_num(0.0)
 
 
 def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch.Tensor:

@@ -99,7 +99,6 @@ from aitrain.rollout.limits import Limits
 from aitrain.runs.records import RolloutRecord
 from aitrain.training.algorithm import (
     AlgorithmParts,
-    group_advantages,
     zero_variance_share,
 )
 from aitrain.training.batch_source import batch_source
@@ -263,7 +262,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 log_metric(name, value)  # each episode's own: TRL takes the mean of all, over processes
-        return [episode.result.score for episode in self._batch.episodes]
+        return self._rewards()
+
+    def _rewards(self) -> list[float | None]:
+        """The scores of this process's episodes, less the penalty for long completions."""
+        scores, overlong = [episode.result.score for episode in self._batch.episodes], self.algorithm.overlong
+        if overlong is None:
+            return scores
+        pairs = zip(scores, self._batch.episodes, strict=True)
+        return [None if score is None else score - overlong.of(episode.trajectory) for score, episode in pairs]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's tensors of this process's episodes, with the advantages of the algorithm, and what is in the loss.
@@ -274,14 +281,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         own = slice(rank * len(inputs), (rank + 1) * len(inputs))
         scores = torch.tensor([math.nan if one.score is None else one.score for one in everywhere], device=device)
         is_kept = [one.is_kept(self.masks_truncated) for one in everywhere]
-        in_loss, of_trl = torch.tensor(is_kept, device=device), output["advantages"]
-        rewards, overlong = scores, self.algorithm.overlong
-        if overlong is not None:
-            penalties = torch.tensor([overlong.of(one.trajectory) for one in batch.episodes], device=device)
-            metrics["penalty/overlong"].append(self.accelerator.gather(penalties).mean().item())
-            rewards = self.accelerator.gather(scores[own] - penalties)
-            of_trl = group_advantages(rewards, size, self.scale_rewards)[own]
-        output["advantages"] = self.algorithm.advantages(rewards, size, of_trl, own)
+        in_loss = torch.tensor(is_kept, device=device)
+        rewards = scores
+        if self.algorithm.overlong is not None:
+            own_rewards = [math.nan if reward is None else reward for reward in self._rewards()]
+            rewards = self.accelerator.gather(torch.tensor(own_rewards, device=device))
+            metrics["penalty/overlong"].append((scores - rewards).nanmean().item())
+            metrics["reward"][-1] = scores.nanmean().item()
+        output["advantages"] = self.algorithm.advantages(rewards, size, output["advantages"], own)
         self.write_records(batch.records(output["advantages"].tolist()))
 
         for name, value in batch.metrics.items():

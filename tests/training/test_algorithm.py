@@ -22,7 +22,6 @@ from aitrain.rollout.engine import Completion, Trajectory
 from aitrain.training.algorithm import (
     AlgorithmParts,
     Overlong,
-    group_advantages,
     zero_variance_share,
 )
 from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of, share_passes
@@ -68,7 +67,8 @@ def unknown(logits, mask): ...
 
 def test_equal_scores_have_no_advantage_though_their_mean_is_rounded() -> None:
     rewards = torch.cat([torch.full((8,), 0.1), torch.linspace(0, 1, 8)])
-    of_trl = group_advantages(rewards, 8, "group")
+    groups = rewards.view(-1, 8)
+    of_trl = ((groups - groups.mean(1, True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
     advantages = AlgorithmParts.of(TrainConfig()).advantages(rewards, 8, of_trl[4:], slice(4, 16))
 
     assert of_trl[0] != 0
@@ -286,20 +286,11 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages_and_custom_
     records = rollouts(result)[:8]  # of the first step
     lengths = torch.tensor([record["tokens"] for record in records])
     rewards = torch.tensor([record["score"] for record in records]) - lengths / 6
-    expected = group_advantages(rewards, 4, "group").tolist()
+    groups = rewards.view(-1, 4)
+    expected = ((groups - groups.mean(1, True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten().tolist()
     assert [record["advantage"] for record in records] == pytest.approx(expected, abs=1e-5)
     assert len(set(lengths.tolist())) > 1
     assert result.history[1]["penalty/overlong"] == pytest.approx(float((lengths / 6).mean()))
-
-
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_advantages_of_rewards_less_penalties_are_made_as_trl_makes_them(scale: str) -> None:
-    rewards = torch.tensor([1.0, 0.0, 0.25, NONE, 0.5, 0.5, NONE, NONE])
-    first, scored = rewards[:3], rewards[~rewards.isnan()]
-    divisor = {"group": float(first.std()) + 1e-4, "batch": float(scored.std()) + 1e-4, "none": 1.0}[scale]
-
-    expected = [*((first - first.mean()) / divisor).tolist(), 0.0, 0.0, 0.0, 0.0, 0.0]
-    assert group_advantages(rewards, 4, scale).tolist() == pytest.approx(expected)
 
 
 # -- functions of the user's
