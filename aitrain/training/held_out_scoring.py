@@ -11,12 +11,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from aitrain import activity
 from aitrain.batch import CaseSchedule
-from aitrain.errors import ConfigError, EpisodesFailed
+from aitrain.errors import EpisodesFailed
 from aitrain.events import Evaluated
 from aitrain.options.train import TrainConfig
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
-from aitrain.runs.statistics import Mixture, cases_of, interval_of_mean, named
+from aitrain.runs.statistics import interval_of_mean, named
 from aitrain.training.distributed import agree_on, of_first
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext, RunRecorder
@@ -221,24 +221,6 @@ def is_due(config: TrainConfig, schedule: CaseSchedule, step: int) -> bool:
     if config.eval_strategy == "steps":
         return step % config.eval_steps == 0
     return config.eval_strategy == "epoch" and schedule.ends_epoch(step)
-
-
-def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule) -> None:
-    """Check that --patience can end the training.
-
-    Raises:
-        ConfigError: no cases are held out, or there are too few evaluations before the last step.
-    """
-    if config.patience is None:
-        return
-    if not cases_of(mixture):
-        raise ConfigError("patience: no cases are held out\nSet --eval-cases, or add cases to the dataset.")
-    evaluations = sum(is_due(config, schedule, step) for step in range(1, schedule.steps))
-    if evaluations < config.patience:
-        raise ConfigError(
-            f"patience: evaluations before the last of the {schedule.steps} steps: {evaluations}\n"
-            f"Use --eval-strategy steps --eval-steps {max(1, schedule.steps // 10)}, or another number."
-        )
 
 
 def reason_to_stop(patience: int, before: float | None, scorings: Sequence[MetricsLine]) -> str | None:

@@ -82,15 +82,12 @@ class PromptLimit:
 
     def key_of(self, case: Case) -> bytes:
         """Hash of the rendered prompt, or of the row if the prompt is not known before the episode; empty if the prompt
-        is too long.
-
-        A text of n bytes has at most n tokens, so that most prompts need not be tokenized.
-        """
+        is too long."""
         if self.is_open(case):
             text = canonical_text(case.row).encode(errors="replace")
         else:
             text = self.chat.prompt_text(case.prompt, self.tools).encode(errors="surrogatepass")
-            if self.tokens is not None and len(text) >= self.tokens and self.length_of(case) > self.tokens:
+            if self.tokens is not None and self.length_of(case) > self.tokens:
                 return b""
         return hashlib.sha256(text).digest()
 

@@ -29,7 +29,7 @@ from aitrain.training.dataset import ShownCases, begin, build_datasets, longest_
 from aitrain.training.distributed import init_processes
 from aitrain.training.engine_setup import checked_server
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
-from aitrain.training.held_out_scoring import HeldOutScoring, check_stopping
+from aitrain.training.held_out_scoring import HeldOutScoring
 from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, split_each
 from aitrain.training.model import (
     OUT_OF_REACH,
@@ -60,7 +60,7 @@ from aitrain.training.trl_arguments import (
     fit_warmup,
     grpo_arguments,
     grpo_config,
-    note_on_steps,
+    refuse_fewer_steps,
     refuse_zero_3,
 )
 
@@ -196,9 +196,9 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         whole = longest_episode(cases, prompts, new_tokens, context_tokens)
         completion = new_tokens or context_tokens or config.rl_max_turns * config.rl_max_new_tokens
         context_tokens = fit_vllm(arguments, config, completion, whole)
-    check_stopping(config, mixture_of(context.runner, split.during), schedule)
     context.note(str(schedule) if schedule.filled else None, "info")
-    context.note(note_on_steps(context.checkpoint, arguments), "info")
+    if context.checkpoint is not None:
+        refuse_fewer_steps(context.checkpoint, schedule.steps)
     context.note(fit_warmup(arguments), "info")
     inputs = TrainerInputs(
         model, tokenizer, arguments, split.train, context.runner, shown.chat, limits_of(context.runner, context_tokens),

@@ -80,7 +80,6 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             return
         if step < state.max_steps:
             control.should_save |= args.save_strategy == IntervalStrategy.EPOCH
-            control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
         # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
         torch.empty((), dtype=torch.int64).random_()
 

@@ -41,7 +41,6 @@ from aitrain.training.evaluation import EvalPlan
 from aitrain.training.held_out_scoring import EvalState
 from aitrain.training.run_context import RunContext, RunRecorder
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.trl_arguments import steps_before
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
@@ -211,8 +210,7 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         if self.is_same:
             trainer.resume(saved)
         scheduler = trainer.lr_scheduler
-        has_other_rates = not self.is_same or steps_before(folder) != state.max_steps
-        if has_other_rates and hasattr(scheduler, "lr_lambdas"):
+        if hasattr(scheduler, "lr_lambdas"):
             scheduler.base_lrs = [args.learning_rate] * len(scheduler.base_lrs)
             scheduler.last_epoch -= 1
             scheduler.step()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from transformers import get_scheduler
-from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
@@ -152,31 +151,14 @@ def fit_warmup(arguments: GRPOConfig) -> str | None:
     return "Too few steps to warm up (1): the learning rate starts at --lr."
 
 
-def steps_before(checkpoint: Path) -> int:
-    """Number of steps that the run which wrote a checkpoint was to have."""
-    steps: int = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).max_steps
-    return steps
-
-
-def note_on_steps(checkpoint: Path | None, arguments: GRPOConfig) -> str | None:
-    """What becomes of the learning rate of a run that continues with another number of steps; None if it is the same,
-    or without a checkpoint.
+def refuse_fewer_steps(checkpoint: Path, steps: int) -> None:
+    """Refuse to continue to a step that a checkpoint has passed.
 
     Raises:
-        ConfigError: the checkpoint has more steps.
+        ConfigError: it has more steps.
     """
-    if checkpoint is None:
-        return None
-    done, before, steps = step_of(checkpoint), steps_before(checkpoint), arguments.max_steps
-    if steps < done:
+    if steps < (done := step_of(checkpoint)):
         raise ConfigError(
             f"max_steps: {checkpoint} has {done} steps behind it, more than {steps}\n"
             f"Use --max-steps {done} or more, or --resume-from-checkpoint with an earlier checkpoint."
         )
-    if steps == before:
-        return None
-    scheduler = arguments.lr_scheduler_type.value
-    return (
-        f"Continues after step {done} of {before} to step {steps}. From here scheduler {scheduler} sets the learning"
-        f" rate as for {steps} steps:\nonly with --scheduler constant the result is that of {steps} steps at once."
-    )

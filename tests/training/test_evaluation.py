@@ -155,20 +155,6 @@ def test_patience_counts_from_the_best_score_that_of_the_initial_policy_included
         assert f"{since} evaluations in a row" in (reason_to_stop(since, before, seen) or "")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"eval_strategy": "no"}, "patience: nothing is scored"),
-        ({"eval_steps": 4}, "before the last of the 6 steps: 1"),
-    ],
-)
-def test_a_patience_that_could_never_end_the_run_is_refused(
-    options: dict[str, Any], message: str, train: Train
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        train(Told(), **{"max_steps": 6, "patience": 2, "eval_strategy": "steps", "eval_steps": 1, **options})
-
-
 # -- evals of a model
 
 
