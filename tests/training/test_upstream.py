@@ -215,7 +215,6 @@ def test_the_members_of_the_trainer_and_of_callbacks_are_there() -> None:
 
 INSIDE: list[tuple[Any, str]] = [
     (GradientState(), "_set_sync_gradients"),
-    (torch.ops.mkldnn, "_is_mkldnn_bf16_supported"),
     (torch.nn.modules.dropout, "_DropoutNd"),
     (LlamaForCausalLM, "_is_stateful"),
     (torch.Tensor, "_version"),

@@ -67,7 +67,6 @@ def test_what_comes_before_the_training_computes_in_its_number_format(
         return linear(*given)
 
     monkeypatch.setattr(torch.nn.functional, "linear", watched)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
     train(Words(), mixed_precision="bf16", max_steps=1, peft=peft)
     assert seen == {True}
 
