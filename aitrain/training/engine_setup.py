@@ -127,10 +127,7 @@ def checked_server(run: RunContext, max_tokens: int | None) -> ServerModel | Non
     if sync is None:
         return None
     needs = ServerNeeds(model_path(config.model), max_tokens or 0, config.lora_r if sync == "adapter" else None)
-    base = check_servers(config.vllm_server_urls, needs)
-    what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
-    run.note(f"vLLM gets {what} after each step (--vllm-sync {sync}).")
-    return base
+    return check_servers(config.vllm_server_urls, needs)
 
 
 def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) -> VLLMServerEngine:

@@ -164,18 +164,16 @@ def cases_to_evaluate(built: Datasets, config: TrainConfig, limit: PromptLimit, 
     Raises:
         ConfigError: there are none.
     """
-    everything, own_eval = built
-    cases = everything if own_eval is None else own_eval
-    rows, usable = len(cases), _keys_of(cases, limit)
-    if not usable:
-        raise ConfigError(f"rl_max_prompt_length: all {rows} cases have a prompt of more than {limit.tokens} tokens")
-    if own_eval is None and config.eval_cases is not None and config.eval_cases >= len(usable):
-        return DatasetSplit(cases.select([]), cases.select(list(usable)), rows - len(usable))
-    found = split(built, config, limit, needed)
+    cases = built[0] if built[1] is None else built[1]
+    rows, usable = len(cases), list(_keys_of(cases, limit))
+    if built[1] is None and (config.eval_cases or 0) >= len(usable):
+        found = DatasetSplit(cases.select([]), cases.select(usable), rows - len(usable))
+    else:
+        found = split(built, config, limit, needed)
     if not len(found.held_out):
         raise ConfigError(
-            f"eval_cases: none of the {rows} cases is held out\n"
-            f"Give their number with --cases; --cases {rows} plays all."
+            f"eval_cases: none of the {rows} cases is held out, {rows - len(usable)} have a prompt of more than"
+            f" {limit.tokens} tokens\nGive their number with --cases; --cases {rows} plays all."
         )
     return found
 

@@ -30,7 +30,7 @@ from aitrain.training.distributed import init_processes
 from aitrain.training.engine_setup import checked_server
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.held_out_scoring import HeldOutScoring
-from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, split_each
+from aitrain.training.holdout import prompt_limit, prompt_limits, split_each
 from aitrain.training.model import (
     OUT_OF_REACH,
     Precision,
@@ -71,7 +71,6 @@ class Prepared:
 
     inputs: TrainerInputs
     trainer: EpisodeTrainer
-    split: DatasetSplit
     precision: Precision
     held_out: HeldOutScoring
     tracking: Tracking
@@ -89,10 +88,10 @@ def prepare(context: RunContext) -> Prepared | None:
     if context.dry_run_of:
         GRPOConfig.world_size = property(lambda _: context.dry_run_of)
     processes = context.dry_run_of or init_processes(config, precision)
-    found = _inputs(context, precision, processes)
-    if found is None:
+    inputs = _inputs(context, precision, processes)
+    if inputs is None:
         return None
-    inputs, split = found
+    split = inputs.split
     facts = {
         **context.describe(),
         "weights": weights_stamp(config.model),
@@ -100,7 +99,7 @@ def prepare(context: RunContext) -> Prepared | None:
         "processes": processes,
     }
     held_out_cases = fingerprint([*split.held_out, *split.choosing])
-    manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, held_out=held_out_cases)
+    manifest = Manifest(0, config.written(), facts, fingerprint(split.train), processes, held_out=held_out_cases)
     eval_state = resumed_eval_state(context, manifest)
     context.enter("preparing the trainer")
     with explain_refusals():  # when training begins, transformers looks the optimizer up: some need a package or a GPU
@@ -135,12 +134,11 @@ def prepare(context: RunContext) -> Prepared | None:
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_sources(context.runner, context.folder)
-    return Prepared(inputs, trainer, split, precision, held_out, tracking)
+    return Prepared(inputs, trainer, precision, held_out, tracking)
 
 
-def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[TrainerInputs, DatasetSplit] | None:
-    """The trainer's inputs, without a server's engine, and the split of the dataset; None in a dry run that cannot know
-    the model."""
+def _inputs(context: RunContext, precision: Precision, processes: int) -> TrainerInputs | None:
+    """The trainer's inputs, without a server's engine; None in a dry run that cannot know the model."""
     config, is_dry_run = context.config, context.dry_run_of > 0
     begin(context)
     copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
@@ -199,8 +197,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     if context.checkpoint is not None:
         refuse_fewer_steps(context.checkpoint, schedule.steps)
     context.note(fit_warmup(arguments), "info")
-    inputs = TrainerInputs(
-        model, tokenizer, arguments, split.train, context.runner, shown.chat, limits_of(context.runner, context_tokens),
+    return TrainerInputs(
+        model, tokenizer, arguments, split, context.runner, shown.chat, limits_of(context.runner, context_tokens),
         prompts, schedule, batch, lora_config(config, model), algorithm, callbacks,
     )  # fmt: skip
-    return inputs, split

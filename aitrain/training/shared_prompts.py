@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,12 +106,8 @@ class SharedPrompts:
         own = ids[:, self.tokens :]
         labels = own.masked_fill(~torch.nn.functional.pad(in_loss[:, :longest], (1, 0)), -100)
         output = _forward(model, cache, input_ids=own, attention_mask=mask, labels=labels, fused_lm_head=True)
-        wide = (0, in_loss.shape[1] - longest)
-        entropy = output.entropy
-        return (
-            torch.nn.functional.pad(output.log_probs, wide),
-            None if entropy is None else torch.nn.functional.pad(entropy, wide),
-        )
+        widened = partial(torch.nn.functional.pad, pad=(0, in_loss.shape[1] - longest))
+        return widened(output.log_probs), None if output.entropy is None else widened(output.entropy)
 
     def backward(self) -> None:
         """Continue the backward passes through the prompts. FSDP2 waits for a gradient of the output, which is 0."""

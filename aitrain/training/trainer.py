@@ -105,7 +105,7 @@ from aitrain.training.batch_source import batch_source
 from aitrain.training.dataset import case_numbers
 from aitrain.training.distributed import agree_on, of_first
 from aitrain.training.engine_setup import make_rollouts
-from aitrain.training.holdout import CaseList, PromptLimit
+from aitrain.training.holdout import DatasetSplit, PromptLimit
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.passes import (
     KEPT,
@@ -145,7 +145,7 @@ class TrainerInputs:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     arguments: GRPOConfig
-    cases: CaseList
+    split: DatasetSplit
     runner: Runner
     chat: ChatFormat
     limits: Limits
@@ -184,7 +184,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """`save` writes a checkpoint of a trainer, given TRL's method that writes one; `callbacks` come before those of
         the user."""
         self.run, self.write_records, self.save_with = run, write_records, save
-        self.cases, self.schedule = inputs.cases, inputs.schedule
+        self.cases, self.schedule = inputs.split.train, inputs.schedule
         self.prompts_per_step = inputs.batch.prompts_per_step  # over all processes
         self.algorithm, config = inputs.algorithm, inputs.runner.config
         self.sampling = Sampling.of(config)

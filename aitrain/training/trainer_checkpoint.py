@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
-from aitrain.errors import CannotWriteError, ConfigError
+from aitrain.errors import CannotWriteError
 from aitrain.runs.checkpoint import (
     PREFIX,
     STAGING,
@@ -115,7 +115,6 @@ def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
     trainer.rollouts.settle()
     parts = trainer.rollouts.rollout.runner.parts
     learned = {
-        "cases": len(trainer.cases),
         "case_order": trainer.batches.order_state(),
         "call_policies": {name: part.policy.state() for name, part in parts.items()},
     }
@@ -152,16 +151,11 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     """Compare the run with the one that wrote the checkpoint, and return its evaluations; empty for a new run.
 
     Raises:
-        ConfigError: it is another run, and `resume_anyway` is not set, or the checkpoint is of an earlier version.
+        ConfigError: it is another run, and `resume_anyway` is not set.
     """
     if context.checkpoint is None:
         return EvalState()
     before = read_manifest(context.checkpoint)
-    if not (context.checkpoint / STATE.format(rank=0)).exists():
-        raise ConfigError(
-            f"resume_from_checkpoint: {context.checkpoint} was written by an earlier version of aitrain\n"
-            f"Start a new run from its weights with --model {context.checkpoint}."
-        )
     changes = changed(before, now, context.config)
     if not context.config.resume_anyway:
         refuse_changes(context.checkpoint, changes)
@@ -203,8 +197,7 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         path = folder / STATE.format(rank=trainer.accelerator.process_index)
         path = path if path.exists() else folder / STATE.format(rank=0)  # of a run with fewer processes
         saved = torch.load(path, map_location=trainer.accelerator.device, weights_only=True)
-        if saved["cases"] == len(trainer.cases):
-            trainer.batches.order.restore(saved["case_order"])
+        trainer.batches.order.restore(saved["case_order"])
         for name, part in trainer.rollouts.rollout.runner.parts.items():
             part.policy.restore(saved["call_policies"].get(name, {}))
         if self.is_same:

@@ -39,7 +39,7 @@ def longest_shapes(inputs: TrainerInputs) -> LongestShapes:
     model's own tokens are counted. A prompt that the environment's opening makes is not counted.
     """
     limits = inputs.limits
-    prompt = max(1, *(inputs.prompts[case.env].length_of(case) for case in inputs.cases))
+    prompt = max(1, *(inputs.prompts[case.env].length_of(case) for case in inputs.split.train))
     completion = 1
     for name, runner in inputs.runner.parts.items():
         own = limits.of(name)
