@@ -130,9 +130,8 @@ class CustomLoss:
             raise EnvironmentFailed(failure_message("custom_loss raised", error)) from error
         rows, tokens = mask.shape
         if not isinstance(losses, Tensor) or losses.shape not in ((rows, tokens), (rows, 1)):
-            found = f"one of {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise EnvironmentFailed(
-                f"custom_loss: must return the loss of each token, a tensor of {(rows, tokens)} here, not {found}\n"
+                f"custom_loss: must return the loss of each token, a tensor of {(rows, tokens)} here\n"
                 "aitrain takes the mean over the tokens of a step."
             )
         return losses.expand(rows, tokens).masked_fill(mask == 0, 0.0)

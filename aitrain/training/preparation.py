@@ -57,7 +57,6 @@ from aitrain.training.trainer_checkpoint import (
 from aitrain.training.trl_arguments import (
     explain_refusals,
     fit_vllm,
-    fit_warmup,
     grpo_arguments,
     grpo_config,
     refuse_fewer_steps,
@@ -184,6 +183,8 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
     split = split_each(shown.built, config, prompts, batch.prompts_per_step)
     schedule = schedule_cases(config, batch, len(split.train))
     arguments.max_steps = schedule.steps  # TRL knows no more of the schedule
+    if schedule.steps == 1:
+        arguments.warmup_steps = 0  # the only step would have a learning rate of 0
     context.note(f"{split}, {schedule.steps} steps.", "info")
     for text in split.notes(most):
         context.note(text)
@@ -196,7 +197,6 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
     context.note(str(schedule) if schedule.filled else None, "info")
     if context.checkpoint is not None:
         refuse_fewer_steps(context.checkpoint, schedule.steps)
-    context.note(fit_warmup(arguments), "info")
     return TrainerInputs(
         model, tokenizer, arguments, split, context.runner, shown.chat, limits_of(context.runner, context_tokens),
         prompts, schedule, batch, lora_config(config, model), algorithm, callbacks,

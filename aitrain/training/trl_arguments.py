@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-from transformers import get_scheduler
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
@@ -133,22 +131,6 @@ def explain_refusals() -> Iterator[None]:
         yield
     except (ValueError, TypeError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
-
-
-def fit_warmup(arguments: GRPOConfig) -> str | None:
-    """Drop a learning rate warm-up that takes the only step, whose rate would be 0; returns a note.
-
-    Raises:
-        ConfigError: transformers refuses the schedule, of which it would say so when training begins.
-    """
-    steps, optimizer = arguments.max_steps, torch.optim.SGD([torch.zeros(1)], lr=arguments.learning_rate)
-    kind, kwargs = arguments.lr_scheduler_type, arguments.lr_scheduler_kwargs or {}
-    with explain_refusals():
-        (first_rate,) = get_scheduler(kind, optimizer, arguments.get_warmup_steps(steps), steps, kwargs).get_last_lr()
-    if steps > 1 or first_rate:
-        return None
-    arguments.warmup_steps = 0
-    return "Too few steps to warm up (1): the learning rate starts at --lr."
 
 
 def refuse_fewer_steps(checkpoint: Path, steps: int) -> None:

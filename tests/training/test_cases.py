@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from trl import GRPOConfig
 
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
@@ -19,7 +17,6 @@ from aitrain.runs.run_folder import RunFolder
 from aitrain.training.batch_source import UniformOrder
 from aitrain.training.holdout import DatasetSplit, PromptLimit, split
 from aitrain.training.model import load_tokenizer
-from aitrain.training.trl_arguments import fit_warmup
 from tests.environments.vowels import Vowels
 from tests.training.conftest import Train, rollouts
 
@@ -63,16 +60,6 @@ def test_a_run_trains_on_the_leftover_cases_of_each_epoch_and_counts_saves_and_s
     assert [line["step"] for line in result.history if "eval_score" in line] == [3, 5]
     names = sorted(path.name for path in RunFolder(result.folder).checkpoints.iterdir())
     assert names == ["checkpoint-3", "checkpoint-5", "checkpoint-8"]
-
-
-# -- runs that would train nothing
-
-
-def test_a_warm_up_is_dropped_where_the_only_step_would_have_no_rate(tmp_path: Path) -> None:
-    for steps, warmup in ((1, 0), (3, 0.5)):
-        arguments = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, max_steps=steps, warmup_steps=0.5)
-        assert (fit_warmup(arguments) is None) == (steps > 1)
-        assert arguments.warmup_steps == warmup
 
 
 # -- held-out cases
