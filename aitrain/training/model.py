@@ -30,7 +30,6 @@ from aitrain.engines.scopes import innermost
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
 from aitrain.packages import SMOLLM2, named_folder
-from aitrain.runs.run_folder import RUNS
 
 CHAT_TEMPLATES = {
     "chatml": (
@@ -171,9 +170,8 @@ def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
     if isinstance(try_to_load_from_cache(config.model, "adapter_config.json"), str):
         return adapter_error(config.model)
     reason = next((reason for words, reason in _REASONS.items() if words in what), f"{type(error).__name__}: {what}")
-    near = did_you_mean(config.model, _runs_here())  # of the commands that take runs, too
     return ConfigError(
-        f"model: cannot load {config.model}: {reason[:200]}{'.' if near else ''}{near}\n"
+        f"model: cannot load {config.model}: {reason[:200]}\n"
         "Give a folder, or a name on the Hub (a gated one needs HF_TOKEN); `tiny` is always available."
     )
 
@@ -184,10 +182,6 @@ def adapter_error(name: str) -> ConfigError:
         f"model: {name} is an adapter, not a model\n"
         f"Make it one: hf download {name} --local-dir adapter && aitrain export adapter --out model"
     )
-
-
-def _runs_here() -> list[str]:
-    return [path.name for path in Path(RUNS).iterdir()] if Path(RUNS).is_dir() else []
 
 
 OUT_OF_REACH = "there is no folder of this name, and the Hub cannot be reached"

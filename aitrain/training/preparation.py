@@ -194,7 +194,6 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
         whole = longest_episode(cases, prompts, new_tokens, context_tokens)
         completion = new_tokens or context_tokens or config.rl_max_turns * config.rl_max_new_tokens
         context_tokens = fit_vllm(arguments, config, completion, whole)
-    context.note(str(schedule) if schedule.filled else None, "info")
     if context.checkpoint is not None:
         refuse_fewer_steps(context.checkpoint, schedule.steps)
     return TrainerInputs(

@@ -160,7 +160,8 @@ class NonFiniteGuard:
 def all_finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Whether all values of all tensors are finite, as a scalar on the device; of a sharded tensor, those of this
     process's part. Allocates no copies of them."""
-    parts = (own_part(tensor.detach()) for tensor in tensors)
-    extremes = [torch.stack(torch.aminmax(part)).float() for part in parts if part.numel()]
-    found = [torch.isfinite(pair).all().to(device) for pair in extremes]
-    return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=device)
+    found = torch.ones((), dtype=torch.bool, device=device)
+    for part in (own_part(tensor.detach()) for tensor in tensors):
+        if part.numel():
+            found &= torch.isfinite(torch.stack(torch.aminmax(part)).float()).all().to(device)
+    return found
