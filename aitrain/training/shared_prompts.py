@@ -111,11 +111,11 @@ class SharedPrompts:
 
     def backward(self) -> None:
         """Continue the backward passes through the prompts. FSDP2 waits for a gradient of the output, which is 0."""
-        pairs = list(zip(self._computed, self._leaves, strict=True))
-        tensors = [*self._outputs, *(one for one, leaf in pairs if leaf.grad is not None)]
-        gradients = [*map(torch.zeros_like, self._outputs), *(leaf.grad for _, leaf in pairs if leaf.grad is not None)]
-        if tensors:  # none for a gradient of 0
-            torch.autograd.backward(tensors, gradients)
+        computed = zip(self._computed, self._leaves, strict=True)
+        pairs = [(tensor, leaf.grad) for tensor, leaf in computed if leaf.grad is not None]
+        pairs += [(output, torch.zeros_like(output)) for output in self._outputs]
+        if pairs:  # none for a gradient of 0
+            torch.autograd.backward(*zip(*pairs, strict=True))
 
 
 def _forward(model: Any, cache: DynamicCache, **inputs: Any) -> Any:
@@ -186,7 +186,7 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
     model.train()
     try:
         pairs = list(zip(computed(apart()), computed(shared()), strict=True))
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # of any model's code
         return f"its cache cannot be shared: {type(error).__name__}"
     finally:
         model.train(was_training)
