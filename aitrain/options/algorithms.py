@@ -278,7 +278,7 @@ class GRPOOptions(Options):
     """Optimizer steps per rollout: a rollout samples for this number of steps, all but the first of which are
     off-policy; 16 in DAPO (arXiv 2503.14476), 4 in GSPO (arXiv 2507.18071)."""
     custom_loss: FunctionNames | None = None
-    """Your loss of each token, as module:function or file.py:function; --rl-loss-type says how it is averaged
+    """Your loss of each token, as module:function or file.py:function; its mean is taken over all tokens of a step
     (docs/extending.md)."""
     custom_callbacks: ResumeSafe[FunctionNames | None] = None
     """Your callbacks of the trainer, as module:function or file.py:Class, several with commas

@@ -26,7 +26,7 @@ from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.packages import named_folder
 from aitrain.redaction import to_json_object, without_secrets
 from aitrain.runs.json_values import JsonObject, as_object
-from aitrain.runs.records import MetricsLine, RolloutRecord
+from aitrain.runs.records import MetricsLine, RolloutRecord, read_metrics
 from aitrain.runs.run_folder import RunFolder, keep_lines, read_lines, read_object, sync, write_json
 
 MANIFEST = "manifest.json"
@@ -49,15 +49,12 @@ class Manifest:
     dataset: str
     """Fingerprint of the training cases."""
     processes: int
-    owes_evaluation: bool = False
-    """Whether the held-out cases were due after this step and were not scored as the training ended there; the run
-    that continues scores them."""
     seconds: float = 0.0
     """Seconds of the training, evaluations included, over all parts of a resumed run."""
     epoch: int = 0
     """The epoch of the run folder (`RunFolder.epoch`) in which it was written."""
     held_out: str = ""
-    """Fingerprint of the cases that evaluations during the training play; empty in checkpoints of earlier versions."""
+    """Fingerprint of the held-out cases."""
 
 
 MANIFEST_TYPE = TypeAdapter(Manifest)
@@ -203,20 +200,15 @@ def rewind(folder: RunFolder, to: Manifest) -> None:
     for checkpoint in checkpoints_of(folder):
         if step_of(checkpoint) > to.step:
             delete(checkpoint)
-    keep_lines(folder.metrics, lambda line: line_stays(to, line), MetricsLine.from_json)
+    keep_lines(folder.metrics, lambda line: line.step <= to.step, MetricsLine.from_json)
+    scored = any(line.is_scoring and line.step == to.step for line in read_metrics(folder.metrics))
+    repeated = ("after",) if scored else ("after", "step")  # evaluations that follow the save
+
+    def stays(record: RolloutRecord) -> bool:
+        return record.step < to.step or (record.step == to.step and not record.eval_phase.startswith(repeated))
+
     for file in folder.rollout_files:
-        keep_lines(file, lambda record: _record_stays(to, record), RolloutRecord.from_json)
-
-
-def line_stays(to: Manifest, line: MetricsLine) -> bool:
-    """Whether a line is kept: up to the checkpoint's step, without an evaluation of that step that is still owed."""
-    return line.step < to.step or (line.step == to.step and not (to.owes_evaluation and line.is_scoring))
-
-
-def _record_stays(to: Manifest, record: RolloutRecord) -> bool:
-    """Whether a record is kept: up to the checkpoint's step, without evaluations that follow the save."""
-    is_repeated = record.eval_phase.startswith(("after", "step") if to.owes_evaluation else "after")
-    return record.step < to.step or (record.step == to.step and not is_repeated)
+        keep_lines(file, stays, RolloutRecord.from_json)
 
 
 def forget(folder: RunFolder) -> None:

@@ -83,7 +83,11 @@ def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
         [one for one in _in_order(folder) if one.step <= last and not one.eval_phase.startswith(left_out)]
         for folder in (run, again)
     ]
-    metrics = [[line for line in read_metrics(folder.metrics) if line.step <= last] for folder in (run, again)]
+    metrics = [
+        # a scoring that a resumed run made up for comes after its step
+        sorted(filter(lambda line: line.step <= last, read_metrics(folder.metrics)), key=lambda line: line.is_scoring)
+        for folder in (run, again)
+    ]
     parts = (
         _compare_lines("records", "episodes", *records),
         _compare_lines("metrics", "lines", *metrics),

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from trl.trainer.utils import nanstd
 
 from aitrain.environment.contract import arguments_for
 from aitrain.environment.user_modules import load_function
-from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
@@ -72,17 +71,6 @@ class AlgorithmParts:
         return of_trl * differs if made is None else made[own].nan_to_num(0.0)
 
 
-def group_advantages(rewards: Tensor, size: int, scale: str) -> Tensor:
-    """TRL's advantages, of rewards that TRL has not seen: the distance to the mean of the group, divided by the
-    standard deviation of the group, of the batch, or nothing (`scale`)."""
-    groups = rewards.view(-1, size)
-    distance = groups - groups.nanmean(1, keepdim=True)
-    if scale != "none":
-        spread = nanstd(groups, dim=1).unsqueeze(1) if scale == "group" else nanstd(rewards)
-        distance = distance / (spread + 1e-4)
-    return distance.flatten().nan_to_num(0.0)
-
-
 def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch.Tensor:
     """Whether each group has a nonzero advantage among the episodes in the loss.
 
@@ -101,28 +89,6 @@ def zero_variance_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> 
     return 1.0 - has_advantages(scores, kept, size).float().mean().item() if len(scores) else 1.0
 
 
-def average_loss(
-    values: Tensor, mask: Tensor, loss_type: str, passes: float, longest: int, items: Tensor
-) -> tuple[Tensor, float]:
-    """The losses of tokens as that of a micro-batch, as TRL makes it for each loss type, and what it is divided by to
-    be a part of the step's loss, which has this number of `passes`.
-
-    `longest`: maximum tokens of a completion, for dr_grpo. `items`: the tokens in the loss of the step on one process,
-    for the types that average over all of them.
-    """
-    masked = values * mask
-    match loss_type:
-        case "grpo" | "sapo":
-            return (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(), passes
-        case "bnpo":
-            return masked.sum() / mask.sum().clamp(min=1.0), passes
-        case "dr_grpo":
-            return masked.sum() / (len(mask) * longest), passes
-        case "luspo":
-            return masked.sum(-1).mean(), passes
-    return masked.sum() / items, 1.0
-
-
 # -- functions of the user's
 
 LOSS_ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", "ref_logprobs", "entropies")
@@ -137,14 +103,10 @@ def load_loss(place: str) -> Callable[..., Any]:
         EnvironmentFailed: importing it raised.
     """
     function = load_function("custom_loss", place)
-    for one in inspect.signature(function).parameters.values():
-        is_named = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        if is_named and one.default is one.empty and one.name not in LOSS_ARGUMENTS:
-            near = did_you_mean(one.name, LOSS_ARGUMENTS)
-            raise ConfigError(
-                f"custom_loss: the function has an unknown parameter, {one.name}.{near}\n"
-                f"It may have: {', '.join(LOSS_ARGUMENTS)}"
-            )
+    try:
+        inspect.signature(function).bind(**arguments_for(function, dict.fromkeys(LOSS_ARGUMENTS)))
+    except TypeError as error:
+        raise ConfigError(f"custom_loss: {error}\nIt may ask for: {', '.join(LOSS_ARGUMENTS)}") from error
     return function
 
 
@@ -166,9 +128,8 @@ class CustomLoss:
             raise EnvironmentFailed(failure_message("custom_loss raised", error)) from error
         rows, tokens = mask.shape
         if not isinstance(losses, Tensor) or losses.shape not in ((rows, tokens), (rows, 1)):
-            found = f"one of {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise EnvironmentFailed(
-                f"custom_loss: must return the loss of each token, a tensor of {(rows, tokens)} here, not {found}\n"
-                "aitrain takes the mean over tokens and completions, as --rl-loss-type says."
+                f"custom_loss: must return the loss of each token, a tensor of {(rows, tokens)} here\n"
+                "aitrain takes the mean over the tokens of a step."
             )
         return losses.expand(rows, tokens).masked_fill(mask == 0, 0.0)

@@ -75,7 +75,7 @@ class BatchSource:
         batch = TrainingBatch(step, [PlannedEpisode(key, cases[key[0]]) for key in keys])
         batch.weight_version = rollouts.weight_version()
         groups = self._play(step, rollouts, batch.planned)
-        current, rounds = list(groups), 0
+        current = list(groups)
         for round in range(1, self.refill_limit + 1):
             flat = [group for group in current if not self._teaches(groups[group])]
             in_use = {members[0].number for members in groups.values()}
@@ -90,19 +90,16 @@ class BatchSource:
                     batch.discarded.append(old)
                     number, case = new[group]
                     batch.planned[place] = PlannedEpisode((number, member), case, round)
-            again, rounds = [one for one in batch.planned if one.round == round], round
+            again = [one for one in batch.planned if one.round == round]
             groups |= self._play(step, rollouts, again, rollouts.rollout.runner.episodes_at_once)
             current = [new[group][0] if group in new else group for group in current]
         batch.everywhere = [one for group in current for one in groups[group]]
         batch.played = [one for members in groups.values() for one in members]
         if self.refill_limit:
             known = [one.score for one in batch.played if one.score is not None]
-            discarded_tokens = sum(one.tokens for one in batch.played) - sum(one.tokens for one in batch.everywhere)
             batch.metrics = {
                 "cases/played_groups": float(len(groups)),
                 "cases/discarded_groups": float(len(groups) - len(current)),
-                "cases/discarded_tokens": float(discarded_tokens),
-                "cases/refill_rounds": float(rounds),
                 **({"cases/mean_score": sum(known) / len(known)} if known else {}),
             }
         return batch
@@ -301,29 +298,23 @@ class MixedOrder:
     orders: Mapping[str, UniformOrder]
     weights: Sequence[float]
     groups: int
-    _turns: list[str] = field(default_factory=list, init=False)
-    """The environment of each group from the beginning of the run on, as far as it was asked for."""
 
     def __post_init__(self) -> None:
         first = [0, *accumulate(order.cases for order in self.orders.values())]
         self._first = dict(zip(self.orders, first, strict=False))
         """The number of the first case of each environment."""
         self._env_of = [name for name, order in self.orders.items() for _ in range(order.cases)]
-        self._counts = dict.fromkeys(self.orders, 0)
-        """Groups of each environment in `_turns`."""
 
     def batch(self, index: int) -> list[int]:
-        """As that of one environment. The environments take turns: each time the one that is the furthest behind its
-        share."""
-        shares = dict(zip(self.orders, self.weights, strict=True))
-        place = index * self.groups
-        while len(self._turns) < place + self.groups:
-            due = len(self._turns) + 1
-            behind = {name: shares[name] * due - self._counts[name] * sum(self.weights) for name in shares}
-            name = max(behind, key=behind.__getitem__)
-            self._turns.append(name)
-            self._counts[name] += 1
-        before, turns = self._turns[:place], self._turns[place : place + self.groups]
+        """As that of one environment. Group n of an environment with weight w is due at (n + 1/2) / w."""
+        place, end = index * self.groups, (index + 1) * self.groups
+        due = sorted(
+            ((number + 0.5) / weight, name)
+            for name, weight in zip(self.orders, self.weights, strict=True)
+            for number in range(math.ceil(end * weight / sum(self.weights)) + len(self.orders))
+        )
+        names = [name for _, name in due[:end]]
+        before, turns = names[:place], names[place:]
         drawn = {name: iter(one.take(before.count(name), turns.count(name))) for name, one in self.orders.items()}
         return [self._first[name] + next(drawn[name]) for name in turns]
 

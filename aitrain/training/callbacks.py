@@ -14,7 +14,6 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.events import Step
 from aitrain.execution.user_code import failure_message
 from aitrain.options.train import TrainConfig
-from aitrain.runs.checkpoint import line_stays
 from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.training.run_context import RunContext, RunRecorder
 
@@ -24,8 +23,6 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, context: RunContext, recorder: RunRecorder) -> None:
         self.context, self.recorder = context, recorder
-        self.start = time.monotonic()
-        self.first_step = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -38,7 +35,7 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
             return
         checkpoint = self.recorder.resumed_from
         for line in read_metrics(self.context.folder.metrics):
-            if checkpoint is None or line_stays(checkpoint, line):
+            if checkpoint is None or line.step <= checkpoint.step:
                 self.context.diagnose(line)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -67,18 +64,13 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
                     logs["reward"],
                     left,
                     flat_groups=logs.get("frac_reward_zero_std"),
-                    truncated=_total(logs, "stopped/max_tokens", "stopped/truncated"),
-                    failed=_total(logs, "stopped/env_error", "stopped/env_timeout"),
+                    truncated=logs.get("stopped/max_tokens", 0.0) + logs.get("stopped/truncated", 0.0),
+                    failed=logs.get("stopped/env_error", 0.0) + logs.get("stopped/env_timeout", 0.0),
                     tokens_per_second=logs.get("tokens_per_second"),
                     seconds={name[5:]: value for name, value in logs.items() if name.startswith("time/")},
                 )
             )
             self.context.diagnose(line)
-
-
-def _total(logs: dict[str, float], *names: str) -> float | None:
-    values = [logs[name] for name in names if logs.get(name) is not None]
-    return sum(values) if values else None
 
 
 # -- the user's own

@@ -12,11 +12,11 @@ from typing import Any
 
 import datasets
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from aitrain.environment.contract import Case, Prompt, as_messages, check_contract, check_methods, env_kind
+from aitrain.environment.contract import Case, as_messages, check_contract, check_methods, env_kind
 from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note, number_apart
 from aitrain.environment.runner import EnvRunner, Runner
 from aitrain.environment.tools import Tools
@@ -24,6 +24,7 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, errors_
 from aitrain.execution.failure import CallFailed
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
+from aitrain.training.distributed import of_first
 from aitrain.training.holdout import PromptLimit
 from aitrain.training.run_context import RunContext
 
@@ -81,21 +82,17 @@ class ShownCases:
         return runner.config.rl_max_new_tokens if is_one_turn else runner.config.rl_max_episode_tokens
 
 
-def _shown_tools(environment: object, chat: ChatFormat, is_chat: bool, note: Note) -> Tools:
+def _shown_tools(environment: object, is_chat: bool, note: Note) -> Tools:
     """The tools that the model is shown, with a note if they are JSON schemas whose calls the environment parses
     itself; string prompts cannot show these."""
-    tools = Tools.of(environment)
-    if not (tools.are_only_shown or (not is_chat and tools.of_schemas and tools.schemas)):
-        return tools
-    asked: Prompt = [{"role": "user", "content": "question"}]
-    is_shown = is_chat and chat.prompt_text(asked, tools.schemas) != chat.prompt_text(asked)
-    if is_shown and env_kind(environment) == "start":  # its objects may take the calls
-        return tools
-    why = "the chat template has no place for them" if is_chat else "the prompts are strings"
-    shown = "The model is shown the schemas of get_tools" if is_shown else f"get_tools is not used: {why}"
-    method = f"{type(environment).__name__}.{env_kind(environment)}"
-    note(f"{shown}; tool calls in its answers are not run, {method} gets the answers unchanged.")
-    return tools if is_shown else Tools()
+    tools, kind = Tools.of(environment), env_kind(environment)
+    if not is_chat and tools.of_schemas and tools.schemas:
+        note("get_tools is not used: the prompts are strings.")
+        return Tools()
+    if tools.are_only_shown and kind != "start":  # its objects may take the calls
+        method = f"{type(environment).__name__}.{kind}"
+        note(f"The schemas of get_tools name no methods: calls in answers are not run, {method} gets them unchanged.")
+    return tools
 
 
 def shown_episodes(
@@ -113,7 +110,7 @@ def shown_episodes(
             "chat_template: the prompts are chat messages and this model's tokenizer has no chat template.\n"
             "Choose one with --chat-template chatml, or let build_dataset return prompts that are strings."
         )
-    tools = _shown_tools(environment, chat, is_chat, note)
+    tools = _shown_tools(environment, is_chat, note)
     if not is_chat:
         refuse_tools_for_strings(tools.schemas)
         if isinstance(chat.thinking, int):
@@ -201,27 +198,25 @@ def _build_once(
 
     Building on every process could give different rows, and scores would belong to other prompts.
     """
-    state = PartialState()
-    built: Datasets | None = None
-    sent: list[Any] = [None]
-    if state.is_main_process:
+    sent: Any = None
+    is_main = PartialState().is_main_process
+    if is_main:
         try:
-            built = build_cases(environment, tokenizer)
-            sent[0] = built, _changed_attributes(environment, before)
+            sent = build_cases(environment, tokenizer), _changed_attributes(environment, before)
             pickle.dumps(sent)
         except AitrainError as error:
-            sent[0] = error
+            sent = error
         except Exception as error:
-            sent[0] = EnvironmentFailed(
+            sent = EnvironmentFailed(
                 f"The rows of build_dataset cannot be sent to the other processes: {type(error).__name__}: {error}\n"
                 "Keep plain data in them: texts, numbers, lists, dicts."
             )
-    if state.num_processes > 1:  # a dry run is a single process
-        broadcast_object_list(sent)
-    if isinstance(sent[0], AitrainError):
-        raise sent[0]
-    if built is None:
-        built, changed = sent[0]
+    sent = of_first(sent)
+    if isinstance(sent, AitrainError):
+        raise sent
+    built: Datasets
+    built, changed = sent
+    if not is_main:
         _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
     return built
 

@@ -2,9 +2,8 @@
 
 Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
-    trl.models.utils.unwrap_model_for_generation(model, accelerator, gather_deepspeed3_params=,
-                                                 gradient_checkpointing_kwargs=)    called around each generation
-    GRPOTrainer._dist.summon_full_params(model, recurse=False)      likewise
+    trl.models.utils.unwrap_model_for_generation(model, accelerator, gradient_checkpointing_kwargs=)
+                                            called around each generation
     GRPOTrainer.eos_token_ids                                       read
     GRPOTrainer.vllm_generation             given to the engine; replaced: the engine syncs weights itself
     GRPOTrainer.use_vllm, ._last_loaded_step    set, for a server that TRL does not know: _generate() calls
@@ -13,14 +12,12 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from accelerate.utils import gather_object
-from transformers import PreTrainedModel
 from trl.models.utils import unwrap_model_for_generation
 
 from aitrain.engines.batching import Completer, Largest, largest_over_ranks
@@ -98,24 +95,12 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
 
 def _hf_engine(trainer: EpisodeTrainer, end: EndOfTurn, context: int | None, largest: Largest | None) -> HFEngine:
     arguments = trainer.args
-
-    @contextmanager
-    def unwrapped() -> Iterator[PreTrainedModel]:
-        """The model as TRL generates with it: gathered, and without gradient checkpointing."""
-        wrapped = trainer.model_wrapped
-        with (
-            unwrap_model_for_generation(
-                wrapped,
-                trainer.accelerator,
-                gather_deepspeed3_params=arguments.ds3_gather_for_generation,
-                gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs,
-            ) as model,
-            trainer._dist.summon_full_params(wrapped, recurse=False),
-        ):
-            yield model
-
     engine = HFEngine(trainer.model, trainer.processing_class, trainer.sampling, end, context, largest)
-    engine.unwrapped = unwrapped
+    engine.unwrapped = lambda: unwrap_model_for_generation(  # without gradient checkpointing
+        trainer.model_wrapped,
+        trainer.accelerator,
+        gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs,
+    )
     return engine
 
 
@@ -141,10 +126,7 @@ def checked_server(run: RunContext, max_tokens: int | None) -> ServerModel | Non
     if sync is None:
         return None
     needs = ServerNeeds(model_path(config.model), max_tokens or 0, config.lora_r if sync == "adapter" else None)
-    base = check_servers(config.vllm_server_urls, needs)
-    what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
-    run.note(f"vLLM gets {what} after each step.")
-    return base
+    return check_servers(config.vllm_server_urls, needs)
 
 
 def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) -> VLLMServerEngine:

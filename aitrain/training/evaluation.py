@@ -111,7 +111,7 @@ def evaluate(
 
     Raises:
         EpisodesFailed: an environment failed on all of its cases: without it, the mean score would be that of the
-            others. A second decoding in which everything failed has no scores, and a note says so.
+            others.
         EnvironmentFailed: too many calls hang.
         ServerFailed: a vLLM server failed one of the ranks.
     """
@@ -137,9 +137,6 @@ def evaluate(
         for env in sorted({each.env for each in failures} - scored):
             kinds = [each.failure[0] for each in failures if each.failure and each.env == env]
             what = f"failed on all {len(kinds)} {name} episodes of held-out cases ({', '.join(sorted(set(kinds)))})"
-            if len(scorings) > 1 and not scores:
-                rollouts.notify(f"No {name} score: the environment {what}.")
-                break
             with errors_of(env):
                 raise EpisodesFailed(
                     f"The environment {what}.\n"
@@ -179,19 +176,14 @@ def content_of(case: Case) -> object:
 
 
 def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores | None:
-    """The scores that an evaluation has recorded; None if one of its episodes is missing, or was of another prompt or
-    other columns."""
-    asked = {case.number: (to_jsonable(case.prompt), row_columns(case.row)) for case in plan.cases}
-    found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in plan.decodings}
+    """The scores that an evaluation of the same cases has recorded; None if one of its episodes is missing."""
+    found: dict[str, dict[tuple[int | None, int], float | None]] = {name: {} for name in plan.decodings}
     for file in folder.rollout_files:
         for record in read_rollouts(file):
             name, _, decoding = record.eval_phase.rpartition("_")
-            row, sample = record.row_number, record.sample or 0
-            if name != phase or row is None or sample not in plan.numbers(decoding):
-                continue
-            if (record.prompt, record.row) == asked.get(row):
-                found[decoding][row, sample] = record.score
-    if any(len(found[name]) < len(asked) * len(plan.numbers(name)) for name in found):
+            if name == phase and (record.sample or 0) in plan.numbers(decoding):
+                found[decoding][record.row_number, record.sample or 0] = record.score
+    if any(len(found[name]) < len(plan.cases) * len(plan.numbers(name)) for name in found):
         return None
     scorings = {
         name: grouped((str(row), score) for (row, _), score in scores.items() if score is not None)
@@ -204,17 +196,13 @@ def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores
 def isolated_random_state(seed: int) -> Iterator[None]:
     """Seed the generators of Python, numpy and torch, and restore their states afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         set_seed(seed)
         try:
             yield
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
-            if mps_state is not None:
-                torch.mps.set_rng_state(mps_state)
 
 
 # -- the environments of held-out scores

@@ -11,12 +11,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from aitrain import activity
 from aitrain.batch import CaseSchedule
-from aitrain.errors import ConfigError, EpisodesFailed
+from aitrain.errors import EpisodesFailed
 from aitrain.events import Evaluated
 from aitrain.options.train import TrainConfig
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
-from aitrain.runs.statistics import FEWEST_CASES, Mixture, cases_of, interval_of_mean, named
+from aitrain.runs.statistics import interval_of_mean, named
 from aitrain.training.distributed import agree_on, of_first
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext, RunRecorder
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 class EvalState:
     """Results of the evaluations so far; a resumed run continues with them."""
 
-    owes_evaluation: bool = False
-    """Whether an evaluation was due after the last step and was skipped, as the training ended there."""
     is_same: bool = True
     """Whether the options, environment and cases are those of the checkpoint."""
     is_comparable: bool = True
-    """Whether what has changed leaves the scores of a model as they were."""
+    """Whether the held-out cases are, too."""
+    last_scored: int = 0
+    """The last step that was scored during the training."""
     before: float | None = None
     """Score of the initial policy."""
     scorings: list[MetricsLine] = field(default_factory=list)
@@ -50,7 +50,6 @@ class EvalState:
 
     def add(self, line: MetricsLine) -> bool:
         """Add an evaluation; returns whether its score is the best so far."""
-        self.owes_evaluation = False
         if line.is_scoring:
             self.scorings.append(line)
             self.candidates.append(line)
@@ -151,8 +150,8 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Run the evaluation that the end of the training skipped."""
-        if self.state.owes_evaluation and self._is_due(state):
+        """Make up for the evaluation that the end of the training skipped."""
+        if self._is_due(state) and self.state.last_scored < state.global_step:
             self.after_step(state.global_step)
         if self._ends_at(state.global_step):
             raise TrainingOver
@@ -164,10 +163,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         if self.context.stop.on_any_rank() and state.global_step < state.max_steps:
             self.stopped = control.should_training_stop = control.should_save = True
         is_last = state.global_step >= state.max_steps
-        # --save-best scores the last step in any case; a run that continues deletes that scoring where none is due
-        self.state.owes_evaluation = (is_due and control.should_training_stop) or (
-            is_last and (is_due or self.context.config.save_best)
-        )
         if is_due and not is_last and not control.should_training_stop:
             is_best = self.after_step(state.global_step)
             control.should_save |= is_best and self.context.config.save_best
@@ -198,20 +193,18 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """The scores of a phase, none if no case could be scored: what was trained is worth more than one evaluation.
 
         Raises:
-            EpisodesFailed: nothing was trained yet, or the last batch of the training had no scores either.
+            EpisodesFailed: nothing was trained yet.
         """
         samples = f", {plan.samples} samples each" if plan.samples > 1 else ""
         self.context.enter(f"scoring {len(plan.cases)} held-out cases{samples}", moves_files=False)
-        failures, during = self.trainer.rollouts.failures, phase.name not in ("before", "after")
         try:
             scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.write_records)
         except EpisodesFailed as error:
-            if phase.name == "before" or (not during and failures.empty_batches):
+            if phase.name == "before":
                 raise
-            later = "" if during else f" aitrain eval {self.context.folder.path} scores the model later."
             self.context.note(
-                f"The evaluation after {f'step {phase.step}' if during else 'the training'} is skipped:"
-                f" {str(error).partition(chr(10))[0]}\n--rl-env-retries tries failed scores again.{later}"
+                f"The evaluation after step {phase.step} is skipped: {str(error).partition(chr(10))[0]}\n"
+                "--rl-env-retries tries failed scores again, and aitrain eval scores a model later."
             )
             return EvalScores(mixture=plan.mixture)
         if phase.name == "before":
@@ -228,41 +221,6 @@ def is_due(config: TrainConfig, schedule: CaseSchedule, step: int) -> bool:
     if config.eval_strategy == "steps":
         return step % config.eval_steps == 0
     return config.eval_strategy == "epoch" and schedule.ends_epoch(step)
-
-
-# -- what the cases can show
-
-FEW_CASES = 16
-"""With fewer cases, what a verdict can show is said before the training."""
-
-
-def note_on_few_cases(mixture: Mixture) -> str | None:
-    """What a verdict on so few cases can show at best; None for many, and for no case."""
-    count = cases_of(mixture)
-    if not 0 < count < FEW_CASES:
-        return None
-    return (
-        f"Different held-out cases: {count}. A verdict needs {FEWEST_CASES} whose score changes, and a small gain more"
-        " of them; --eval-cases holds out more."
-    )
-
-
-def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule) -> None:
-    """Check that --patience can end the training.
-
-    Raises:
-        ConfigError: no cases are held out, or there are too few evaluations before the last step.
-    """
-    if config.patience is None:
-        return
-    if not cases_of(mixture):
-        raise ConfigError("patience: no cases are held out\nSet --eval-cases, or add cases to the dataset.")
-    evaluations = sum(is_due(config, schedule, step) for step in range(1, schedule.steps))
-    if evaluations < config.patience:
-        raise ConfigError(
-            f"patience: evaluations before the last of the {schedule.steps} steps: {evaluations}\n"
-            f"Use --eval-strategy steps --eval-steps {max(1, schedule.steps // 10)}, or another number."
-        )
 
 
 def reason_to_stop(patience: int, before: float | None, scorings: Sequence[MetricsLine]) -> str | None:

@@ -39,12 +39,8 @@ class DatasetSplit:
     held_out: CaseList
     """Those whose scores are reported."""
     dropped: int
-    left_out: int = 0
-    """Cases in neither part, because their prompt is that of held-out ones."""
     overlap: int = 0
     """Held-out cases with the prompt of a training case."""
-    why_none: str = ""
-    """Why there are no held-out cases."""
     choosing: CaseList = NO_CASES
     """With --save-best, the held-out cases that the step is chosen by: the score of the best of several steps is too
     high on the cases that it was chosen by."""
@@ -62,18 +58,16 @@ class DatasetSplit:
         """Notes about the split for the user; `limit` is the maximum tokens of a prompt."""
         if self.dropped:
             yield f"{self.dropped} cases dropped: their prompt has more than {limit} tokens."
-        if self.left_out:
-            yield f"{self.left_out} cases are not trained on: they have the same prompt as held-out cases."
         if self.overlap:
             yield (
                 f"{self.overlap} of {len(self.held_out)} held-out cases have the same prompt as a training case:"
                 " their score does not show what was learned for new prompts."
             )
-        without = [part.env for part in parts_of(self.held_out) if not len(part)]
         if not len(self.held_out):
-            yield f"No held-out cases, so no score before and after: {self.why_none}."
-        elif without:
-            yield f"No held-out cases of {', '.join(without)}: the held-out score is that of the others."
+            yield (
+                "No held-out cases, so no score before and after: by default they are a tenth of the cases, without"
+                " those that one step needs. --eval-cases N holds out N."
+            )
 
 
 @dataclass(frozen=True)
@@ -88,15 +82,12 @@ class PromptLimit:
 
     def key_of(self, case: Case) -> bytes:
         """Hash of the rendered prompt, or of the row if the prompt is not known before the episode; empty if the prompt
-        is too long.
-
-        A text of n bytes has at most n tokens, so that most prompts need not be tokenized.
-        """
+        is too long."""
         if self.is_open(case):
             text = canonical_text(case.row).encode(errors="replace")
         else:
             text = self.chat.prompt_text(case.prompt, self.tools).encode(errors="surrogatepass")
-            if self.tokens is not None and len(text) >= self.tokens and self.length_of(case) > self.tokens:
+            if self.tokens is not None and self.length_of(case) > self.tokens:
                 return b""
         return hashlib.sha256(text).digest()
 
@@ -145,18 +136,11 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
     dropped, shown, left_out = len(everything) - len(train), train, set[int]()
     if own_eval is None:
         held, left_out = _hold_out(_distinct(everything, train), config, needed)
-        why_none = (
-            f"by default a tenth of the cases is held out, one step needs {needed} of all {len(train)}, and those with"
-            " the same prompt stay together (--eval-cases N holds out N)"
-        )
     else:
         shown = _keys_of(own_eval, limit)
         dropped += len(own_eval) - len(shown)
         count = len(shown) if config.eval_cases is None else min(config.eval_cases, len(shown))
         held = set(random.Random(config.seed).sample(list(shown), count))
-        why_none = f"all prompts of build_eval_dataset have more than {limit.tokens} tokens"
-    if config.eval_cases == 0:
-        why_none = "--eval-cases is 0"
     cases, choosing, reporting = everything if own_eval is None else own_eval, set[int](), held
     if config.save_best and len(held) > 1:
         keys = _distinct(cases, {number: shown[number] for number in sorted(held)})
@@ -169,9 +153,7 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
         everything.select(list(train)),
         cases.select(sorted(reporting)),
         dropped,
-        len(left_out),
         overlap=sum(shown[number] in trained for number in reporting),
-        why_none=why_none,
         choosing=cases.select(sorted(choosing)),
     )
 
@@ -182,18 +164,16 @@ def cases_to_evaluate(built: Datasets, config: TrainConfig, limit: PromptLimit, 
     Raises:
         ConfigError: there are none.
     """
-    everything, own_eval = built
-    cases = everything if own_eval is None else own_eval
-    rows, usable = len(cases), _keys_of(cases, limit)
-    if not usable:
-        raise ConfigError(f"rl_max_prompt_length: all {rows} cases have a prompt of more than {limit.tokens} tokens")
-    if own_eval is None and config.eval_cases is not None and config.eval_cases >= len(usable):
-        return DatasetSplit(cases.select([]), cases.select(list(usable)), rows - len(usable))
-    found = split(built, config, limit, needed)
+    cases = built[0] if built[1] is None else built[1]
+    rows, usable = len(cases), list(_keys_of(cases, limit))
+    if built[1] is None and (config.eval_cases or 0) >= len(usable):
+        found = DatasetSplit(cases.select([]), cases.select(usable), rows - len(usable))
+    else:
+        found = split(built, config, limit, needed)
     if not len(found.held_out):
         raise ConfigError(
-            f"eval_cases: none of the {rows} cases is held out\n"
-            f"Give their number with --cases; --cases {rows} plays all."
+            f"eval_cases: none of the {rows} cases is held out, {rows - len(usable)} have a prompt of more than"
+            f" {limit.tokens} tokens\nGive their number with --cases; --cases {rows} plays all."
         )
     return found
 
@@ -231,12 +211,11 @@ def _hold_out(keys: Mapping[int, Hashable], config: TrainConfig, needed: int) ->
 
 
 def hold_out(keys: Mapping[int, Hashable], count: int, max_rows: int, seed: int) -> tuple[set[int], set[int]]:
-    """Numbers of about `count` rows to hold out, and of those that training loses beside them; rows with the same key
-    stay together, so that at least two keys are needed.
+    """Numbers of about `count` rows to hold out, and of those that training loses beside them, as rows with the same
+    key stay together.
 
-    Takes whole groups of rows with the same key in random order as long as they fit. If that yields less than half of
-    `count` because the groups are large, the smallest remaining group is removed from training, and as many of its rows
-    as are missing are held out. Removes at most `max_rows` rows from training.
+    Takes whole groups of rows with the same key, those with more than `count` rows last, the others in random order,
+    and at most `max_rows` rows in all.
     """
     by_key: dict[Hashable, list[int]] = {}
     for number, key in keys.items():
@@ -245,16 +224,11 @@ def hold_out(keys: Mapping[int, Hashable], count: int, max_rows: int, seed: int)
     first = source.sample(range(len(groups)), min(count, len(groups)))
     others = sorted(set(range(len(groups))) - set(first))
     source.shuffle(others)
-    held, rest = list[int](), list[list[int]]()
-    for group in (groups[place] for place in (*first, *others)):
-        if len(held) + len(group) <= min(count, max_rows):
-            held += group
-        else:
-            rest.append(group)
-    smallest, missing = min(rest, key=len, default=[]), count - len(held)
-    if 2 * len(held) < count and len(held) + len(smallest) <= max_rows and len(rest) > 1:
-        return {*held, *smallest[:missing]}, set(smallest[missing:])
-    return set(held), set()
+    taken = list[int]()
+    for group in sorted((groups[place] for place in (*first, *others)), key=lambda group: max(count, len(group))):
+        if len(taken) < count and len(taken) + len(group) <= max_rows:
+            taken += group
+    return set(taken[:count]), set(taken[count:])
 
 
 def split_each(
@@ -282,8 +256,6 @@ def split_each(
     parts = list(splits.values())
     if len(parts) == 1:
         return parts[0]
-    trained = {prompts[name].key_of(case) for name, one in splits.items() for case in one.train}
-    held_out = ((name, case) for name, one in splits.items() for case in one.held_out)
 
     def mixed(cases: Iterable[CaseList]) -> MixedCases:
         return MixedCases([part for one in cases for part in parts_of(one)])
@@ -292,9 +264,7 @@ def split_each(
         mixed(part.train for part in parts),
         mixed(part.held_out for part in parts),
         sum(part.dropped for part in parts),
-        sum(part.left_out for part in parts),
-        sum(prompts[name].key_of(case) in trained for name, case in held_out),  # in whichever environment
-        parts[0].why_none,
+        sum(part.overlap for part in parts),
         mixed(part.choosing for part in parts),
     )
 
@@ -312,11 +282,8 @@ def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) 
     """
     if len(split.train) >= prompts_per_step:
         return
-    too_long = f" (prompts of more than {limit} tokens are left out)" if split.dropped else ""
-    spare = len(split.train) + len(split.held_out) - prompts_per_step
-    fewer = f", hold out fewer (--eval-cases {spare})" if len(split.held_out) and spare > 0 else ""
-    smaller = f", or take fewer a step (--rl-prompts-per-step {len(split.train)})" if len(split.train) else ""
     raise ConfigError(
-        f"One step needs {prompts_per_step} prompts, and the cases to train on are {len(split.train)}{too_long}.\n"
-        f"Build more cases{fewer}{smaller}."
+        f"One step needs {prompts_per_step} prompts, and the cases to train on are {len(split.train)}:"
+        f" {len(split.held_out)} are held out, {split.dropped} have a prompt of more than {limit} tokens.\n"
+        "Build more cases, hold out fewer (--eval-cases), or take fewer a step (--rl-prompts-per-step)."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
@@ -31,7 +30,6 @@ from aitrain.engines.scopes import innermost
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
 from aitrain.packages import SMOLLM2, named_folder
-from aitrain.runs.run_folder import RUNS
 
 CHAT_TEMPLATES = {
     "chatml": (
@@ -54,8 +52,6 @@ class Precision:
     bf16: bool
     fp16: bool
     use_cpu: bool
-    note: str | None = None
-    """What the user is to know about the choice."""
 
 
 def choose_precision(config: TrainConfig) -> Precision:
@@ -67,22 +63,17 @@ def choose_precision(config: TrainConfig) -> Precision:
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if config.quantization is not None and not cuda:
         raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
-    if config.quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError('quantization: needs bitsandbytes\nInstall it with: pip install "aitrain[quantization]"')
     has_bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-    autocast, note = config.mixed_precision or ("bf16" if has_bf16 else "no"), None
+    autocast = config.mixed_precision or ("bf16" if has_bf16 else "no")
     if autocast == "fp16" and not cuda:
         raise ConfigError("mixed_precision: fp16 needs a CUDA GPU\nOmit it to get a supported format.")
     if autocast == "bf16" and cuda and not has_bf16:
         raise ConfigError("mixed_precision: this GPU has no bf16\nOmit it, or use --mixed-precision fp16.")
-    if autocast == "bf16" and not (cuda or mps) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        autocast = "no"  # emulated, it takes 4 to 7 times as long as float32
-        note = "mixed_precision: this CPU would have to emulate bf16, so the run computes in float32, which is faster."
     if config.dtype != "auto":
         dtype = getattr(torch, config.dtype)
     else:  # trained weights stay float32, as small updates would be lost to rounding, and so does a base that is merged
         dtype = torch.bfloat16 if has_bf16 and config.may_halve_base else torch.float32
-    return Precision(dtype, autocast == "bf16", autocast == "fp16", use_cpu=not (cuda or mps), note=note)
+    return Precision(dtype, autocast == "bf16", autocast == "fp16", use_cpu=not (cuda or mps))
 
 
 def model_path(name: str) -> str:
@@ -117,8 +108,7 @@ def _loading(config: TrainConfig, name: str, say: Callable[[str], object] = _pri
     try:
         if not before and not os.path.isdir(name):
             if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-                runs = "" if "/" in name else ", ".join(sorted(_runs_here())[:8])
-                say(f"{name} is not on this machine{runs and f' (runs: {runs})'}: asking {constants.ENDPOINT}")
+                say(f"{name} is not on this machine: asking {constants.ENDPOINT}")
             constants.HF_HUB_OFFLINE = not _hub_answers(name, int(time.monotonic() // HUB_MEMORY))
         yield
     except Exception as error:
@@ -180,9 +170,8 @@ def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
     if isinstance(try_to_load_from_cache(config.model, "adapter_config.json"), str):
         return adapter_error(config.model)
     reason = next((reason for words, reason in _REASONS.items() if words in what), f"{type(error).__name__}: {what}")
-    near = did_you_mean(config.model, _runs_here())  # of the commands that take runs, too
     return ConfigError(
-        f"model: cannot load {config.model}: {reason[:200]}{'.' if near else ''}{near}\n"
+        f"model: cannot load {config.model}: {reason[:200]}\n"
         "Give a folder, or a name on the Hub (a gated one needs HF_TOKEN); `tiny` is always available."
     )
 
@@ -193,10 +182,6 @@ def adapter_error(name: str) -> ConfigError:
         f"model: {name} is an adapter, not a model\n"
         f"Make it one: hf download {name} --local-dir adapter && aitrain export adapter --out model"
     )
-
-
-def _runs_here() -> list[str]:
-    return [path.name for path in Path(RUNS).iterdir()] if Path(RUNS).is_dir() else []
 
 
 OUT_OF_REACH = "there is no folder of this name, and the Hub cannot be reached"

@@ -9,7 +9,7 @@ rows of a step over all P processes, whose gradients DDP averages, and n the row
 * metrics of the loss are means over the step, weighted by tokens or rows of each pass.
 
 Kept rows whose advantage is 0 count in K, but are not computed where the loss has no other term, as their gradient is
-0. In a step without any advantage all are, for the metrics, but only the last pass has a backward pass.
+0. In a step without any advantage all are, for the metrics.
 
 With every row kept and passes of equal size the gradient is TRL's own for as many micro-batches.
 
@@ -34,7 +34,6 @@ from accelerate import Accelerator
 
 from aitrain.batch import PassLimit
 from aitrain.engines.shared_cache import distinct_prompts
-from aitrain.training.shared_prompts import SHORTEST
 
 T = TypeVar("T")
 MicroBatch: TypeAlias = dict[str, torch.Tensor]
@@ -51,6 +50,8 @@ KEPT_ROWS = "kept_rows"
 OF_PROMPT = ("prompt_ids", "prompt_mask")
 COST_OF_A_PASS = 256
 """Tokens of padding that a forward pass may have, as one more pass costs about as much."""
+SHORTEST = 2
+"""Tokens of the shortest prompt that is shared."""
 LEAST_GAIN = 0.05
 """Part of the tokens that shared prompts must save."""
 
@@ -68,8 +69,6 @@ class StepPasses:
     """Whether a row is in the loss, on any process."""
     blocks: list[int] | None
     """The number of passes in each block; None where each row is computed with its own prompt."""
-    has_gradient: bool
-    """Whether a row is in the loss, on any process, and has an advantage if it needs one."""
 
     def mean(self, name: str, values: list[float], over_rows: bool) -> float:
         """A metric of the step, given the values that its passes have logged."""
@@ -105,14 +104,13 @@ def passes_of(
                 padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
                 everywhere[name] = accelerator.gather(padded)
     kept: list[bool] = everywhere[KEPT].tolist()
-    with_gradient = computed = kept
+    computed = kept
     blocks: list[list[Block]] | None = None
     if trims:
         of_prompts, of_completions = (everywhere[name].sum(1).tolist() for name in ("prompt_mask", "completion_mask"))
         lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
-        if needs_advantage:
-            with_gradient = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
-        computed = with_gradient if any(with_gradient) else kept
+        with_advantage: list[bool] = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
+        computed = with_advantage if needs_advantage and any(with_advantage) else kept
         of_processes, first, source = _trimmed_passes(computed, lengths, limit, processes), 0, everywhere
         if shares:
             _, _, prompts = distinct_prompts(everywhere["prompt_ids"], everywhere["prompt_mask"])
@@ -136,12 +134,11 @@ def passes_of(
     together = [[row for share in of_processes for row in share[number]] for number in range(len(own))]
     chosen = [{name: v[[row - first for row in rows]] if v.dim() else v for name, v in source.items()} for rows in own]
     return StepPasses(
-        [_trimmed(rows) for rows in chosen] if trims else chosen,
+        chosen,
         [sum(kept) / (len(rows) * processes) if any(computed[row] for row in rows) else math.inf for rows in own],
         torch.stack([_weights(values, together) for values in (tokens, counts)]),
         any(kept),
         None if blocks is None else list(map(len, blocks[rank])),
-        any(with_gradient),
     )
 
 
@@ -176,19 +173,6 @@ def _weights(values: torch.Tensor, passes: list[Rows]) -> torch.Tensor:
     """The part that each pass has in the sum of a value of each row; equal parts if that is 0."""
     sums = torch.stack([values[rows].sum() for rows in passes]).double()
     return sums / sums.sum() if sums.sum() else torch.full_like(sums, 1 / len(passes))
-
-
-def _trimmed(rows: MicroBatch) -> MicroBatch:
-    """Rows without the columns that are padding in all of them: of prompts on the left, of completions on the right."""
-    prompt, completion = (max(1, int(rows[name].sum(1).max())) for name in ("prompt_mask", "completion_mask"))
-    width = rows["completion_mask"].shape[1]
-
-    def cut(name: str, value: torch.Tensor) -> torch.Tensor:
-        if name in OF_PROMPT:
-            return value[:, -prompt:]
-        return value[:, :completion] if value.dim() == 2 and value.shape[1] == width else value
-
-    return {name: cut(name, value) for name, value in rows.items()}
 
 
 # -- passes with little padding
@@ -336,19 +320,14 @@ def log_probs_of_rows(
     models with learned positions (GPT-2) or a recurrent state see each token at the position that it had during
     generation, and the batch is as wide as its longest row.
     """
-    columns, completion = ids.shape[1], in_loss.shape[1]
-    width, first = max(2, int(mask.sum(1).max())), mask.long().argmax(1, keepdim=True)
-    source = torch.arange(width, device=ids.device) + first
-    inside = source.clamp(max=columns - 1)
-    attended = mask.gather(1, inside) * (source == inside)
-    labels = ids.masked_fill(~torch.nn.functional.pad(in_loss, (columns - completion, 0)), -100)
-    labels = labels.gather(1, inside).masked_fill(attended == 0, -100)
-    output = model(input_ids=ids.gather(1, inside), attention_mask=attended, labels=labels, fused_lm_head=True)
-    # each value is in the column before its token
-    places = torch.arange(columns - completion - 1, columns - 1, device=ids.device) - first
-    places = places.clamp(0, width - 2)
+    keep, width = in_loss.shape[1], max(2, int(mask.sum(1).max()))
+    order = (mask == 0).long().argsort(dim=1, stable=True)[:, :width]  # tokens first, padding behind
+    labels = ids.masked_fill(~torch.nn.functional.pad(in_loss, (ids.shape[1] - keep, 0)), -100)
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    output = model(**{name: value.gather(1, order) for name, value in inputs.items()}, fused_lm_head=True)
 
     def moved_back(values: torch.Tensor) -> torch.Tensor:
-        return values.gather(1, places).masked_fill(~in_loss, 0.0)
+        """Values of all tokens but the first ones, in the columns that these tokens had."""
+        return values.new_zeros(ids.shape).scatter(1, order[:, 1:], values)[:, -keep:]
 
     return moved_back(output.log_probs), None if output.entropy is None else moved_back(output.entropy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +67,8 @@ class PolicyRollouts:
         if self.loads_weights:
             self.settle()
             self.load_weights()
-        if self.server is not None:
-            with self.server.failing_together(self.gather):
-                return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
-        return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
+        with nullcontext() if self.server is None else self.server.failing_together(self.gather):
+            return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
 
     def load_weights(self) -> None:
         """Load the policy's present weights into the engine, unless it has them. Every rank must call this.

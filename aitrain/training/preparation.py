@@ -29,8 +29,8 @@ from aitrain.training.dataset import ShownCases, begin, build_datasets, longest_
 from aitrain.training.distributed import init_processes
 from aitrain.training.engine_setup import checked_server
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
-from aitrain.training.held_out_scoring import HeldOutScoring, check_stopping, note_on_few_cases
-from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, split_each
+from aitrain.training.held_out_scoring import HeldOutScoring
+from aitrain.training.holdout import prompt_limit, prompt_limits, split_each
 from aitrain.training.model import (
     OUT_OF_REACH,
     Precision,
@@ -46,7 +46,6 @@ from aitrain.training.model import (
 from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
 from aitrain.training.saving import repository_of
 from aitrain.training.sharding import load_once_per_machine, refuse_unsharded
-from aitrain.training.step_events import check_weights_finite
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 from aitrain.training.trainer_checkpoint import (
@@ -58,10 +57,9 @@ from aitrain.training.trainer_checkpoint import (
 from aitrain.training.trl_arguments import (
     explain_refusals,
     fit_vllm,
-    fit_warmup,
     grpo_arguments,
     grpo_config,
-    note_on_steps,
+    refuse_fewer_steps,
     refuse_zero_3,
 )
 
@@ -72,7 +70,6 @@ class Prepared:
 
     inputs: TrainerInputs
     trainer: EpisodeTrainer
-    split: DatasetSplit
     precision: Precision
     held_out: HeldOutScoring
     tracking: Tracking
@@ -90,20 +87,19 @@ def prepare(context: RunContext) -> Prepared | None:
     if context.dry_run_of:
         GRPOConfig.world_size = property(lambda _: context.dry_run_of)
     processes = context.dry_run_of or init_processes(config, precision)
-    found = _inputs(context, precision, processes)
-    if found is None:
+    inputs = _inputs(context, precision, processes)
+    if inputs is None:
         return None
-    inputs, split = found
+    split = inputs.split
     facts = {
         **context.describe(),
         "weights": weights_stamp(config.model),
         "chat_template": hashlib.sha256(str(inputs.tokenizer.chat_template).encode()).hexdigest(),
         "processes": processes,
     }
-    train, during = fingerprint(inputs.cases), fingerprint(split.during)
-    manifest = Manifest(0, config.written(), facts, train, processes, held_out=during)
+    held_out_cases = fingerprint([*split.held_out, *split.choosing])
+    manifest = Manifest(0, config.written(), facts, fingerprint(split.train), processes, held_out=held_out_cases)
     eval_state = resumed_eval_state(context, manifest)
-    context.note(precision.note, "info")
     context.enter("preparing the trainer")
     with explain_refusals():  # when training begins, transformers looks the optimizer up: some need a package or a GPU
         GRPOTrainer.get_optimizer_cls_and_kwargs(inputs.arguments, inputs.model)
@@ -137,12 +133,11 @@ def prepare(context: RunContext) -> Prepared | None:
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_sources(context.runner, context.folder)
-    return Prepared(inputs, trainer, split, precision, held_out, tracking)
+    return Prepared(inputs, trainer, precision, held_out, tracking)
 
 
-def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[TrainerInputs, DatasetSplit] | None:
-    """The trainer's inputs, without a server's engine, and the split of the dataset; None in a dry run that cannot know
-    the model."""
+def _inputs(context: RunContext, precision: Precision, processes: int) -> TrainerInputs | None:
+    """The trainer's inputs, without a server's engine; None in a dry run that cannot know the model."""
     config, is_dry_run = context.config, context.dry_run_of > 0
     begin(context)
     copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
@@ -181,7 +176,6 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         model = load_model(config, precision.dtype)
         if hasattr(model, "peft_config"):  # transformers has loaded its base and frozen both
             raise adapter_error(config.model)
-        check_weights_finite(model, config.model)
 
     check_vocabulary(tokenizer, model)
     context_tokens = context_length(config, model.config)
@@ -190,6 +184,8 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     split = split_each(shown.built, config, prompts, batch.prompts_per_step)
     schedule = schedule_cases(config, batch, len(split.train))
     arguments.max_steps = schedule.steps  # TRL knows no more of the schedule
+    if schedule.steps == 1:
+        arguments.warmup_steps = 0  # the only step would have a learning rate of 0
     context.note(f"{split}, {schedule.steps} steps.", "info")
     for text in split.notes(most):
         context.note(text)
@@ -199,13 +195,9 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         whole = longest_episode(cases, prompts, new_tokens, context_tokens)
         completion = new_tokens or context_tokens or config.rl_max_turns * config.rl_max_new_tokens
         context_tokens = fit_vllm(arguments, config, completion, whole)
-    check_stopping(config, mixture_of(context.runner, split.during), schedule)
-    context.note(str(schedule) if schedule.filled else None, "info")
-    context.note(note_on_few_cases(mixture_of(context.runner, split.held_out)))
-    context.note(note_on_steps(context.checkpoint, arguments), "info")
-    context.note(fit_warmup(arguments), "info")
-    inputs = TrainerInputs(
-        model, tokenizer, arguments, split.train, context.runner, shown.chat, limits_of(context.runner, context_tokens),
+    if context.checkpoint is not None:
+        refuse_fewer_steps(context.checkpoint, schedule.steps)
+    return TrainerInputs(
+        model, tokenizer, arguments, split, context.runner, shown.chat, limits_of(context.runner, context_tokens),
         prompts, schedule, batch, lora_config(config, model), algorithm, callbacks,
     )  # fmt: skip
-    return inputs, split

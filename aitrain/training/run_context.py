@@ -21,7 +21,7 @@ from aitrain.runs.checkpoint import read_manifest, rewind
 from aitrain.runs.environment_source import keep_source
 from aitrain.runs.heartbeat import Progress
 from aitrain.runs.records import MetricsLine, RolloutRecord
-from aitrain.runs.run_folder import RunFolder, append_lines, json_lines, read_lines, read_object, sync, write_text
+from aitrain.runs.run_folder import RunFolder, append_lines, read_object, sync
 
 
 @dataclass
@@ -141,13 +141,8 @@ class RunRecorder:
         append_lines(self._own_rollouts, (record.to_json() for record in records))
 
     def add_metrics(self, line: MetricsLine) -> None:
-        """Append one line of metrics; a scoring stands before the line of its step, also if it was made up for later.
-        Only the first process may call this, after `begin`."""
-        before = list(read_lines(self.folder.metrics)) if line.is_scoring else []
-        if before and before[-1].get("step") == line.step:
-            write_text(self.folder.metrics, json_lines([*before[:-1], line.to_json(), before[-1]]))
-        else:
-            append_lines(self.folder.metrics, [line.to_json()])
+        """Append one line of metrics. Only the first process may call this, after `begin`."""
+        append_lines(self.folder.metrics, [line.to_json()])
 
     def sync(self) -> None:
         """Make this process's records survive a power cut: a checkpoint must not be newer than its records."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +35,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from aitrain.engines.sharded_tensors import is_sharded, whole
 from aitrain.engines.shared_cache import CACHE, can_share, distinct_prompts
+from aitrain.training.passes import log_probs_of_rows
 
-SHORTEST = 2
-"""Tokens of the shortest prompt that is shared."""
 TESTED = 12, 6
 """Tokens of prompt and completion of the two rows by which a model is tested."""
 ROUNDING = 0.25
@@ -68,8 +68,9 @@ class SharedPrompts:
 
     def __init__(self, model: Any, config: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
         """`ids`, `mask`: the prompts of the block's rows, padded on the left, of shape (rows, tokens)."""
-        ids, mask, _ = distinct_prompts(ids, mask)
-        self.tokens = ids.shape[1] - 1
+        longest = int(mask.sum(1).max())
+        ids, mask, _ = distinct_prompts(ids[:, -longest:], mask[:, -longest:])
+        self.tokens = longest - 1
         """Tokens of the cache; a pass begins with the last token of the prompts."""
         self._cache = _UnchangedCache(config=config)
         self._cache.updated = updated = dict[int, Any]()
@@ -91,7 +92,9 @@ class SharedPrompts:
         `ids`, `mask`: whole rows, whose prompts are all of the block's, of shape (rows, tokens). `in_loss`: the tokens
         of completions that are computed; the values of the others are 0.
         """
-        cache = copy.copy(self._cache)
+        cache, end = copy.copy(self._cache), ids.shape[1] - in_loss.shape[1]
+        longest = max(1, int(mask[:, end:].sum(1).max()))
+        ids, mask = (part[:, end - self.tokens - 1 : end + longest] for part in (ids, mask))
         _, _, cache.numbers = distinct_prompts(ids[:, : self.tokens + 1], mask[:, : self.tokens + 1])
         cache.layers = [copy.copy(layer) for layer in self._layers]
         tensors = iter(self._leaves)
@@ -101,17 +104,18 @@ class SharedPrompts:
         for layer in cache.layers:
             layer.keys, layer.values = next(tensors), next(tensors)
         own = ids[:, self.tokens :]
-        labels = own.masked_fill(~torch.nn.functional.pad(in_loss, (1, 0)), -100)
+        labels = own.masked_fill(~torch.nn.functional.pad(in_loss[:, :longest], (1, 0)), -100)
         output = _forward(model, cache, input_ids=own, attention_mask=mask, labels=labels, fused_lm_head=True)
-        return output.log_probs, output.entropy
+        widened = partial(torch.nn.functional.pad, pad=(0, in_loss.shape[1] - longest))
+        return widened(output.log_probs), None if output.entropy is None else widened(output.entropy)
 
     def backward(self) -> None:
         """Continue the backward passes through the prompts. FSDP2 waits for a gradient of the output, which is 0."""
-        pairs = list(zip(self._computed, self._leaves, strict=True))
-        tensors = [*self._outputs, *(one for one, leaf in pairs if leaf.grad is not None)]
-        gradients = [*map(torch.zeros_like, self._outputs), *(leaf.grad for _, leaf in pairs if leaf.grad is not None)]
-        if tensors:  # none for a gradient of 0
-            torch.autograd.backward(tensors, gradients)
+        computed = zip(self._computed, self._leaves, strict=True)
+        pairs = [(tensor, leaf.grad) for tensor, leaf in computed if leaf.grad is not None]
+        pairs += [(output, torch.zeros_like(output)) for output in self._outputs]
+        if pairs:  # none for a gradient of 0
+            torch.autograd.backward(*zip(*pairs, strict=True))
 
 
 def _forward(model: Any, cache: DynamicCache, **inputs: Any) -> Any:
@@ -155,15 +159,15 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
     mask = torch.ones_like(ids)
     mask[1, -answer // 2 :] = 0
 
+    in_loss = mask[:, -answer:].bool()
+
     def apart() -> Iterator[torch.Tensor]:
-        labels = ids.masked_fill(mask == 0, -100)
-        yield model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -answer:]
+        yield log_probs_of_rows(model, ids, mask, in_loss)[0]
 
     def shared() -> Iterator[torch.Tensor]:
         prompts = SharedPrompts(model, model.config, ids[:1, :prompt], mask[:1, :prompt])
         for row in range(2):
-            own, attended = ids[row : row + 1], mask[row : row + 1]
-            yield prompts.log_probs(model, own, attended, attended[:, -answer:].bool())[0]
+            yield prompts.log_probs(model, *(part[row : row + 1] for part in (ids, mask, in_loss)))[0]
         prompts.backward()
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad][:8]
@@ -182,7 +186,7 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
     model.train()
     try:
         pairs = list(zip(computed(apart()), computed(shared()), strict=True))
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # of any model's code
         return f"its cache cannot be shared: {type(error).__name__}"
     finally:
         model.train(was_training)

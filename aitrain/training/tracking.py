@@ -39,7 +39,6 @@ TABLES = 20
 """Tables of training rollouts in a run; each scoring of held-out cases adds one."""
 LONGEST = 4_000
 """Characters of one text in a table."""
-ADVICE = {"wandb": " (without an account or a network: WANDB_MODE=offline)"}
 
 
 class Tracking(TrainerCallback):  # type: ignore[misc]
@@ -66,7 +65,7 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
                     act(name, callback)
             except Exception as error:
                 del self.trackers[name]
-                self.context.note(f"{name} failed and is disabled: {describe_error(error)}{ADVICE.get(name, '')}")
+                self.context.note(f"{name} failed and is disabled: {describe_error(error)}")
 
     def _load(self, name: str, _: None) -> None:
         (made,) = get_reporting_integration_callbacks([name])
@@ -144,10 +143,6 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         every = max(1, state.max_steps // TABLES)
         if state.global_step == 1 or state.global_step % every == 0:
             self._show("", state.global_step)
-
-    def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Pass the event on: some trackers can upload checkpoints."""
-        self._each(lambda _, callback: callback.on_save(args, state, control, **rest))
 
     def close(self) -> None:
         """Close the trackers, after the last scores."""

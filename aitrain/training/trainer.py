@@ -41,7 +41,7 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
                                                             are .save_model, ._save_optimizer_and_scheduler,
                                                             ._load_optimizer_and_scheduler and ._prepare_for_training
     transformers.trainer.save_fsdp_model, .save_fsdp_optimizer, .load_fsdp_optimizer    replaced meanwhile
-    Trainer._tr_loss, ._total_loss_scalar, ._globalstep_last_logged     saved and restored: what is not logged yet
+    Trainer._tr_loss, ._globalstep_last_logged     saved and restored: what is not logged yet
     Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
                                                             step more
     accelerator.no_sync(model), .backward(loss)             used as Trainer does, where a step has several passes
@@ -99,15 +99,13 @@ from aitrain.rollout.limits import Limits
 from aitrain.runs.records import RolloutRecord
 from aitrain.training.algorithm import (
     AlgorithmParts,
-    average_loss,
-    group_advantages,
     zero_variance_share,
 )
 from aitrain.training.batch_source import batch_source
 from aitrain.training.dataset import case_numbers
 from aitrain.training.distributed import agree_on, of_first
 from aitrain.training.engine_setup import make_rollouts
-from aitrain.training.holdout import CaseList, PromptLimit
+from aitrain.training.holdout import DatasetSplit, PromptLimit
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.passes import (
     KEPT,
@@ -147,7 +145,7 @@ class TrainerInputs:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     arguments: GRPOConfig
-    cases: CaseList
+    split: DatasetSplit
     runner: Runner
     chat: ChatFormat
     limits: Limits
@@ -186,7 +184,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """`save` writes a checkpoint of a trainer, given TRL's method that writes one; `callbacks` come before those of
         the user."""
         self.run, self.write_records, self.save_with = run, write_records, save
-        self.cases, self.schedule = inputs.cases, inputs.schedule
+        self.cases, self.schedule = inputs.split.train, inputs.schedule
         self.prompts_per_step = inputs.batch.prompts_per_step  # over all processes
         self.algorithm, config = inputs.algorithm, inputs.runner.config
         self.sampling = Sampling.of(config)
@@ -264,7 +262,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 log_metric(name, value)  # each episode's own: TRL takes the mean of all, over processes
-        return [episode.result.score for episode in self._batch.episodes]
+        return self._rewards()
+
+    def _rewards(self) -> list[float | None]:
+        """The scores of this process's episodes, less the penalty for long completions."""
+        scores, overlong = [episode.result.score for episode in self._batch.episodes], self.algorithm.overlong
+        if overlong is None:
+            return scores
+        pairs = zip(scores, self._batch.episodes, strict=True)
+        return [None if score is None else score - overlong.of(episode.trajectory) for score, episode in pairs]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's tensors of this process's episodes, with the advantages of the algorithm, and what is in the loss.
@@ -275,15 +281,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         own = slice(rank * len(inputs), (rank + 1) * len(inputs))
         scores = torch.tensor([math.nan if one.score is None else one.score for one in everywhere], device=device)
         is_kept = [one.is_kept(self.masks_truncated) for one in everywhere]
-        in_loss, of_trl = torch.tensor(is_kept, device=device), output["advantages"]
+        in_loss = torch.tensor(is_kept, device=device)
         rewards = scores
-        if (overlong := self.algorithm.overlong) is not None:
-            penalties = torch.tensor([overlong.of(one.trajectory) for one in batch.episodes], device=device)
-            penalties = self.accelerator.gather(penalties)
-            rewards = scores - penalties
-            of_trl = group_advantages(rewards, size, self.scale_rewards)[own]
-            metrics["penalty/overlong"].append(penalties.mean().item())
-        output["advantages"] = self.algorithm.advantages(rewards, size, of_trl, own)
+        if self.algorithm.overlong is not None:
+            own_rewards = [math.nan if reward is None else reward for reward in self._rewards()]
+            rewards = self.accelerator.gather(torch.tensor(own_rewards, device=device))
+            metrics["penalty/overlong"].append((scores - rewards).nanmean().item())
+            metrics["reward"][-1] = scores.nanmean().item()
+        output["advantages"] = self.algorithm.advantages(rewards, size, output["advantages"], own)
         self.write_records(batch.records(output["advantages"].tolist()))
 
         for name, value in batch.metrics.items():
@@ -334,8 +339,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             # before the last one, gradients are added up, not exchanged; with FSDP2 they are, as they would stay whole
             is_last = number == len(passes.rows)
             accelerator.gradient_state._set_sync_gradients(is_last)  # for DeepSpeed, and TRL's adaptive entropy
-            learns = is_last or self.is_sharded or passes.has_gradient
-            with nullcontext() if learns else torch.no_grad(), activity.own.doing("forward and backward pass"):
+            with activity.own.doing("forward and backward pass"):
                 if number - 1 in begins:
                     with alone():
                         self._prompts = self.share_prompts(model, rows["prompt_ids"], rows["prompt_mask"])
@@ -345,7 +349,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                     loss = self.loss_of_pass(model, rows, divisor)
                     if not is_last:
                         total += loss.detach()
-                    if learns and not is_last:
                         accelerator.backward(loss)
                         if self._prompts is not None and number in begins:
                             self._prompts.backward()
@@ -354,9 +357,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for name, values in metrics.items():
             if new := values[before.get(name, 0) :]:
                 values[-len(new) :] = [passes.mean(name, new, name in over_rows)]
-        masks = [rows[name] for rows in passes.rows for name in ("prompt_mask", "completion_mask")]
         metrics["passes"].append(len(passes.rows))
-        metrics["padding"].append(1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks))
         self.has_kept_rows = passes.has_kept_rows
         return loss + total
 
@@ -391,8 +392,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return self._loss_of_algorithm(model, rows)
 
     def _loss_of_algorithm(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
-        """TRL's loss, or a loss of the user's in place of TRL's policy term: an average over tokens, as the loss type
-        takes it."""
+        """TRL's loss, or a loss of the user's in place of TRL's policy term: the mean over all tokens of the step."""
         custom = self.algorithm.custom_loss
         if custom is None:
             return cast(torch.Tensor, super()._compute_loss(model, inputs))
@@ -417,14 +417,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         )
         if self.use_vllm and self.vllm_importance_sampling_correction:
             losses = losses * inputs["importance_sampling_ratio"]
-        passes = self.current_gradient_accumulation_steps
-        items = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        of_step = items * passes / self.args.steps_per_generation
-        average, divisor = average_loss(losses, mask, self.loss_type, passes, self.max_completion_length, of_step)
-        if "policy_loss" in self._metrics["train"]:  # TRL logs it with an entropy bonus
-            ours = self.accelerator.gather(average.detach()).nanmean().item()
-            self._metrics["train"]["policy_loss"][-1] += ours
-        return loss + average / divisor
+        steps = self.args.steps_per_generation / self.current_gradient_accumulation_steps
+        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes / steps
+        mean: torch.Tensor = losses.sum() / tokens
+        self._metrics["train"].pop("policy_loss", None)  # TRL logs its own, with an entropy bonus
+        return loss + mean
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
         """Hook between gradient clipping and the optimizer step."""
@@ -450,11 +447,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     ) -> Any:
         """Values of the last `logits_to_keep` tokens, each token at its position without padding.
 
-        Without gradients TRL passes a whole generation batch with a `batch_size`, which is divided into passes here.
+        Without gradients TRL passes a whole generation batch with a `batch_size`, in place of which passes have ours.
         """
+        if batch_size is not None and self.trims:
+            return self._in_own_passes(model, input_ids, attention_mask, logits_to_keep), None, None
         if batch_size is not None:
-            logps = self._in_own_passes(model, input_ids, attention_mask, logits_to_keep)
-            return logps, None, None
+            width = max(gather_object([input_ids.shape[1]]))  # as many passes on each process
+            more["batch_size"] = self.pass_limit.most(width, len(input_ids))
         in_loss = attention_mask[:, -logits_to_keep:].bool() if self._in_loss is None else self._in_loss
         if self._prompts is not None:
             return *self._prompts.log_probs(model, input_ids, attention_mask, in_loss), None
@@ -463,49 +462,41 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, **more)
 
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
-        """Log-probabilities of a padded generation batch; of tokens that a trimmed pass leaves out, 0."""
-        values, lengths = torch.zeros(0), mask.sum(1).tolist()
-        passes, blocks = self._own_passes(lengths, ids.shape[1]), None
+        """Log-probabilities of a padded generation batch, in passes of rows of similar lengths or with shared
+        prompts."""
+        lengths, end = mask.sum(1).tolist(), ids.shape[1] - keep
+        of_prompts, of_completions = (part.sum(1).tolist() for part in (mask[:, :end], mask[:, end:]))
+        passes, are_shared = self._own_passes(lengths), False
+        blocks = [[rows] for rows in passes]
         if self.shares_prompts:
-            _, _, prompts = distinct_prompts(ids[:, :-keep], mask[:, :-keep])
-            of_prompts, of_completions = mask[:, :-keep].sum(1).tolist(), mask[:, -keep:].sum(1).tolist()
-            apart = cost_of_passes(passes, lengths)
-            rows, limit = list(range(len(ids))), self.pass_limit
-            blocks = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, limit, 1, apart)
-        forwards = len(passes) if blocks is None else sum(1 + len(block) for block in blocks[0])
+            _, _, prompts = distinct_prompts(ids[:, :end], mask[:, :end])
+            rows, apart = list(range(len(ids))), cost_of_passes(passes, lengths)
+            shares = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, self.pass_limit, 1, apart)
+            if shares is not None:
+                (blocks,), are_shared = shares, True
+        forwards = sum(are_shared + len(block) for block in blocks)
+        # sharded weights are gathered equally often on each process
         more = max(gather_object([forwards])) - forwards if self.is_sharded else 0
-        for block in [[rows] for rows in passes] if blocks is None else blocks[0]:
+        values = torch.zeros(len(ids), keep, device=ids.device)
+        for block in blocks:
             for number, rows in enumerate(block):
-                columns, count = slice(None), keep
-                if self.trims:
-                    prompt, count = (
-                        max(1, int(part.sum(1).max())) for part in (mask[rows, :-keep], mask[rows, -keep:])
-                    )
-                    columns = slice(ids.shape[1] - keep - prompt, ids.shape[1] - keep + count)
-                own, attended = ids[rows, columns], mask[rows, columns]
-                if blocks is not None and number == 0:
-                    self._prompts = self.share_prompts(model, own[:, :-count], attended[:, :-count])
-                output = self._get_per_token_logps_and_entropies(model, own, attended, count)
-                values = values if len(values) else output[0].new_zeros(len(ids), keep)
-                values[rows, :count] = output[0]
+                if are_shared and number == 0:
+                    self._prompts = self.share_prompts(model, ids[rows, :end], mask[rows, :end])
+                values[rows], *_ = self._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], keep)
             self._prompts = None
-        for _ in range(more):  # sharded weights are gathered equally often on each process
-            self._get_per_token_logps_and_entropies(model, own, attended, count)
+        for _ in range(more):
+            self._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], keep)
         return values
 
     def share_prompts(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> SharedPrompts:
         """Compute the different ones of the prompts of some rows."""
         return SharedPrompts(model, self.accelerator.unwrap_model(model).config, ids, mask)
 
-    def _own_passes(self, lengths: list[int], width: int) -> list[Rows]:
+    def _own_passes(self, lengths: list[int]) -> list[Rows]:
         """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,
         as sharded weights need that."""
-        if self.trims:
-            most = max(gather_object([len(plan_passes(lengths, self.pass_limit))]))
-            return plan_passes(lengths, self.pass_limit, at_least=most)
-        width = max(gather_object([width]))
-        size = self.pass_limit.most(width, len(lengths))
-        return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
+        most = max(gather_object([len(plan_passes(lengths, self.pass_limit))]))
+        return plan_passes(lengths, self.pass_limit, at_least=most)
 
     def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
         """vLLM's log-probabilities, corrected for truncated sampling in forward passes without dropout. Every process
@@ -619,7 +610,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "pieces": (self._buffered_inputs or []) if is_inside else [],
             "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
             "loss": self._tr_loss.item(),
-            "total_loss": self._total_loss_scalar,
             "logged": self._globalstep_last_logged,
             "skipped": [self.non_finite.skipped, self.non_finite.in_a_row],
         }
@@ -629,5 +619,5 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._step, self._buffered_inputs = self.state.global_step, state["pieces"] or None
         self._metrics["train"].update(state["metrics"])
         self._tr_loss = torch.tensor(state["loss"], device=self.args.device)
-        self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["logged"]
+        self._globalstep_last_logged = state["logged"]
         self.non_finite.skipped, self.non_finite.in_a_row = state["skipped"]

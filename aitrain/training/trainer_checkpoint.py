@@ -8,7 +8,6 @@ unpickled with torch's `weights_only=True` only.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,15 +20,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
-from aitrain.errors import CannotWriteError, ConfigError
-from aitrain.options.train import OF_THE_RUN
+from aitrain.errors import CannotWriteError
 from aitrain.runs.checkpoint import (
     PREFIX,
     STAGING,
     Manifest,
     changed,
     checkpoints_of,
-    line_stays,
     publish,
     read_manifest,
     refuse_changes,
@@ -44,7 +41,6 @@ from aitrain.training.evaluation import EvalPlan
 from aitrain.training.held_out_scoring import EvalState
 from aitrain.training.run_context import RunContext, RunRecorder
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.trl_arguments import steps_before
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
@@ -108,7 +104,6 @@ class CheckpointWriter:
             self.manifest,
             step=trainer.state.global_step,
             config=config,
-            owes_evaluation=self.eval_state.owes_evaluation,
             seconds=round(trainer.watch.trained_seconds, 3),
             epoch=self.folder.epoch,
         )
@@ -120,7 +115,6 @@ def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
     trainer.rollouts.settle()
     parts = trainer.rollouts.rollout.runner.parts
     learned = {
-        "cases": len(trainer.cases),
         "case_order": trainer.batches.order_state(),
         "call_policies": {name: part.policy.state() for name, part in parts.items()},
     }
@@ -152,52 +146,37 @@ def explain_write_errors(folder: RunFolder) -> Iterator[None]:
 
 # -- resuming
 
-SCORES_FOLLOW_FROM = {"environment", "dataset", "model", "trl", *OF_THE_RUN}
-"""What changes the scores of a model if a run is resumed with it all the same."""
-CHOSEN_BY = ("eval_cases", "eval_samples", "save_best")
-"""What changes the cases by which --save-best chooses."""
-
 
 def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     """Compare the run with the one that wrote the checkpoint, and return its evaluations; empty for a new run.
 
     Raises:
-        ConfigError: it is another run, and `resume_anyway` is not set, or the checkpoint is of an earlier version.
+        ConfigError: it is another run, and `resume_anyway` is not set.
     """
     if context.checkpoint is None:
         return EvalState()
     before = read_manifest(context.checkpoint)
-    if not (context.checkpoint / STATE.format(rank=0)).exists():
-        raise ConfigError(
-            f"resume_from_checkpoint: {context.checkpoint} was written by an earlier version of aitrain\n"
-            f"Start a new run from its weights with --model {context.checkpoint}."
-        )
     changes = changed(before, now, context.config)
     if not context.config.resume_anyway:
         refuse_changes(context.checkpoint, changes)
     elif changes:
         context.note(f"Resumed with changes, so without exact reproducibility: {'; '.join(changes)}")
-    is_comparable = SCORES_FOLLOW_FROM.isdisjoint(re.split("[:.]", change)[0] for change in changes)
-    is_comparable &= before.held_out in ("", now.held_out)
-    return EvalState(before.owes_evaluation, not changes, is_comparable)
+    return EvalState(not changes, not changes and before.held_out == now.held_out)
 
 
 def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Path, plan: EvalPlan) -> None:
     """Continue the time of the training, and take over its evaluations that the plan's are comparable
     with, from metrics.jsonl."""
-    before, config, folder = read_manifest(checkpoint), trainer.run.config, RunFolder(checkpoint.parent.parent)
+    before, folder = read_manifest(checkpoint), RunFolder(checkpoint.parent.parent)
     trainer.watch.seconds_before = before.seconds
-    cases, samples = (None, len(plan.cases)), (None, plan.samples)
-    made = [line for line in read_metrics(folder.metrics) if line.is_scoring and line_stays(before, line)]
-    same = [line for line in made if line.eval_cases in cases and line.eval_samples in samples]
-    steps = set(map(step_of, checkpoints_of(folder)))
+    made = [line for line in read_metrics(folder.metrics) if line.is_scoring and line.step <= before.step]
     # rank 0 sees all metrics and all checkpoints
-    state.scorings, steps, has_made = of_first((same if state.is_comparable else [], steps, bool(made)))
-    has_same = all(before.config.get(name) == getattr(config, name) for name in CHOSEN_BY)
-    if has_same and state.is_comparable:
-        state.candidates = [line for line in state.scorings if line.step in steps]
-    elif has_made and config.save_best:
-        trainer.run.note("--save-best compares new scores only: the held-out cases or their scoring have changed.")
+    made, steps = of_first((made, set(map(step_of, checkpoints_of(folder)))))
+    state.last_scored = made[-1].step if made else 0
+    state.scorings = [line for line in made if state.is_comparable and line.eval_samples == plan.samples]
+    state.candidates = [line for line in state.scorings if line.step in steps]
+    if made and not state.scorings and trainer.run.config.save_best:
+        trainer.run.note("--save-best compares new scores only: the run or its held-out cases have changed.")
 
 
 @dataclass(eq=False)
@@ -218,15 +197,13 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         path = folder / STATE.format(rank=trainer.accelerator.process_index)
         path = path if path.exists() else folder / STATE.format(rank=0)  # of a run with fewer processes
         saved = torch.load(path, map_location=trainer.accelerator.device, weights_only=True)
-        if saved["cases"] == len(trainer.cases):
-            trainer.batches.order.restore(saved["case_order"])
+        trainer.batches.order.restore(saved["case_order"])
         for name, part in trainer.rollouts.rollout.runner.parts.items():
             part.policy.restore(saved["call_policies"].get(name, {}))
         if self.is_same:
             trainer.resume(saved)
         scheduler = trainer.lr_scheduler
-        has_other_rates = not self.is_same or steps_before(folder) != state.max_steps
-        if has_other_rates and hasattr(scheduler, "lr_lambdas"):
+        if hasattr(scheduler, "lr_lambdas"):
             scheduler.base_lrs = [args.learning_rate] * len(scheduler.base_lrs)
             scheduler.last_epoch -= 1
             scheduler.step()

@@ -106,10 +106,9 @@ class TrainingBatch:
         played = [one for one in self.everywhere if not one.is_dropped]
         metrics = {"completions/clipped_ratio": sum(not one.is_whole for one in played) / max(1, len(played))}
         for name, those in (("", played), ("terminated_", [one for one in played if one.is_whole])):
-            lengths = [one.tokens for one in those] or [0]
-            metrics[f"completions/mean_{name}length"] = sum(lengths) / len(lengths)
-            metrics[f"completions/min_{name}length"] = float(min(lengths))
-            metrics[f"completions/max_{name}length"] = float(max(lengths))
+            lengths = [float(one.tokens) for one in those] or [0.0]
+            values = {"mean": sum(lengths) / len(lengths), "min": min(lengths), "max": max(lengths)}
+            metrics |= {f"completions/{kind}_{name}length": value for kind, value in values.items()}
         return metrics
 
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:

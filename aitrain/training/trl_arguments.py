@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-from transformers import get_scheduler
-from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
@@ -110,10 +107,8 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
     Raises:
         ConfigError: a `--trl` field has a value that TRL refuses, or would keep the run from resuming.
     """
-    try:
+    with explain_refusals():
         made = GRPOConfig(output_dir=str(output_dir), **{**config.trl, **arguments})
-    except Exception as error:
-        raise _refused(error) from error
     if made.sync_ref_model:
         raise ConfigError(
             "--trl sync_ref_model: checkpoints have no reference model, so no run could resume exactly\nOmit it."
@@ -130,57 +125,18 @@ def explain_refusals() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, ImportError, NotImplementedError) as error:
-        raise _refused(error) from error
+    except (ValueError, TypeError, ImportError, NotImplementedError) as error:
+        raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
 
 
-def _refused(error: Exception) -> ConfigError:
-    return ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}")
-
-
-def fit_warmup(arguments: GRPOConfig) -> str | None:
-    """Drop a learning rate warm-up that takes the only step, whose rate would be 0; returns a note.
+def refuse_fewer_steps(checkpoint: Path, steps: int) -> None:
+    """Refuse to continue to a step that a checkpoint has passed.
 
     Raises:
-        ConfigError: transformers refuses the schedule, of which it would say so when training begins.
+        ConfigError: it has more steps.
     """
-    steps, optimizer = arguments.max_steps, torch.optim.SGD([torch.zeros(1)], lr=arguments.learning_rate)
-    kind, kwargs = arguments.lr_scheduler_type, arguments.lr_scheduler_kwargs or {}
-    try:
-        (first_rate,) = get_scheduler(kind, optimizer, arguments.get_warmup_steps(steps), steps, kwargs).get_last_lr()
-    except (ValueError, TypeError) as error:
-        raise _refused(error) from error
-    if steps > 1 or first_rate:
-        return None
-    arguments.warmup_steps = 0
-    return "Too few steps to warm up (1): the learning rate starts at --lr."
-
-
-def steps_before(checkpoint: Path) -> int:
-    """Number of steps that the run which wrote a checkpoint was to have."""
-    steps: int = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).max_steps
-    return steps
-
-
-def note_on_steps(checkpoint: Path | None, arguments: GRPOConfig) -> str | None:
-    """What becomes of the learning rate of a run that continues with another number of steps; None if it is the same,
-    or without a checkpoint.
-
-    Raises:
-        ConfigError: the checkpoint has more steps.
-    """
-    if checkpoint is None:
-        return None
-    done, before, steps = step_of(checkpoint), steps_before(checkpoint), arguments.max_steps
-    if steps < done:
+    if steps < (done := step_of(checkpoint)):
         raise ConfigError(
             f"max_steps: {checkpoint} has {done} steps behind it, more than {steps}\n"
             f"Use --max-steps {done} or more, or --resume-from-checkpoint with an earlier checkpoint."
         )
-    if steps == before:
-        return None
-    scheduler = arguments.lr_scheduler_type.value
-    return (
-        f"Continues after step {done} of {before} to step {steps}. From here scheduler {scheduler} sets the learning"
-        f" rate as for {steps} steps:\nonly with --scheduler constant the result is that of {steps} steps at once."
-    )

@@ -21,7 +21,7 @@ from aitrain.batch import PassLimit
 from aitrain.engines.scopes import gradient_checkpointing, replaced
 from aitrain.errors import RunFailed
 from aitrain.training.passes import MicroBatch
-from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
+from aitrain.training.trainer import LOGPROBS, EpisodeTrainer, TrainerInputs
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def longest_shapes(inputs: TrainerInputs) -> LongestShapes:
     model's own tokens are counted. A prompt that the environment's opening makes is not counted.
     """
     limits = inputs.limits
-    prompt = max(1, *(inputs.prompts[case.env].length_of(case) for case in inputs.cases))
+    prompt = max(1, *(inputs.prompts[case.env].length_of(case) for case in inputs.split.train))
     completion = 1
     for name, runner in inputs.runner.parts.items():
         own = limits.of(name)
@@ -157,19 +157,16 @@ def _inputs(trainer: EpisodeTrainer, lengths: LongestShapes) -> MicroBatch:
     rows = trainer.args.per_device_train_batch_size
     rows, longest = trainer.pass_limit.largest(prompt + lengths.completion, rows)
     completion = max(1, longest - prompt)
-
-    shape = rows, completion
+    one = torch.ones((rows, completion))
     batch = {
         "prompt_ids": torch.full((rows, prompt), token),
         "prompt_mask": torch.ones((rows, prompt), dtype=torch.long),
-        "completion_ids": torch.full(shape, token),
-        "completion_mask": torch.ones(shape, dtype=torch.long),
-        "tool_mask": torch.ones(shape, dtype=torch.long),
+        "completion_ids": torch.full((rows, completion), token),
+        "completion_mask": one.long(),
+        "tool_mask": one.long(),
         "advantages": torch.ones(rows),
         "num_items_in_batch": torch.tensor(float(rows * completion)),
-        "old_per_token_logps": torch.full(shape, -1.0),
-        "ref_per_token_logps": torch.full(shape, -1.0),
+        **dict.fromkeys(LOGPROBS, -one),
+        **({"importance_sampling_ratio": one} if trainer.use_vllm else {}),
     }
-    if trainer.use_vllm:
-        batch |= {"sampling_per_token_logps": torch.full(shape, -1.0), "importance_sampling_ratio": torch.ones(shape)}
     return {name: values.to(trainer.accelerator.device) for name, values in batch.items()}

@@ -195,7 +195,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         options = {"batch_size": 8 // world, **OPTIONS, **JOBS[name.partition("-resumed")[0]]}
         environment, limit = options.pop("environment", Scripted)(), 0 if options.pop("is_large", False) else FSDP_SMALL
         for module in (train, sharding):
-            setattr(module, "FSDP_SMALL", limit)
+            module.FSDP_SMALL = limit  # type: ignore[attr-defined]
         HFEngine.sample = options.pop("sample", scripted_sample)  # type: ignore[method-assign]
         place = {"model": model, "output_dir": str(out), "project_name": name}
         config = TrainConfig(**place, resume_anyway=True, distributed_backend=backend, **options)

@@ -5,21 +5,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from trl import GRPOConfig
 
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
-from aitrain.environment.dataset import Cases, MixedCases
+from aitrain.environment.dataset import Cases
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.batch_source import UniformOrder
 from aitrain.training.holdout import DatasetSplit, PromptLimit, split
 from aitrain.training.model import load_tokenizer
-from aitrain.training.trl_arguments import fit_warmup
 from tests.environments.vowels import Vowels
 from tests.training.conftest import Train, rollouts
 
@@ -30,7 +27,7 @@ def test_every_epoch_uses_every_case_once(cases: int, prompts: int, epochs: int)
     stream = UniformOrder(cases, prompts, seed=3)
     order = [case for index in range(plan.batches) for case in stream.batch(index)]
     assert plan.steps == -(-cases * epochs // prompts)
-    assert len(order) == plan.steps * prompts == cases * epochs + plan.filled
+    assert len(order) == plan.steps * prompts >= cases * epochs
     assert stream.batch(0) == order[:prompts], "also after a later one"
     for epoch in range(epochs):
         assert Counter(order[epoch * cases : (epoch + 1) * cases]) == Counter(range(cases))
@@ -65,16 +62,6 @@ def test_a_run_trains_on_the_leftover_cases_of_each_epoch_and_counts_saves_and_s
     assert names == ["checkpoint-3", "checkpoint-5", "checkpoint-8"]
 
 
-# -- runs that would train nothing
-
-
-def test_a_warm_up_is_dropped_where_the_only_step_would_have_no_rate(tmp_path: Path) -> None:
-    for steps, warmup in ((1, 0), (3, 0.5)):
-        arguments = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, max_steps=steps, warmup_steps=0.5)
-        assert (fit_warmup(arguments) is None) == (steps > 1)
-        assert arguments.warmup_steps == warmup
-
-
 # -- held-out cases
 
 
@@ -101,8 +88,7 @@ def test_rows_with_the_same_prompt_stay_on_one_side(repeats: int, asked: int, li
     assert prompts(found.train).isdisjoint(prompts(found.held_out))
     assert repeats > asked or prompts(halved.choosing).isdisjoint(prompts(halved.held_out))
     assert asked - repeats < len(found.held_out) <= asked
-    assert len(found.train) + len(found.held_out) + found.left_out == 100
-    assert found.left_out < repeats
+    assert 100 - len(found.train) - len(found.held_out) < repeats
     assert found.overlap == 0
 
 
@@ -146,7 +132,7 @@ def test_rows_with_one_prompt_or_none_are_split_by_their_rows(
 def test_what_training_needs_is_not_taken_from_it_unasked(limit: PromptLimit) -> None:
     rows = [{"prompt": f"say {n % 2}"} for n in range(40)]
     found = split((Cases(rows, range(40)), None), TrainConfig(), limit, needed=30)
-    assert (len(found.train), len(found.held_out), found.left_out) == (40, 0, 0)
+    assert (len(found.train), len(found.held_out)) == (40, 0)
 
 
 def test_what_an_eval_dataset_shares_with_training_and_what_is_too_long_is_counted(limit: PromptLimit) -> None:
@@ -155,5 +141,3 @@ def test_what_an_eval_dataset_shares_with_training_and_what_is_too_long_is_count
     found = split((Cases(rows, range(8)), own_eval), TrainConfig(), limit)
     assert (found.overlap, found.dropped, found.train.numbers) == (2, 2, [1, 2, 3, 5, 6, 7])
     assert [int(note.split()[0]) for note in found.notes(60)] == [2, 2]
-    (*_, note) = replace(found, held_out=MixedCases([own_eval, Cases([], [], env="b")])).notes(60)
-    assert note == "No held-out cases of b: the held-out score is that of the others."

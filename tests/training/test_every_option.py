@@ -62,7 +62,6 @@ def weights(config: TrainConfig) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.AutoModelForCausalLM, "from_pretrained", lambda path, **options: f"{path} {options}")
         patch.setattr(model, "load_configuration", lambda _: PretrainedConfig())
-        patch.setattr(model.importlib.util, "find_spec", lambda name: True)
         patch.setattr(torch.cuda, "is_available", lambda: config.quantization is not None)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
         return model.load_model(config, choose_precision(config).dtype)

@@ -143,14 +143,11 @@ def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         yield connections
 
 
-def test_a_hub_that_never_answers_is_asked_once_and_own_runs_are_named_before(
-    silent_hub: Callable[[], int], here: Path
-) -> None:
-    (here / "runs" / "sums").mkdir(parents=True)
+def test_a_hub_that_never_answers_is_asked_once(silent_hub: Callable[[], int]) -> None:
     said: list[str] = []
     with pytest.raises(ConfigError, match="the Hub cannot be reached"):
         load_tokenizer(TrainConfig(model="nosuch"), say=said.append)
-    assert "(runs: sums)" in said[0]
+    assert len(said) == 1
     assert silent_hub() == 1
 
 

@@ -28,17 +28,11 @@ def test_weights_that_deepspeed_shards_are_refused() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_without_a_gpu_weights_are_float32_fp16_is_refused_and_bf16_that_the_cpu_would_emulate_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_gpu_weights_are_float32_and_fp16_is_refused() -> None:
     assert choose_precision(TrainConfig(peft=True)).dtype == torch.float32
     assert choose_precision(TrainConfig()).use_cpu
     with pytest.raises(ConfigError, match="fp16 needs a CUDA GPU"):
         choose_precision(TrainConfig(mixed_precision="fp16"))
-    for has_bf16 in (True, False):
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has=has_bf16: has, raising=False)
-        precision = choose_precision(TrainConfig(mixed_precision="bf16"))
-        assert (precision.bf16, bool(precision.note)) == (has_bf16, not has_bf16)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_the_members_of_the_trainer_and_of_callbacks_are_there() -> None:
         "temperature top_p top_k max_completion_length beta loss_type num_generations"
         " num_iterations mask_truncated_completions scale_rewards importance_sampling_level shuffle_dataset"
         " use_adaptive_entropy aux_loss_enabled ref_model current_gradient_accumulation_steps eos_token_ids _dist"
-        " _metrics _globalstep_last_logged _tr_loss _total_loss_scalar _step _get_learning_rate"
+        " _metrics _globalstep_last_logged _tr_loss _step _get_learning_rate"
     )
     assert {*DOCUMENTED, *inside.split()} - members("trl", "GRPOTrainer") == set()
     assert not {name for name in CALLBACK_EVENTS if not hasattr(TrainerCallback, name)}
@@ -213,7 +213,6 @@ def test_the_members_of_the_trainer_and_of_callbacks_are_there() -> None:
 
 INSIDE: list[tuple[Any, str]] = [
     (GradientState(), "_set_sync_gradients"),
-    (torch.ops.mkldnn, "_is_mkldnn_bf16_supported"),
     (torch.nn.modules.dropout, "_DropoutNd"),
     (LlamaForCausalLM, "_is_stateful"),
     (torch.Tensor, "_version"),

@@ -60,7 +60,6 @@ def test_what_comes_before_the_training_computes_in_its_number_format(
         return linear(*given)
 
     monkeypatch.setattr(torch.nn.functional, "linear", watched)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
     train(Words(), mixed_precision="bf16", max_steps=1, peft=peft)
     assert seen == {True}
 
@@ -83,7 +82,8 @@ def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_th
         runner = SimpleNamespace(parts={"": SimpleNamespace(has_sessions=turns > 1)})
         prompts = {"": SimpleNamespace(length_of=lambda case: 10)}
         limits = Limits(turns, 100, episode, context)
-        parts: Any = SimpleNamespace(runner=runner, prompts=prompts, cases=[SimpleNamespace(env="")], limits=limits)
+        split = SimpleNamespace(train=[SimpleNamespace(env="")])
+        parts: Any = SimpleNamespace(runner=runner, prompts=prompts, split=split, limits=limits)
         return warm_up.longest_shapes(parts).completion
 
     assert longest(turns=1) == 100
