@@ -5,13 +5,10 @@ Settings: those of `settings.py`, `answer_tag`, and the fields of the task's own
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from aitrain.environment.adapters.rows import with_solved
 from aitrain.environment.adapters.settings import requires
-from aitrain.environment.user_modules import check_signature
-from aitrain.errors import ConfigError, did_you_mean
 
 
 class ReasoningGym:
@@ -35,21 +32,11 @@ class ReasoningGym:
     ) -> None:
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
-        from reasoning_gym.factory import DATASETS
-
-        def check(task: str, config: Mapping[str, object]) -> None:
-            if task not in DATASETS:
-                raise ConfigError(f"rl_env: reasoning-gym has no task {task}.{did_you_mean(task, DATASETS)}")
-            check_signature(DATASETS[task][1], f"the task {task}", config)
 
         self.size, self.few_shot, self.system, self.answer_tag = size, few_shot, system, answer_tag
         self.requirements = requires(score_range, "reasoning-gym")
         if id == "composite":
-            specs = [{"weight": 1, "config": {}, **spec} for spec in config["datasets"]]
-            for spec in specs:
-                check(spec["name"], spec["config"])
-            config["datasets"] = [DatasetSpec(**spec) for spec in specs]
-        check(id, config)
+            config["datasets"] = [DatasetSpec(**{"weight": 1, "config": {}, **spec}) for spec in config["datasets"]]
         dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
