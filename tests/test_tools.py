@@ -212,20 +212,10 @@ def test_a_tool_is_shown_with_its_docstring_and_its_hints() -> None:
     }
 
 
-def test_a_model_is_shown_as_a_flat_schema_and_a_hint_describes_before_the_docstring_does() -> None:
-    guest = {
-        "type": "object",
-        "properties": {"title": {"type": "string"}, "age": {"type": "integer", "default": 30}},
-        "required": ["title"],
-    }
-    assert parameters_of(tool_with(Room))["properties"]["it"] == {
-        "type": "object",
-        "description": "A room of a hotel.",
-        "properties": {
-            "guests": {"type": "array", "items": guest, "default": []},
-            "board": {"type": "string", "enum": ["none", "half"], "default": "none"},
-        },
-    }
+def test_a_model_is_shown_by_its_definition_and_a_hint_describes_before_the_docstring_does() -> None:
+    parameters = parameters_of(tool_with(Room))
+    assert parameters["properties"]["it"] == {"$ref": "#/$defs/Room"}
+    assert {*parameters["$defs"]} == {"Room", "Guest", "Board"}
     owner = tool_with(Annotated[int, Field(description="the text")], doc="Do it.\n\nArgs:\n    it: another text\n")
     assert parameters_of(owner)["properties"]["it"]["description"] == "the text"
 
