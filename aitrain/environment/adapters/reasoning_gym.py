@@ -1,14 +1,15 @@
 """Tasks of reasoning-gym: `--rl-env reasoning-gym:chain_sum`, or `composite` for a mixture of tasks.
 
-Settings: those of `settings.py`, `answer_tag`, and the fields of the task's own configuration, such as `max_terms`.
+Settings: those of `settings.py`, `few_shot` (number of solved cases in each prompt), `answer_tag`, and the fields of the
+task's own configuration, such as `max_terms`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from aitrain.environment.adapters.rows import with_solved
-from aitrain.environment.adapters.settings import requires
+from aitrain.environment.adapters.settings import ChatMessage, prompted, requires
+from aitrain.errors import EnvironmentFailed
 
 
 class ReasoningGym:
@@ -48,15 +49,20 @@ class ReasoningGym:
         drawn = map(self.entry_at, range(self.size + self.few_shot))
         entries = list({(entry["question"], str(entry["answer"])): entry for entry in drawn}.values())
         asked = len(entries) - self.few_shot
-        rows = [
+        solved: list[ChatMessage] = []
+        for entry in entries[asked:]:
+            answer = self.reference(entry)
+            if answer is None:
+                raise EnvironmentFailed("few_shot needs right answers, which this task does not have")
+            solved += [{"role": "user", "content": entry["question"]}, {"role": "assistant", "content": answer}]
+        return [
             {
-                "prompt": [{"role": "user", "content": entry["question"]}],
+                "prompt": prompted([*solved, {"role": "user", "content": entry["question"]}], system),
                 "answer": self.reference(entry),
                 "entry": entry,
             }
-            for entry in (*entries[asked:], *entries[:asked])
+            for entry in entries[:asked]
         ]
-        return with_solved(rows, self.few_shot, system)
 
     def score_episode(self, text: str, entry: dict[str, Any]) -> float:
         """The task's own score for the answer."""
