@@ -1,7 +1,7 @@
 """Tasks of reasoning-gym: `--rl-env reasoning-gym:chain_sum`, or `composite` for a mixture of tasks.
 
-Settings: those of `settings.py`, `few_shot` (number of solved cases in each prompt), `answer_tag`, and the fields of the
-task's own configuration, such as `max_terms`.
+Settings: those of `settings.py`, `few_shot` (number of solved cases in each prompt), `answer_tag`, and the fields of
+the task's own configuration, such as `max_terms`.
 """
 
 from __future__ import annotations
