@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,8 @@ import pytest
 from aitrain.environment.http_server import MAX_BODY
 from aitrain.execution.async_calls import running_loop, shared_loop
 from aitrain.rollout.limits import Limits
-from tests.rollout.scripted import Asks, Scripted, cases, play_one, play_with_notes, user
-from tests.test_rollout_session import CALCULATOR, ECHO
+from tests.rollout.scripted import Asks, cases, play_one, play_with_notes, user
+from tests.test_rollout_session import ECHO
 
 Ask = Callable[..., httpx.Response]
 
@@ -61,23 +60,6 @@ def test_an_answer_has_openais_format_with_the_true_numbers_of_tokens() -> None:
     assert "".join(map(chr, episode.trajectory.ids)) == "1$u:two$a:2$"
 
 
-def test_an_answer_can_be_streamed() -> None:
-    def body(endpoint: Any, ask: Ask) -> float:
-        tools = {"tools": [CALCULATOR], "stream": True, "stream_options": {"include_usage": True}}
-        response = ask([user("one")], **tools)
-        *events, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-        chunks = [json.loads(event) for event in events]
-        assert last == "[DONE]"
-        (call,) = chunks[0]["choices"][0]["delta"]["tool_calls"]
-        assert (call["index"], call["function"]["arguments"]) == (0, '{"a": 1}')
-        assert chunks[1]["choices"][0]["finish_reason"] == "tool_calls"
-        assert (chunks[2]["choices"], chunks[2]["usage"]["completion_tokens"]) == ([], 62)
-        return 1.0
-
-    engine = Scripted(lambda _: '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>$')
-    assert play_one(ByHttp(body), engine).failure_message == ""
-
-
 # -- what is refused
 
 
@@ -112,11 +94,12 @@ def test_a_limit_is_an_error_of_the_context_length_and_scores_0_if_it_is_not_cau
             {"json": {"model": "policy", "messages": [{**user(""), "content": [{"type": "image_url"}]}]}},
             (400, None),
         ),
+        ({"json": {"model": "policy", "messages": [user("x")], "stream": True}}, (400, None)),
         ({"content": b"{"}, (400, None)),
         ({"content": bytes(MAX_BODY + 1)}, (413, None)),
         ({"json": {}, "headers": {"Authorization": "Bearer no"}}, (401, "invalid_api_key")),
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_a_wrong_request_is_refused_in_openais_format_and_the_episode_goes_on_until_its_end(
     request_: dict[str, Any], expected: Any

@@ -134,10 +134,12 @@ def test_calls_are_read_in_order_and_taken_out_of_the_text() -> None:
     text = f"First \udc00\n{tagged(first)} then {tagged(second)}"
 
     assert read_calls(text) == ("First \ufffd\n then", [ToolCall("a", {"x": [1, {"y": None}]}), ToolCall("b", {})])
-    block = (
-        '{"name": "a", "parameters": {"x": 1}}\n{"name": "b", "arguments": " {\\"x\\": 1.5e3} "}{"name": "c"} and more'
+    blocks = (
+        '{"name": "a", "parameters": {"x": 1}}',
+        '{"name": "b", "arguments": " {\\"x\\": 1.5e3} "}',
+        '{"name": "c"}',
     )
-    *calls, rest = read_calls(tagged(block))[1]
+    _, [*calls, rest] = read_calls(tagged(*blocks, '{"name": "c"} and more'))
     assert calls == [ToolCall("a", {"x": 1}), ToolCall("b", {"x": 1500.0}), ToolCall("c", {})]
     assert "not valid JSON" in rest.problem
 
@@ -146,10 +148,9 @@ def test_a_tag_that_is_not_closed_and_calls_beyond_the_limit_are_wrong_calls() -
     said, calls = read_calls('Hm <tool_call>{"name": "a"}<tool_call>{"name": "b"}</tool_call><tool_call>')
     assert (said, [call.name for call in calls]) == ("Hm", ["", "b", ""])
     assert all("no closing </tool_call>" in call.problem for call in calls if not call.name)
-    for block in ('{"name": "a"}' * 1000, "</tool_call><tool_call>".join(['{"name": "a"}'] * 1000)):
-        _, calls = read_calls(tagged(block))
-        assert [call.name for call in calls] == ["a"] * MAX_CALLS + [""]
-        assert f"more than {MAX_CALLS} calls" in calls[-1].problem
+    _, calls = read_calls(tagged(*['{"name": "a"}'] * 1000))
+    assert [call.name for call in calls] == ["a"] * MAX_CALLS + [""]
+    assert f"more than {MAX_CALLS} calls" in calls[-1].problem
 
 
 @pytest.mark.parametrize(
@@ -211,20 +212,10 @@ def test_a_tool_is_shown_with_its_docstring_and_its_hints() -> None:
     }
 
 
-def test_a_model_is_shown_as_a_flat_schema_and_a_hint_describes_before_the_docstring_does() -> None:
-    guest = {
-        "type": "object",
-        "properties": {"title": {"type": "string"}, "age": {"type": "integer", "default": 30}},
-        "required": ["title"],
-    }
-    assert parameters_of(tool_with(Room))["properties"]["it"] == {
-        "type": "object",
-        "description": "A room of a hotel.",
-        "properties": {
-            "guests": {"type": "array", "items": guest, "default": []},
-            "board": {"type": "string", "enum": ["none", "half"], "default": "none"},
-        },
-    }
+def test_a_model_is_shown_by_its_definition_and_a_hint_describes_before_the_docstring_does() -> None:
+    parameters = parameters_of(tool_with(Room))
+    assert parameters["properties"]["it"] == {"$ref": "#/$defs/Room"}
+    assert {*parameters["$defs"]} == {"Room", "Guest", "Board"}
     owner = tool_with(Annotated[int, Field(description="the text")], doc="Do it.\n\nArgs:\n    it: another text\n")
     assert parameters_of(owner)["properties"]["it"]["description"] == "the text"
 

@@ -290,26 +290,19 @@ class GenerateRequest:
     ) -> GenerateRequest | None:
         """The request with these arguments of `generate`; None if no engine supports one of them, or without
         `max_new_tokens`."""
-        given = dict(zip(("inputs", "generation_config"), args, strict=False)) | dict(kwargs)
-        ids = given.pop("inputs" if "inputs" in given else "input_ids", None)
-        mask, own = given.pop("attention_mask", None), given.pop("generation_config", None)
-        if len(args) > 2 or not isinstance(ids, torch.Tensor) or ids.dtype != torch.long or ids.dim() != 2:
+        given = {**dict(zip(("input_ids",), args, strict=False)), **kwargs}
+        ids, mask = given.pop("input_ids", None), given.pop("attention_mask", None)
+        if len(args) > 1 or not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not ids.numel():
             return None
         usual = model.generation_config
-        settings = copy.deepcopy(own or usual)
-        for name in _SETTINGS:  # as `generate` resolves them: an argument, also None, else the first that is set
-            if getattr(settings, name) is None:
-                setattr(settings, name, getattr(usual, name))
-        if settings.top_k is None:
-            settings.top_k = 50
-        unknown = settings.update(**given)
+        settings = copy.deepcopy(usual)
+        settings.top_k = 50 if usual.top_k is None else usual.top_k  # the default; None as an argument is none
+        unknown = settings.update(**given)  # also a generation_config, with which the model itself generates
         ends, pad = _eos_ids(settings.eos_token_id), settings.pad_token_id
         used = {name for name in _SETTINGS if getattr(settings, name)}
         is_known = not (any(unknown.values()) or used - ENGINE_SETTINGS or (settings.num_beams or 1) > 1)
         is_masked = mask is not None or pad is None or not (ids == pad).any()
-        if not (is_known and is_masked and settings.max_new_tokens and ids.numel()):
-            return None
-        if set(ends) != set(_eos_ids(usual.eos_token_id)):
+        if not (is_known and is_masked and settings.max_new_tokens and {*ends} == {*_eos_ids(usual.eos_token_id)}):
             return None
         rows = list[BatchRow]()
         for row, kept in zip(ids, torch.ones_like(ids) if mask is None else mask, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,6 @@ class ToolCall:
 
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:(</tool_call>)|(?=<tool_call>)|\Z)", re.DOTALL)
-_DECODER = json.JSONDecoder()
 
 
 def read_calls(text: str) -> tuple[str, list[ToolCall]]:
@@ -88,30 +87,19 @@ def read_calls(text: str) -> tuple[str, list[ToolCall]]:
     If there are more than MAX_CALLS, the last of MAX_CALLS + 1 has a problem that says so.
     """
     text = clean(text)
-    calls = itertools.chain.from_iterable(map(_calls_in, _BLOCK.finditer(text)))
-    found = list(itertools.islice(calls, MAX_CALLS + 1))
+    found = list(map(_call_in, itertools.islice(_BLOCK.finditer(text), MAX_CALLS + 1)))
     if len(found) > MAX_CALLS:
         found[MAX_CALLS] = ToolCall("", None, f"more than {MAX_CALLS} calls in one answer: the others were not run")
     return _BLOCK.sub("", text).strip() if found else text, found
 
 
-def _calls_in(block: re.Match[str]) -> Iterator[ToolCall]:
-    """The calls of one block, usually one; some models write one JSON object per line in a block."""
-    rest = block[1].strip()
+def _call_in(block: re.Match[str]) -> ToolCall:
     if not block[2]:
-        yield ToolCall("", None, "the call has no closing </tool_call>")
-        return
-    while True:
-        try:
-            _, end = _DECODER.raw_decode(rest)
-            value = strict_json(rest[:end])
-        except (ValueError, RecursionError) as error:
-            yield ToolCall("", None, f"the call is not valid JSON: {error}")
-            return
-        yield parse_call(value)
-        rest = rest[end:].lstrip()
-        if not rest:
-            return
+        return ToolCall("", None, "the call has no closing </tool_call>")
+    try:
+        return parse_call(strict_json(block[1]))
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", None, f"the call is not valid JSON: {error}")
 
 
 def parse_call(value: object) -> ToolCall:

@@ -266,8 +266,7 @@ class EndpointServer:
         threading.Thread(target=run, args=([listener],), name="environment-endpoint", daemon=True).start()
 
     async def _answer(self, request: Request) -> Response:
-        """JSON, or server-sent events."""
-        from starlette.responses import JSONResponse, Response
+        from starlette.responses import JSONResponse
 
         name, _, path = request.path_params["path"].partition("/")
         episode = self.episodes.get(name)
@@ -280,8 +279,8 @@ class EndpointServer:
         if model not in MODELS:
             what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
             raise RefusedRequestError(404, what, "model_not_found")
-        if body.get("n") not in (None, 1):
-            raise RefusedRequestError(400, "n must be 1: an episode has one answer to each request")
+        if body.get("n") not in (None, 1) or body.get("stream"):
+            raise RefusedRequestError(400, "n must be 1, and stream false: an episode has one answer to each request")
         asked = ChatRequest.of(body.get("messages"), body.get("tools"), model == MODELS[0])
         try:
             answer = await asyncio.wrap_future(episode.ask(asked))
@@ -292,22 +291,9 @@ class EndpointServer:
         if used is not None:
             total = used.prompt + used.completion
             usage = {"prompt_tokens": used.prompt, "completion_tokens": used.completion, "total_tokens": total}
-        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": int(time.time()), "model": model}
-        if not body.get("stream"):
-            choice = {"index": 0, "message": message, "finish_reason": end, "logprobs": None}
-            return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
-        # it is complete before the first event, so there are few
-        calls = [{**call, "index": place} for place, call in enumerate(message.get("tool_calls", ()))]
-        delta = {**message, "tool_calls": calls} if calls else message
-        chunks: list[Message] = [
-            {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-            {"choices": [{"index": 0, "delta": {}, "finish_reason": end}]},
-        ]
-        if (body.get("stream_options") or {}).get("include_usage"):
-            chunks.append({"choices": [], "usage": usage})
-        head["object"] = "chat.completion.chunk"
-        events = [f"data: {json.dumps({**head, **chunk})}\n\n" for chunk in chunks]
-        return Response("".join([*events, "data: [DONE]\n\n"]), media_type="text/event-stream")
+        choice = {"index": 0, "message": message, "finish_reason": end, "logprobs": None}
+        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": int(time.time())}
+        return JSONResponse({**head, "model": model, "choices": [choice], "usage": usage})
 
 
 def _openai_error(error: RefusedRequestError) -> Message:

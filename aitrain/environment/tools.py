@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -219,13 +219,13 @@ def _described(function: Any, is_bound: bool) -> _Described:
             " Literal[...], a dataclass or a pydantic model, which the module defines or imports at its top."
         ) from None
     description, texts = _read_docstring(inspect.getdoc(function) or "")
-    flat = _flat(schema, schema.pop("$defs", {}))
-    if "properties" not in flat:
+    if "properties" not in schema:
         raise InvalidToolError("it takes arguments by position only\nRemove the `/`: a model gives names.")
-    for name, each in flat["properties"].items():
+    for name, each in schema["properties"].items():
         if text := each.get("description") or texts.get(name):
             each["description"] = text
-    shown = {"type": "object", "properties": flat["properties"], "required": flat.get("required", [])}
+    shown = {"type": "object", "required": [], **schema}
+    del shown["additionalProperties"]
     nullable = [parameter.name for parameter in parameters if parameter.default is None]
     star = next((str(one) for one in parameters if one.kind.name.startswith("VAR")), "")
     return _Described(description, shown, validator, nullable, star)
@@ -244,21 +244,6 @@ def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
     section = _ARGS.search(doc)
     items = _ITEM.findall(textwrap.dedent(section[1]) if section else "") + _PARAM.findall(doc)
     return "\n".join(about).strip(), {name: " ".join(text.split()) for name, text in items}
-
-
-def _flat(node: Any, defs: Mapping[str, ToolJson], inside: tuple[str, ...] = ()) -> Any:
-    """The schema as models read it best: with each `$ref` replaced by its definition, without its title. Inside of
-    itself a recursive definition is any object."""
-    if isinstance(node, list):
-        return [_flat(each, defs, inside) for each in node]
-    if not isinstance(node, dict):
-        return node
-    name = str(node.get("$ref", "")).removeprefix("#/$defs/")
-    if name in defs:
-        definition: ToolJson = {"type": "object"} if name in inside else defs[name]
-        beside = {**definition, **node}
-        return _flat({key: beside[key] for key in beside if key not in ("$ref", "title")}, defs, (*inside, name))
-    return {key: _flat(value, defs, inside) for key, value in node.items()}
 
 
 # -- tools that are JSON schemas

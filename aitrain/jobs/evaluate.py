@@ -33,7 +33,6 @@ from aitrain.execution.failure import FailureCount
 from aitrain.options.evaluate import EvalConfig
 from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
-from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import BEHIND_API, FILLER, MessageFormat
 from aitrain.runs.checkpoint import weights_stamp
@@ -133,8 +132,7 @@ def _prepare(
         if isinstance(config.thinking, int):
             raise ConfigError("thinking: a model behind an address takes on, off, low, medium or high, no budget")
         accelerator, chat = Accelerator(cpu=True), MessageFormat(thinking=config.thinking)
-        with closing(EventLoop()) as loop:
-            name = loop.run(served_model(reference.base, config.model_name))
+        name = served_model(reference.base, config.model_name)
         reference = replace(reference, name=name)
         built = build_datasets(context, chat.tokenizer, processes=1)
         # its server renders the conversations

@@ -142,27 +142,20 @@ class ChatFormat:
         if first["role"] == "tool":  # some templates name the tool in the result
             function = {"name": first.get("name", "tool"), "arguments": {}}
             answer = {**_TOOL_CALL, "tool_calls": [{"type": "function", "function": function}]}
-        key = first["role"], first.get("name") if first["role"] == "tool" else None
         try:
             whole = self._rendered([_USER_MESSAGE, answer, *messages], **_GENERATE)
-            if key not in self._prefixes or not whole.startswith(self._prefixes[key]):  # a template's date changes
-                self._prefixes[key] = self._rendered_without_end([_USER_MESSAGE, answer])
+            before = self._rendered_without_end([_USER_MESSAGE, answer])
         except Exception as error:
             raise EnvironmentFailed(
                 f"The model's chat template refuses what the environment says: {describe_error(error)}\n"
                 f"The messages: {str(list(messages))[:160]}"
             ) from error
-        if not whole.startswith(self._prefixes[key]):
+        if not whole.startswith(before):
             raise EnvironmentFailed(
                 "The model's chat template is not prefix-preserving when these messages follow, so that the episode"
                 f" cannot be trained: {str(list(messages))[:160]}"
             )
-        return whole[len(self._prefixes[key]) :]
-
-    @cached_property
-    def _prefixes(self) -> dict[tuple[str, str | None], str]:
-        """Rendered conversations before what the environment says, by its role and tool."""
-        return {}
+        return whole[len(before) :]
 
     def _rendered_without_end(self, messages: Sequence[Message]) -> str:
         """A rendered conversation without the end of its last turn, which some templates render in a special way."""

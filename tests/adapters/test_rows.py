@@ -74,17 +74,6 @@ def test_size_takes_the_first_rows_and_a_seed_shuffles_them_before() -> None:
     assert first != seeded[0] != seeded[2]
 
 
-def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
-    talk = [OWN_SYSTEM, *MESSAGES, assistant("2"), user("And 1?")]
-    (case,) = cases({"question": "0 + 1?", "answer": "1"}, {"prompt": talk}, {"question": "5?"}, few_shot=1, size=1)
-    assert [message["content"] for message in case["prompt"]] == ["Own.", "0 + 1?", "1", "1 + 1?", "2", "And 1?"]
-    Path("held_out.jsonl").write_text(json_lines([{"question": "0 + 1?", "answer": "1"}, {"question": "5?"}]))
-    (case,) = RowSource(data="rows.jsonl", few_shot=1).cases("held_out.jsonl")  # not the solved one
-    assert [message["content"] for message in case["prompt"]] == ["0 + 1?", "1", "5?"]
-    with pytest.raises(EnvironmentFailed, match="few_shot needs a column `answer`"):
-        cases({"prompt": "a"}, {"prompt": "b"}, few_shot=1)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

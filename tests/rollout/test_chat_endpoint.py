@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.engines.chat_endpoint import ATTEMPTS, ChatEndpoint, endpoint_client, served_model
+from aitrain.engines.chat_endpoint import RETRIES, ChatEndpoint, served_model
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
+from aitrain.environment.judges import model_judge
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
@@ -49,9 +50,12 @@ def play(
     decoding: Decoding = Decoding.SEEDED, **options: Any,
 ) -> list[Episode]:  # fmt: skip
     chat, sampling = MessageFormat(), Sampling.of(TrainConfig(**options))
-    engine = ChatEndpoint(URL, "some-model", chat, sampling, transport=httpx.MockTransport(server), pause=0.0)
-    end = EndOfTurn([FILLER])
-    return scripted.play(environment, engine, limits, of, chat, end=end, decoding=decoding, **options)
+    engine, end = ChatEndpoint(URL, "some-model", chat, sampling), EndOfTurn([FILLER])
+    connections = model_judge._Connections(httpx.AsyncClient(transport=httpx.MockTransport(server)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_judge._Connections, "of_running_loop", lambda: connections)
+        patch.setattr(model_judge, "FIRST_PAUSE", 0.0)
+        return scripted.play(environment, engine, limits, of, chat, end=end, decoding=decoding, **options)
 
 
 class Echo(Asks):
@@ -166,7 +170,7 @@ def test_a_busy_or_failing_server_is_asked_again() -> None:
     ("status", "message", "advice"),
     [
         (401, "no", "OPENAI_API_KEY"),
-        (404, "no", "/v1"),
+        (404, "no such model", "status 404: .*no such model"),
         (400, "This model's maximum context length is 512 tokens", "context length is 512 tokens"),
     ],
 )
@@ -187,36 +191,42 @@ def test_a_server_that_refuses_max_tokens_gets_max_completion_tokens() -> None:
 @pytest.mark.parametrize(
     "content", [b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"content": 7}}]}']
 )
-def test_an_answer_that_is_no_chat_completion_ends_the_eval_with_its_beginning(content: bytes) -> None:
-    with pytest.raises(RunFailed, match="gave no chat completion"):
+def test_an_answer_that_is_no_chat_completion_ends_the_eval(content: bytes) -> None:
+    with pytest.raises(RunFailed, match="gave no chat completion|does not answer in JSON"):
         play(Echo(), Server(lambda body: httpx.Response(200, content=content)))
 
 
 def test_an_address_that_never_ends_its_answer_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aitrain.engines.chat_endpoint.DEADLINE", 0.01)
 
+    asked = list[httpx.Request]()
+
     async def hang(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
         await asyncio.sleep(60)
         raise AssertionError
 
-    with pytest.raises(RunFailed, match=f"failed {ATTEMPTS} times at the same request: TimeoutError"):
+    with pytest.raises(RunFailed, match=r"did not answer within 0.01 s\nWhat was scored is saved"):
         play(Echo(), hang)
+    assert len(asked) == RETRIES + 1
 
 
 def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-two\nlines-of-it")
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY has characters") as refused:
-        endpoint_client(URL)
-    assert "sk-" not in str(refused.value)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-from-a-file\n")
-    assert endpoint_client(URL).headers["authorization"] == "Bearer sk-from-a-file"
+    with pytest.raises(RunFailed, match="OPENAI_API_KEY has characters") as refused:
+        play(Echo(), Server(lambda body: said("0?")))
+    with pytest.raises(ConfigError) as unlisted:
+        served_model(URL, None)
+    assert "sk-" not in f"{refused.value} {unlisted.value}"
 
 
-def test_the_only_model_of_an_address_need_not_be_named() -> None:
-    def models(*names: str) -> httpx.MockTransport:
-        return httpx.MockTransport(lambda _: httpx.Response(200, json={"data": [{"id": name} for name in names]}))
+def test_the_only_model_of_an_address_need_not_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def models(*names: str) -> str:
+        listed = httpx.Response(200, json={"data": [{"id": name} for name in names]})
+        monkeypatch.setattr(httpx, "get", lambda *_, **more: listed)
+        return served_model(URL, None)
 
-    assert asyncio.run(served_model(URL, None, models("only"))) == "only"
-    assert asyncio.run(served_model(URL, "named", models())) == "named"
+    assert models("only") == "only"
+    assert served_model(URL, "named") == "named"
     with pytest.raises(ConfigError, match="lists a, b"):
-        asyncio.run(served_model(URL, None, models("a", "b")))
+        models("a", "b")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, requires
@@ -41,7 +41,6 @@ class InspectTask:
         **arguments: Any,
     ) -> None:
         from inspect_ai._eval.loader import load_tasks
-        from inspect_ai._util.registry import registry_lookup
 
         self.requirements = requires(score_range, "inspect")
         self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
@@ -52,13 +51,7 @@ class InspectTask:
         if len(found) != 1:
             raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {id}: name one, as in file.py@task")
         self.task = found[0]
-        solver = self.task.solver
-        parts = [  # the function that made the task, if it is registered, its solvers and scorers
-            registry_lookup("task", self.task.registry_name or ""),
-            *(solver if isinstance(solver, Sequence) else [solver]),
-            *(self.task.scorer or []),
-        ]
-        self.source_files = source_files([(file, "")] if file.endswith(".py") else (), parts, "inspect_ai")
+        self.source_files = source_files([(file, "")] if file.endswith(".py") else ())
         if not self.task.scorer:
             raise ConfigError(f"rl_env: the task {self.task.name} has no scorer, so its samples have no score")
         if self.task.sandbox is not None or any(sample.sandbox for sample in self.task.dataset):

@@ -1,17 +1,15 @@
 """Tasks of reasoning-gym: `--rl-env reasoning-gym:chain_sum`, or `composite` for a mixture of tasks.
 
-Settings: those of `settings.py`, `answer_tag`, and the fields of the task's own configuration, such as `max_terms`.
+Settings: those of `settings.py`, `few_shot` (number of solved cases in each prompt), `answer_tag`, and the fields of
+the task's own configuration, such as `max_terms`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from aitrain.environment.adapters.rows import with_solved
-from aitrain.environment.adapters.settings import requires
-from aitrain.environment.user_modules import check_signature
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.environment.adapters.settings import ChatMessage, prompted, requires
+from aitrain.errors import EnvironmentFailed
 
 
 class ReasoningGym:
@@ -35,21 +33,11 @@ class ReasoningGym:
     ) -> None:
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
-        from reasoning_gym.factory import DATASETS
-
-        def check(task: str, config: Mapping[str, object]) -> None:
-            if task not in DATASETS:
-                raise ConfigError(f"rl_env: reasoning-gym has no task {task}.{did_you_mean(task, DATASETS)}")
-            check_signature(DATASETS[task][1], f"the task {task}", config)
 
         self.size, self.few_shot, self.system, self.answer_tag = size, few_shot, system, answer_tag
         self.requirements = requires(score_range, "reasoning-gym")
         if id == "composite":
-            specs = [{"weight": 1, "config": {}, **spec} for spec in config["datasets"]]
-            for spec in specs:
-                check(spec["name"], spec["config"])
-            config["datasets"] = [DatasetSpec(**spec) for spec in specs]
-        check(id, config)
+            config["datasets"] = [DatasetSpec(**{"weight": 1, "config": {}, **spec}) for spec in config["datasets"]]
         dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
@@ -61,15 +49,20 @@ class ReasoningGym:
         drawn = map(self.entry_at, range(self.size + self.few_shot))
         entries = list({(entry["question"], str(entry["answer"])): entry for entry in drawn}.values())
         asked = len(entries) - self.few_shot
-        rows = [
+        solved: list[ChatMessage] = []
+        for entry in entries[asked:]:
+            answer = self.reference(entry)
+            if answer is None:
+                raise EnvironmentFailed("few_shot needs right answers, which this task does not have")
+            solved += [{"role": "user", "content": entry["question"]}, {"role": "assistant", "content": answer}]
+        return [
             {
-                "prompt": [{"role": "user", "content": entry["question"]}],
+                "prompt": prompted([*solved, {"role": "user", "content": entry["question"]}], system),
                 "answer": self.reference(entry),
                 "entry": entry,
             }
-            for entry in (*entries[asked:], *entries[:asked])
+            for entry in entries[:asked]
         ]
-        return with_solved(rows, self.few_shot, system)
 
     def score_episode(self, text: str, entry: dict[str, Any]) -> float:
         """The task's own score for the answer."""

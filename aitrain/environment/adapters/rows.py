@@ -1,7 +1,7 @@
 """Rows of JSON lines, CSV or parquet files or a data set of the Hub with judges: `--rl-env rows:train.jsonl`, the
 environment for data that needs no class.
 
-Settings: `judges`; `split`, `columns` and `eval_data`; `size`, `seed`, `system`, `few_shot` of `settings.py`.
+Settings: `judges`; `split`, `columns` and `eval_data`; `size`, `seed`, `system` of `settings.py`.
 
 Understood are rows with `prompt` (TRL; verl and XTuner, whose `reward_model.ground_truth` also becomes the column
 `ground_truth`), with `messages` (OpenAI: the last answer becomes the column `answer`), with `question` or `problem`.
@@ -57,20 +57,18 @@ class RowSource:
     size: int | None = None
     seed: int | None = None
     system: str | None = None
-    few_shot: int = 0
 
     def cases(self, eval_data: Data | None = None) -> list[Row]:
-        """The rows of `data`, or of `eval_data`, as cases; the first `few_shot` of `data` are shown as solved ones in
-        the prompts of the others.
+        """The rows of `data`, or of `eval_data`, as cases.
 
         Raises:
             ConfigError: see files_of.
             EnvironmentFailed: a file cannot be read, or a row is in none of the forms.
         """
-        rows = choose(self._rows(self.data), None if self.size is None else self.size + self.few_shot, self.seed)
-        if eval_data is not None:
-            rows = [*rows[: self.few_shot], *self._rows(eval_data)]
-        return with_solved(rows, self.few_shot, self.system)
+        rows = choose(self._rows(self.data), self.size, self.seed) if eval_data is None else self._rows(eval_data)
+        if self.system is None:
+            return rows
+        return [{**row, "prompt": prompted(as_messages(row["prompt"]), self.system)} for row in rows]
 
     def _rows(self, data: Data | None) -> list[Row]:
         rows = [self._case(row, place) for name in files_of(data) for place, row in read_rows(name, self.split)]
@@ -175,26 +173,6 @@ def _unpacked(value: object) -> object:
 def _are_messages(value: Any) -> bool:
     is_list = isinstance(value, list) and bool(value)
     return is_list and all(isinstance(one, Mapping) and "role" in one for one in value)
-
-
-def with_solved(rows: list[Row], few_shot: int, system: str | None) -> list[Row]:
-    """The rows after the first few, which are solved cases in their prompts, with this system prompt. A copy of
-    one of the first few is left out, as its answer would be in its prompt.
-
-    Raises:
-        EnvironmentFailed: one of the first few has no answer.
-    """
-    solved = []
-    for row in rows[:few_shot]:
-        questions = [message["content"] for message in as_messages(row["prompt"]) if message["role"] == "user"]
-        if not questions or not isinstance(row.get("answer"), (str, int, float)):
-            raise EnvironmentFailed("few_shot needs a column `answer` with right answers: name one with `columns`")
-        solved.append((str(questions[-1]), str(row["answer"])))
-    if not solved and system is None:
-        return rows
-    shown = [(row["prompt"], row["answer"]) for row in rows[:few_shot]]
-    asked = [row for row in rows[few_shot:] if (row["prompt"], row.get("answer")) not in shown]
-    return [{**row, "prompt": prompted(as_messages(row["prompt"]), system, solved)} for row in asked]
 
 
 @dataclass(kw_only=True, eq=False)

@@ -3,7 +3,6 @@
     size         number of cases; of rows that are at hand, the first ones
     seed         which cases are generated; rows that are at hand are shuffled with it, and keep their order without it
     system       system prompt, in place of the environment's own
-    few_shot     number of solved cases before each question; they are not among the cases asked
     score_range  lowest and highest score, as in --rl-score-range; needed where the framework does not say
 
 A score is passed on in the framework's own range, which the adapter declares, and is not rescaled.
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.requirements import EnvRequirements
@@ -68,16 +67,9 @@ def game_rows(size: int, seed: int, system: str | None) -> list[dict[str, object
     return [{"prompt": prompt, "game_seed": seed + number} for number in range(size)]
 
 
-def prompted(
-    prompt: Sequence[Mapping[str, object]], system: str | None, shots: Iterable[tuple[str, str]] = ()
-) -> list[ChatMessage]:
-    """A prompt's messages with this system prompt in place of their own, if one is set, and before the others questions
-    with their answers."""
+def prompted(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[ChatMessage]:
+    """A prompt's messages with this system prompt in place of their own, if one is set."""
     messages = [dict(message) for message in prompt]
-    if system is not None:
-        messages = [{"role": "system", "content": system}, *(one for one in messages if one["role"] != "system")]
-    head = [message for message in messages[:1] if message["role"] == "system"]
-    solved: list[ChatMessage] = []
-    for question, answer in shots:
-        solved += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return [*head, *solved, *messages[len(head) :]]
+    if system is None:
+        return messages
+    return [{"role": "system", "content": system}, *(one for one in messages if one["role"] != "system")]

@@ -111,22 +111,6 @@ async def _nothing(*_: Foreign) -> None:
     """Do nothing: the client asks the policy itself, without a server's format."""
 
 
-class ScorerMessage(Message):
-    """A message that is a dict in OpenAI's format and an object of verifiers' class: reward functions were written for
-    the one or for the other."""
-
-    def __init__(self, message: Foreign) -> None:
-        super().__init__(as_openai(message))
-        self._message = message
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(self._message)
-
-    def __getattr__(self, name: str) -> Foreign:
-        return getattr(self._message, name)
-
-
 _raised: ContextVar[dict[str, tuple[float, Exception]]] = ContextVar("raised")
 """What functions of the rubric raised at the scoring of one rollout, with their weights: the rubric makes it 0."""
 
@@ -141,9 +125,6 @@ def watch_rubric(rubric: Foreign) -> list[Foreign]:
 def _watched(function: Foreign, weight: float) -> Foreign:
     @functools.wraps(function)
     async def watched(**given: Foreign) -> float:
-        for name in ("prompt", "completion"):
-            if isinstance(given.get(name), list):
-                given[name] = list(map(ScorerMessage, given[name]))
         try:
             value = function(**given)
             return float(await value if inspect.isawaitable(value) else value)
