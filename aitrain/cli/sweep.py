@@ -71,7 +71,7 @@ def sweep(
     shown = set[str]()
     with locked(RunFolder(folder)), Screen(console) as screen:
         (folder / f"{SWEEP_LOG}.lock").unlink(missing_ok=True)  # Optuna's own, which a killed sweep may have left
-        study = open_study(folder, not resume, plan.config.direction)
+        study = open_study(folder, not resume)
         study.set_user_attr("config", to_json_object(plan.config.written()))
         study.pruner = pruner_of(plan.config)
         screen.start()

@@ -119,7 +119,7 @@ class SweepPlan:
         seed = random.Random(f"{self.config.seed} {len(trials)}").getrandbits(31)
         is_random = self.config.sampler == "random"
         sampler = RandomSampler(seed) if is_random else TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
-        study = optuna.create_study(direction=self.config.direction, sampler=sampler)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials(trials)
         values = study.ask({**self.space}).params
         return random.Random(seed).choice(left) if left and values in tried else values

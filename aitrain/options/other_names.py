@@ -216,7 +216,6 @@ SAME_AS = {
     "sweep_params": "search",
     "sweep_backend": "sampler",
     "sweep_metric": "objective",
-    "sweep_direction": "direction",
     # Optuna
     "n_trials": "trials",
     "custom_loss_weights": "rl_loss_type",

@@ -31,8 +31,6 @@ class SweepConfig(Options):
     """Number of trials; unset: 10, or all combinations of a grid."""
     objective: Literal["sampled", "greedy"] = "sampled"
     """Held-out score after the training by which trials are compared: of sampled or of greedy completions."""
-    direction: Literal["maximize", "minimize"] = "maximize"
-    """Whether a higher or a lower score is better."""
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     """How the values of a trial are chosen: by Optuna's tree-structured Parzen estimator, at random, or all
     combinations."""

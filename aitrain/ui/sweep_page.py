@@ -7,12 +7,11 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from aitrain.errors import ConfigError
@@ -37,7 +36,7 @@ MORE_STEPS = 4
 """Factor of steps in the command that trains longer with the best options."""
 
 
-def open_study(folder: Path, is_new: bool = False, direction: Literal["maximize", "minimize"] = "maximize") -> Study:
+def open_study(folder: Path, is_new: bool = False) -> Study:
     """The study in the folder of a sweep.
 
     Raises:
@@ -49,7 +48,7 @@ def open_study(folder: Path, is_new: bool = False, direction: Literal["maximize"
     try:
         storage = JournalStorage(JournalFileBackend(str(folder / SWEEP_LOG)))
         if is_new:
-            return optuna.create_study(study_name=STUDY, storage=storage, direction=direction)
+            return optuna.create_study(study_name=STUDY, storage=storage, direction="maximize")
         return optuna.load_study(study_name=STUDY, storage=storage)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{folder / SWEEP_LOG} is damaged: {error}") from None
@@ -69,7 +68,7 @@ def ranked(study: Study) -> list[FrozenTrial]:
     """The trials, the best first, then those without a score in their order."""
     trials = study.get_trials()
     scored = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    scored.sort(key=lambda trial: trial.value or 0.0, reverse=study.direction == StudyDirection.MAXIMIZE)
+    scored.sort(key=lambda trial: trial.value or 0.0, reverse=True)
     return scored + [trial for trial in trials if trial.state != TrialState.COMPLETE]
 
 
