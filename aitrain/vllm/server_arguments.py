@@ -44,12 +44,6 @@ addresses than http://HOST:PORT, or with speculative decoding, which may sample 
 SECRETS = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
 """Arguments that are secrets, and the environment variables for them."""
 
-AS_JSON = ("allowed_headers", "allowed_methods", "allowed_origins")
-"""Lists that vLLM reads as JSON."""
-
-REPEATED = ("middleware",)
-"""Lists whose argument is given once for each item."""
-
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank` of vLLM 0.31."""
 
@@ -135,9 +129,7 @@ def argument_words(given: Mapping[str, object]) -> list[str]:
 def _words(name: str, value: object) -> Iterator[str]:
     if isinstance(value, bool):
         yield f"--{name}" if value else f"--no-{name}"
-    elif isinstance(value, list) and name.replace("-", "_") in REPEATED:
-        yield from (f"--{name}={_text(item)}" for item in value)
-    elif isinstance(value, list) and name.replace("-", "_") not in AS_JSON:
+    elif isinstance(value, list):
         yield f"--{name}"
         yield from map(_text, value)
     else:
