@@ -168,8 +168,6 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
         whole_layers, inputs = 1, shape.layers * shape.hidden * (4 if casts else computed)
     kept = (whole_layers * layer + 2 * (shape.intermediate + shape.hidden)) * computed
     activations = rows * length * (kept + inputs)
-    if config.attn_implementation == "eager":
-        activations += 3 * rows * shape.heads * length**2 * computed * whole_layers
     if on_gpu:
         tile = min(rows * min(length, completion), TILE[0]) * TILE[1] * computed
     else:
@@ -179,9 +177,6 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
     phases = {"generation": generation, "training pass": training}
     if on_gpu:
         phases["optimizer's step"] = gradients + own_trained  # it works on all weights at once, with a copy
-    elif config.peft and config.merge_adapter:  # at the end, in place of the rest but for the libraries
-        merged = stay["libraries"] + weights.all + shape.weights * weights.width
-        phases["merging the adapter"] = max(0, merged - sum(stay.values()))
     return MemoryEstimate(stay, phases)
 
 
@@ -260,8 +255,6 @@ def _changes(
         yield {"rl_max_episode_tokens": config.rl_max_episode_tokens // 2}
     elif config.rl_max_new_tokens > 1:
         yield {"rl_max_new_tokens": config.rl_max_new_tokens // 2}
-    if config.peft and config.merge_adapter:
-        yield {"merge_adapter": False}
 
 
 # -- completions of a forward pass
