@@ -17,7 +17,7 @@ from aitrain.cli.running import report_refusal
 from aitrain.environment.rollout_session import BackgroundRun
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
-from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
+from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, launched_rank
 from aitrain.launch.nodes import MachineStore, NodeGroup, difference, facts, join_store, serve_store
 from aitrain.launch.preflight import check
 from aitrain.runs.run_folder import RunFolder
@@ -129,12 +129,10 @@ def test_a_process_knows_its_rank_by_the_variables_of_the_program_that_started_i
     assert launched_rank(environ) == found
 
 
-def test_the_first_machine_and_idle_machines_of_a_slurm_job_are_read() -> None:
+def test_the_first_machine_of_a_slurm_job_is_read() -> None:
     for listed, first in (("gpu[01-03,7],login", "gpu01"), ("r[1-2]n[08-09]", "r1n08"), ("login,gpu1", "login")):
         found = find_nodes(TrainConfig(), {**SLURM, "SLURM_STEP_NODELIST": listed})
         assert found.address == first
-    assert idle_nodes(variables("SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=4")) == 3
-    assert idle_nodes({**SLURM, "SLURM_JOB_NUM_NODES": "4"}) == 0
 
 
 @pytest.mark.parametrize(

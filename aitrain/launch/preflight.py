@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
-from aitrain.errors import AitrainError, ConfigError, did_you_mean
+from aitrain.errors import AitrainError, ConfigError
 from aitrain.launch.hardware import Hardware, visible_gpus
-from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
+from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
 from aitrain.launch.resource_estimate import check_resources, choose_batch_size, device_memory, memory_of
 from aitrain.options.algorithms import remarks
@@ -174,8 +174,6 @@ def check(
         RunFolder.check_place(config)
     notes = [*remarks(config), *_note_on_switches(config), *_note_on_truncation(config), *notes]
     if is_here:
-        if nodes is None and (idle := idle_nodes(os.environ)) > 0:
-            notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
         notes += check_resources(config, batch, shape, device, processes, is_first)
     return RunPlan(
         config, sources, batch, gpus, checkpoint, served, tuple(notes), nodes, launched, folder, is_done, hardware
@@ -349,10 +347,7 @@ def _check_model(config: TrainConfig) -> None:
         return
     if not os.path.exists(folder):
         if config.model.startswith((".", "/", "~")) or config.model.count("/") > 1:  # other names may be on the Hub
-            meant = did_you_mean(folder.name, [other.name for other in folder.parent.glob("*/")])
-            raise ConfigError(
-                f"model: there is no folder {config.model}.{meant}\nGive a folder, a Hub name, or `tiny`."
-            )
+            raise ConfigError(f"model: there is no folder {config.model}\nGive a folder, a Hub name, or `tiny`.")
     elif (folder / "adapter_config.json").exists():
         raise ConfigError(
             f"model: {config.model} is an adapter, not a model\nGive the merged model (its folder merged/) instead."
