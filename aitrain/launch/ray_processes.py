@@ -228,15 +228,11 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
 
 
 def cause_of(error: BaseException | None) -> str:
-    """The first cause of an error of Ray Train, in one sentence without its traceback."""
+    """The first cause of an error of Ray Train, the last line of its text."""
     failures = getattr(error, "worker_failures", None) or {}
     rank, cause = next(iter(failures.items()), (None, error))
     cause = getattr(cause, "controller_failure", cause)
-    # fields of the actor are indented, such as `class_name: RayTrainWorker`
-    lines = [line for line in str(cause).splitlines() if line.strip() and not line.startswith("\t")]
-    if any(line.startswith("Traceback") for line in lines):
-        lines = lines[-1:]
-    text = " ".join(line.strip() for line in lines)[:300].rstrip(".") or type(cause).__name__
+    text = str(cause).strip().rpartition("\n")[2].strip()[:300].rstrip(".") or type(cause).__name__
     return text if rank is None else f"Rank {rank} was lost: {text}"
 
 
