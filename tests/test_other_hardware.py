@@ -73,7 +73,7 @@ def test_of_flags_that_suffice_a_plan_names_the_one_that_changes_least_of_the_tr
 )
 def test_each_gpu_that_vllm_leaves_trains_on_each_machine(flags: str, processes: int, gpus: int) -> None:
     made = plan(f"--rl-prompts-per-step 48 --gpu {flags}")
-    assert f" = {processes} process" in made["lines"]["batch"]
+    assert f" = {processes} process" in dict(made["lines"])["batch"]
     assert made["gpus"] == list(map(str, range(gpus)))
 
 

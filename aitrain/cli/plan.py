@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +17,7 @@ from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, give
 from aitrain.errors import ConfigError
 from aitrain.options.algorithms import described
 from aitrain.options.reading import as_command
-from aitrain.options.train import TrainConfig, fsdp_settings
+from aitrain.options.train import TrainConfig
 from aitrain.ui.output import escape_controls
 
 if TYPE_CHECKING:
@@ -73,12 +72,8 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
 
     hardware = plan.hardware
     estimate = None if hardware is None else HardwareEstimate.of(plan.config, plan.batch, hardware)
-    lines = chain(_run(plan), _needs(plan), _on_hardware(plan, estimate) if estimate else ())
-    if as_json:
-        named: dict[str, list[str]] = {}
-        for name, text in lines:
-            named.setdefault(name or next(reversed(named)), []).append(text.strip())
-    else:
+    lines = [*_run(plan), *_needs(plan), *(_on_hardware(plan, estimate) if estimate else ())]
+    if not as_json:
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
         sys.stdout.flush()  # the process takes seconds
@@ -94,7 +89,7 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
         "gpus": list(plan.gpus),
         "completions_per_step": plan.batch.completions_per_step,
         "prompts_per_step": plan.batch.prompts_per_step,
-        "lines": {name: "\n".join(texts) for name, texts in named.items()},
+        "lines": lines,
         "notes": notes,
         "not_checked": left,
     }
@@ -217,9 +212,6 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
         if size >= MIB:
             yield "", f"{format_bytes(size):>10} {name}"
     room = estimate_disk(shape, config)
-    if config.distributed_backend == "fsdp2":
-        sizes = f"over {plan.batch.processes} processes, a checkpoint of {format_bytes(room.checkpoint)}"
-        yield "sharding", f"{sizes}; {fsdp_settings(config, shape.weights)}"
     kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}"
     yield "disk", kept if hardware else f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
 

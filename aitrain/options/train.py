@@ -200,12 +200,6 @@ class FSDPSettings:
     sharded_checkpoints: bool
     """Each process writes its part of a checkpoint; else the first one gathers and writes all of it."""
 
-    def __str__(self) -> str:
-        loaded = "read once per machine" if self.cpu_ram_efficient_loading else "read by each process"
-        gathered = "twice" if self.reshard_after_forward else "once"
-        saved = "by all processes, each its part" if self.sharded_checkpoints else "whole, by the first process"
-        return f"weights {loaded}, each layer gathered {gathered} a pass, checkpoints written {saved}"
-
 
 def fsdp_settings(config: TrainConfig, weights: int) -> FSDPSettings:
     """The settings for a model with this number of weights; `--trl fsdp_config` overrides them."""
