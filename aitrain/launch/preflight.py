@@ -41,7 +41,7 @@ from aitrain.runs.checkpoint import (
 )
 from aitrain.runs.environment_source import with_imported
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.model_reference import ModelReference, check_weights
+from aitrain.runs.model_reference import ModelReference, read_model
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
 from aitrain.vllm.server_arguments import check_server_arguments, needed_rank
@@ -340,27 +340,19 @@ def _note_on_truncation(config: TrainConfig) -> Iterator[str]:
 
 
 def _check_model(config: TrainConfig) -> None:
-    folder = Path(os.path.expanduser(config.model))
-    if (named := named_folder(config.model)) is not None:
-        if config.starts_vllm_servers and not named.is_dir():  # the server starts before the process that makes it
-            raise ConfigError(f"model: {config.model} is not made yet\nMake it with: aitrain chat {config.model}")
+    reference, named = read_model(config.model), named_folder(config.model)
+    if (
+        config.starts_vllm_servers and named and not named.is_dir()
+    ):  # the server starts before the process that makes it
+        raise ConfigError(f"model: {config.model} is not made yet\nMake it with: aitrain chat {config.model}")
+    if reference.kind == "hub":
         return
-    if not os.path.exists(folder):
-        if config.model.startswith((".", "/", "~")) or config.model.count("/") > 1:  # other names may be on the Hub
-            raise ConfigError(f"model: there is no folder {config.model}\nGive a folder, a Hub name, or `tiny`.")
-    elif (folder / "adapter_config.json").exists():
+    if reference.adapter is not None:
         raise ConfigError(
             f"model: {config.model} is an adapter, not a model\nGive the merged model (its folder merged/) instead."
         )
-    elif not (folder / "config.json").is_file():
-        inside = (folder / "model", folder / "model" / "merged")
-        near = next((path for path in inside if (path / "config.json").is_file()), None)
-        raise ConfigError(
-            f"model: {config.model} is not a model folder: it has no config.json\n"
-            + (f"Did you mean {near}?" if near else "Give a folder that save_pretrained wrote, a Hub name, or `tiny`.")
-        )
-    else:
-        check_weights(folder)
+    if Path(reference.base) != Path(config.model).expanduser():
+        raise ConfigError(f"model: {config.model} is not a model folder\nDid you mean {reference.base}?")
 
 
 def check_packages(config: TrainConfig) -> None:
@@ -420,11 +412,6 @@ def _count_processes(config: TrainConfig, wanted: int | None, gpus: tuple[str, .
             f" {', '.join(gpus)}\nOmit it for one process per GPU."
         )
     parts = config.vllm_tensor_parallel_size
-    if gpus and config.starts_vllm_servers and config.vllm_server_gpus < parts:
-        raise ConfigError(
-            f"vllm_tensor_parallel_size: {parts} GPUs for a server that has {config.vllm_server_gpus}"
-            f" (vllm_server_gpus)\nAdd --vllm-server-gpus {parts}."
-        )
     if config.use_vllm and config.vllm_mode == "colocate" and count % parts:
         raise ConfigError(
             f"vllm_tensor_parallel_size: {count} processes cannot be divided into engines of {parts}\n"
