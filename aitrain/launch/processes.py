@@ -66,16 +66,11 @@ class SharedMemory:
 
     def __init__(self, processes: int) -> None:
         in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        handle, name = tempfile.mkstemp(prefix="aitrain-activity-", dir=in_memory)
-        with os.fdopen(handle, "r+b") as file:
+        with tempfile.NamedTemporaryFile(prefix="aitrain-activity-", dir=in_memory, delete=False) as file:
             file.write(bytes(SLOT * processes))  # allocates it
             file.flush()
             self.memory = mmap.mmap(file.fileno(), SLOT * processes)
-        self.path = Path(name)
-
-    def unlink(self) -> None:
-        """Remove the file; processes that have opened it keep the memory."""
-        self.path.unlink(missing_ok=True)
+        self.path = Path(file.name)
 
 
 @dataclass
@@ -145,7 +140,7 @@ class Processes:
                 return self._end()
             numbers = [rank.rank for rank in self.ranks]
             self.activity = SharedMemory(self.world)
-            stack.callback(self.activity.unlink)
+            stack.callback(self.activity.path.unlink, missing_ok=True)
             seconds, look = self.plan.config.stall_timeout, partial(read, self.activity.memory)
             are_all = len(numbers) == self.world
             self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits, are_all)
@@ -290,7 +285,7 @@ class Processes:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
             if self.activity is not None and len(self.pids) == len(self.ranks):
-                self.activity.unlink()  # all have opened it: no file is left if this process is killed
+                self.activity.path.unlink(missing_ok=True)  # all have it open: none is left if this process is killed
         if isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)
