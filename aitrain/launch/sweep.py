@@ -24,7 +24,7 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import ConfigError
 from aitrain.events import Announce, Evaluated, Failed, Note, RunResult, RunStarted, decode
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
@@ -55,8 +55,6 @@ STEP = "step "
 PRUNED = "is_pruned"
 """Attribute of a trial that is being ended early."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-FAILURES = 3
-"""The sweep ends when its first trials have failed, as the others would fail as well."""
 HALVING = 2
 """Successive halving keeps one trial of this many."""
 
@@ -198,7 +196,7 @@ def _values(distribution: Distribution) -> Sequence[Any]:
 def pruner_of(config: SweepConfig) -> BasePruner:
     """Optuna's pruner of these options."""
     if config.pruner == "median":
-        return MedianPruner(n_startup_trials=config.prune_after_trials, n_warmup_steps=config.prune_after_step)
+        return MedianPruner(n_startup_trials=config.prune_after_trials)
     return SuccessiveHalvingPruner(reduction_factor=HALVING) if config.pruner == "halving" else NopPruner()
 
 
@@ -238,11 +236,7 @@ class Sweep:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, shares: list[dict[str, str]]) -> None:
-        """Play the trials that are left, as many at a time as there are `device_shares`.
-
-        Raises:
-            RunFailed: the first trials have failed.
-        """
+        """Play the trials that are left, as many at a time as there are `device_shares`."""
         self._unfinished = self.study.get_trials(states=(TrialState.RUNNING,))
         self._record("running")
         try:
@@ -277,7 +271,7 @@ class Sweep:
         write_json(folder.result, result)
 
     def _play_trials(self, share: dict[str, str]) -> None:
-        """Play trials until none is left; an error, or that the first trials have failed, stops the others as well."""
+        """Play trials until none is left; an error stops the others as well."""
         try:
             while (trial := self._next()) is not None:
                 announce = self.on_begin(trial)
@@ -285,14 +279,6 @@ class Sweep:
                 with self._lock:
                     self._record("running")
                     self.on_end(self.study.get_trials()[trial.number])
-                ended = self.study.get_trials(states=ENDED)
-                if len(ended) == FAILURES and all(trial.state == TrialState.FAIL for trial in ended):
-                    why = ended[0].user_attrs["error"].splitlines()[0]
-                    raise RunFailed(
-                        f"The first {FAILURES} trials have failed: the sweep ends.\n{trial_name(ended[0])}: {why}\n"
-                        f"The details are in {self.folder}. Start the sweep again without --resume, which does not play"
-                        " failed trials again."
-                    )
         except BaseException:
             self.stop()
             raise

@@ -39,8 +39,6 @@ class SweepConfig(Options):
     the same step, or by successive halving."""
     prune_after_trials: NonNegativeInt = 4
     """Trials that must have finished before the median pruner ends one."""
-    prune_after_step: NonNegativeInt = 0
-    """Step before which the median pruner ends no trial."""
     seed: Seed = 42
     """Seed of the sampler; the seed of the trials is the option `seed` under `options`."""
 
