@@ -103,13 +103,10 @@ def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
     from rich.console import Console
 
     from aitrain.launch.command_processes import dry_run
-    from aitrain.launch.model_shape import folder_of
 
     def show_output(text: str) -> None:
         print(escape_controls(text), file=sys.stderr)
 
-    if folder_of(plan.config.model) is None:
-        print(f"loading the tokenizer of {plan.config.model}, which is not on this machine", file=sys.stderr)
     with Console(stderr=True, highlight=False, markup=False).status("checking") as status:
         notes = dry_run(
             plan, show_output if debug else None, lambda phase: status.update(f"checking: {escape_controls(phase)}")
@@ -168,9 +165,8 @@ def _steps(plan: RunPlan) -> str:
     repeated = f" x {updates} updates with each batch" if updates > 1 else ""
     rounded = "rounded up to whole rollouts" if schedule_cases(config, plan.batch).updates > 1 else "rounded up"
     cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, {rounded}"
-    every = f"{config.eval_steps} steps" if config.eval_strategy == "steps" else "epoch"
-    ends = f"{config.patience} evaluations in a row without a better one; an evaluation every {every}"
-    return f"{config.max_steps or cases}{f', fewer after {ends}' if config.patience is not None else ''}"
+    ends = f", fewer after {config.patience} evaluations in a row without a better one"
+    return f"{config.max_steps or cases}{ends if config.patience is not None else ''}"
 
 
 # -- what it needs

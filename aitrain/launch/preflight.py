@@ -366,8 +366,6 @@ def check_packages(config: TrainConfig) -> None:
     if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
         option = "launcher" if config.launcher == "ray" else "rl_env_workers"
         raise ConfigError(f'{option}: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
-    if "deepspeed" in config.trl and installed("deepspeed") is None:
-        raise ConfigError("--trl deepspeed: DeepSpeed is not installed\nInstall it with: pip install deepspeed")
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
             raise ConfigError(f'log: {tracker} is not installed\nInstall it with: pip install "aitrain[{tracker}]"')
