@@ -58,9 +58,6 @@ class RankPlace:
     checkpoint: str | None = None
     """From which all ranks continue."""
 
-    def __str__(self) -> str:
-        return f"{self.host}, {self.address}" if self.host != self.address else self.host
-
 
 @dataclass(frozen=True)
 class RankJob:
@@ -142,7 +139,7 @@ class RayProcesses(Processes):
             return
         if not self._met and len(places := read_places(starts[-1])) == self.world:
             self._met = True
-            where = "; ".join(f"rank {place.rank} on {place}" for place in places)
+            where = "; ".join(f"rank {place.rank} on {place.host}, {place.address}" for place in places)
             if len(starts) == 1:
                 self._hear(Note(f"Training on Ray: {where}.", "info"))
             else:
