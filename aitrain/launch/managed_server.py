@@ -20,8 +20,6 @@ from aitrain.vllm.server_arguments import (
 )
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, running
 
-QUANTIZATIONS = {"fp8": "fp8_per_channel"}
-"""vLLM's formats by the values of --vllm-quantization. One scale for each output of a layer rounds least."""
 LOOK = 0.5
 """Seconds between two checks whether a server lives."""
 
@@ -68,7 +66,8 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     )
     optional = {
         "max_model_len": context,
-        "quantization": config.vllm_quantization and QUANTIZATIONS[config.vllm_quantization],
+        # one scale for each output of a layer rounds least
+        "quantization": config.vllm_quantization and f"{config.vllm_quantization}_per_channel",
     }
     arguments |= training_arguments(plan.server_gpus, config.seed)
     arguments |= {name: value for name, value in optional.items() if value is not None}

@@ -323,8 +323,6 @@ class DiskEstimate:
     """Bytes of a run's model and checkpoints at their largest, without its records."""
 
     model: int
-    checkpoint: int
-    """One checkpoint; 0 if none is written."""
     checkpoints: int
 
 
@@ -339,7 +337,7 @@ def estimate_disk(shape: ModelShape, config: TrainConfig) -> DiskEstimate:
         kept = config.save_total_limit + 1
     elif config.save_strategy == "steps" and config.max_steps is not None:
         kept = max(1, config.max_steps // config.save_steps)
-    return DiskEstimate(weights.trained + merged, one, one * kept)
+    return DiskEstimate(weights.trained + merged, one * kept)
 
 
 # -- this machine
@@ -384,7 +382,7 @@ def check_resources(
     `saves`; none if the model's shape is unknown.
 
     Raises:
-        ConfigError: not even the weights fit into the memory, or the result onto the disk.
+        ConfigError: not even the weights fit into the memory.
     """
     if shape is None:
         return []
@@ -413,11 +411,6 @@ def check_resources(
         )
     if saves:
         wanted, room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
-        if wanted.model > room:
-            raise ConfigError(
-                f"output_dir: the trained model alone needs {format_bytes(wanted.model)}, and {format_bytes(room)} are"
-                f" free in {config.output_dir}\nChoose another place with --output-dir, or make room."
-            )
         if wanted.model + wanted.checkpoints > room:
             warnings.append(
                 f"The disk may run full: {format_bytes(wanted.checkpoints)} of checkpoints,"

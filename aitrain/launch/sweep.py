@@ -29,7 +29,6 @@ from aitrain.events import Announce, Evaluated, Failed, Note, RunResult, RunStar
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
 from aitrain.machine import usable_cores
-from aitrain.options.other_names import unknown_option
 from aitrain.options.reading import resolve
 from aitrain.options.section import options_of
 from aitrain.options.sweep import TRL, SweepConfig
@@ -130,10 +129,6 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
         ConfigError: the sweep cannot work.
         EnvironmentFailed: the environment's file is not valid Python.
     """
-    for part, options in (("options", config.options), ("search", config.search)):
-        for name in options:
-            if name not in TrainConfig.model_fields:
-                raise ConfigError(unknown_option(name, TrainConfig.model_fields, f" (in {part})"))
     kinds = {option.name: option.type_name for option in options_of(TrainConfig)}
     space = {name: _distribution(name, given, kinds.get(name)) for name, given in config.searched.items()}
     plan = SweepPlan(config, space)
