@@ -156,7 +156,9 @@ def test_what_does_not_say_which_machines_or_starts_several_commands_on_one_is_r
         find_nodes(TrainConfig(**options), environ)
 
 
-def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoint(here: Path) -> None:
+def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoint(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options: dict[str, Any] = {"model": "tiny", "rl_env": "envs.arithmetic", "num_processes": 2, "nnodes": 3}
     first, second = (
         TrainConfig(**options, node_rank=rank, master_addr="a", resume_from_checkpoint="auto") for rank in (0, 1)
@@ -165,6 +167,9 @@ def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoin
     assert plan.folder is None
     assert check(first).folder is not None
     assert (plan.batch.processes, plan.processes, plan.nodes) == (6, 2, Nodes(3, 1, "a", 29400))
+    monkeypatch.setattr("aitrain.launch.preflight.installed", lambda name: object())
+    with pytest.raises(ConfigError, match="vllm-server-url"):
+        check(TrainConfig(**first.changed(), use_vllm=True, vllm_mode="server"))
 
 
 # -- what must be equal

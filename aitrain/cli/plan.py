@@ -229,8 +229,7 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     if estimate.cached_episodes is not None:
         place = "inside the training processes"
         if config.vllm_mode == "server":
-            others = ", which stays idle on the other machines" if plan.nodes else ""
-            place = f"on GPU {', '.join(plan.server_gpus)}{others}" if plan.server_gpus else "on GPUs of its own"
+            place = f"on GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "on GPUs of its own"
         room = f"a cache for {estimate.cached_episodes:,.0f} of the longest episodes"
         if lacks_room:
             room = "too little (--vllm-gpu-memory-utilization, --vllm-tensor-parallel-size)"

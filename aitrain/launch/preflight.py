@@ -145,6 +145,11 @@ def check(
                 f"num_processes: a launcher has started {launched.local_world} on this machine, not {wanted}\nOmit it."
             )
         wanted = launched.local_world
+    if nodes is not None and config.starts_vllm_servers:
+        raise ConfigError(
+            "vllm_mode: aitrain starts vLLM servers for a run on one machine\n"
+            "Start them on machines of their own, and give their addresses: --vllm-server-url."
+        )
     gpus, served = _divided_gpus(config, visible)
     processes = _count_processes(config, wanted, gpus)
     gpus, world = gpus[:processes], processes * (nodes.count if nodes else 1)
@@ -408,12 +413,6 @@ def _count_processes(config: TrainConfig, wanted: int | None, gpus: tuple[str, .
         raise ConfigError(
             f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are available for training:"
             f" {', '.join(gpus)}\nOmit it for one process per GPU."
-        )
-    parts = config.vllm_tensor_parallel_size
-    if config.use_vllm and config.vllm_mode == "colocate" and count % parts:
-        raise ConfigError(
-            f"vllm_tensor_parallel_size: {count} processes cannot be divided into engines of {parts}\n"
-            "Choose a number of GPUs that divides them."
         )
     return count
 

@@ -7,7 +7,6 @@ for a rendezvous that is gone.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
@@ -33,13 +32,13 @@ from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
 from aitrain.launch.machines import LaunchedRank, without_ranks
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
-from aitrain.launch.nodes import NodeGroup, State, appears, interface_variables
+from aitrain.launch.nodes import NodeGroup, State, interface_variables
 from aitrain.launch.preflight import RunPlan
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
 from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.new_folder import LOCK_VARIABLE
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, waits_for_another_rank
 
 PYTHON = [sys.executable, "-P"]
@@ -53,8 +52,6 @@ AFTER_FAILURE = 10.0
 """The same after the failure of one of several ranks: the others may hang, and have nothing to finish."""
 CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that end one rank and make the others fail; SIGABRT is how NCCL ends the others."""
-SECRET = ".servers.json"
-"""File in the run folder by which other machines get address and key of the run's vLLM servers, for its owner only."""
 LOOK_SECONDS = 5.0
 """Seconds, beyond those in which a machine is silent, to wait for the cause of a failure."""
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
@@ -199,7 +196,7 @@ class Processes:
     def _prepare(self, stack: ExitStack) -> None:
         """Start what the processes need, and decide on their ranks. Other machines wait until node 0 is ready."""
         count, world = self.plan.processes, self.plan.batch.processes
-        address, port, secret = "127.0.0.1", 0, self.folder.path / SECRET
+        address, port = "127.0.0.1", 0
         if self.node == 0:
             if self.machines:
                 nodes = [replace(node, processes=count) for node in self.machines]
@@ -212,14 +209,9 @@ class Processes:
         if self.group is not None and self.machines:
             address = self.machines[0].address
             if self.node == 0:
-                secret.touch(0o600)  # the store is open to the network
-                secret.write_text(json.dumps(self.server), encoding="utf-8")
-                stack.callback(secret.unlink, missing_ok=True)
                 self.group.say(begin=port)
             else:
                 port = self.group.hear(0, "begin")
-                appears(secret)
-                self.server = {name: str(value) for name, value in read_object(secret).items()}
         first = count * self.node
         self.ranks = [LaunchedRank(first + n, world, n, count, address, port, has_store=True) for n in range(count)]
 
