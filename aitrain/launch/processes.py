@@ -321,13 +321,13 @@ class Processes:
         self._signals += 1
         self.stop(self._signals)
 
-    def stop(self, times: int | None = None) -> None:
+    def stop(self, times: int = 1) -> None:
         """Ask the training processes to finish their step, save and leave; asked a second time, kill them. For any
-        thread. `times`: how often one machine was asked, as a scheduler signals all of them; None: once more."""
+        thread. `times`: how often one machine was asked, as a scheduler signals all of them."""
         with self._asking:
-            if times is not None and times <= self.stops:
+            if times <= self.stops:
                 return
-            self.stops = self.stops + 1 if times is None else times
+            self.stops = times
         if self.group is not None:
             self.group.say(stops=self.stops)
         if self.stops > 1:
@@ -403,11 +403,10 @@ class Processes:
     def _on_state(self, rank: int, state: State) -> None:
         """Called again and again, in a thread, with what another machine says of itself."""
         assert self.group is not None
-        if state.get("stops", 0) > 0 and self.stops == 0:
-            self.stop(1)
+        if (times := state.get("stops", 0)) > self.stops:
+            self.stop(times)
             self.announce(Note(f"{self.group.name(rank)} was asked to stop", "info"))
-        if (state.get("stops", 0) > 1 or state.get("kill")) and not self._is_killed:
-            self.stops = max(self.stops, state.get("stops", 0))
+        if state.get("kill") and not self._is_killed:
             self._kill()
         if end := state.get("end"):
             self._hear_end(end)

@@ -348,11 +348,9 @@ def listening(processes: Processes) -> Iterator[None]:
 
     def look() -> None:
         while not over.wait(LOOK):
-            if (private / KILL).exists():
-                processes.stops = 1
-                processes.stop()  # the second time
-            elif (private / STOP).exists() and not processes.stops:
-                processes.stop()
+            for times, name in enumerate((STOP, KILL), 1):
+                if (private / name).exists():
+                    processes.stop(times)
 
     threading.Thread(target=look, name="ray", daemon=True).start()
     try:
