@@ -197,7 +197,7 @@ def changes_that_fit(
     """Flags with which a process needs at most this many bytes, and vLLM has room for an episode: none if that is so;
     the first one that suffices; or the one that saves most, and what then suffices. None if nothing does."""
 
-    def need(options: dict[str, object]) -> float:
+    def need(options: Mapping[str, object]) -> float:
         changed = config.model_copy(update=options)
         try:
             divided = plan_batch(changed, batch.processes)
@@ -213,7 +213,8 @@ def changes_that_fit(
         further = [each for each in further if need(each) < needed]
         if not further:
             return None
-        chosen = next((each for each in further if need(each) <= allowed), None) or min(further, key=need)
+        enough = [each for each in further if need(each) <= allowed]
+        chosen = enough[0] if enough else min(further, key=need)
     return [_flag(name, value) for name, value in chosen.items() if getattr(config, name) != value]
 
 
@@ -224,7 +225,7 @@ def _flag(name: str, value: object) -> str:
 
 def _changes(
     shape: ModelShape, config: TrainConfig, processes: int, device: DeviceMemory
-) -> Iterator[dict[str, object]]:
+) -> Iterator[Mapping[str, object]]:
     """Options that save memory and are not set yet, together where one needs another; the one that changes least of the
     training first."""
     on_gpu, is_ddp, batch = device.kind == "GPU", config.distributed_backend == "ddp", plan_batch(config, processes)
