@@ -6,7 +6,6 @@ import os
 import shlex
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.errors import AitrainError
-from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
+from aitrain.events import Ended, Event, Failed, Note, Started, encode
 from aitrain.launch import processes
 from aitrain.launch.nodes import NodeGroup
 from aitrain.launch.processes import Processes
@@ -34,9 +33,6 @@ END = Ended("finished", 3)
 def says(*events: Event) -> str:
     """A script that sends events."""
     return "; ".join(f"echo {shlex.quote(encode(event).strip())}" for event in events)
-
-
-WAIT_FOR_GOT = f"while [ ! -e $0/got ]; do sleep 0.05; done; {says(END)}"
 
 
 class Script(Processes):
@@ -110,23 +106,8 @@ def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: M
     port = first["MASTER_PORT"]
     assert [first[name] for name in names] == ["0", "0", "2", "1", "127.0.0.1", port, "lo"]
     assert [second[name] for name in names] == ["1", "0", "2", "1", "127.0.0.1", port, "lo"]
-    assert SERVER_VARIABLE not in second
     nodes = read_nodes(read_object(machines.folder.status))
     assert [(node.host, node.processes) for node in nodes] == [(os.uname().nodename, 1)] * 2
-
-
-def test_the_other_machine_gets_address_and_key_of_node_0s_server_by_a_file_of_its_owner(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = {SERVER_VARIABLE: "http://nodeA:8000", "VLLM_API_KEY": "of the server"}
-    monkeypatch.setattr(processes, "managed_server", lambda *_: nullcontext(server))
-    run = shlex.quote(str(machines.folder.path))
-    machines.run(
-        WAIT_FOR_GOT,
-        f"cd {run}; (echo ${SERVER_VARIABLE} $VLLM_API_KEY; stat -c %a .servers.json) > new; mv new got",
-    )
-    assert (machines.folder.path / "got").read_text() == "http://nodeA:8000 of the server\n600\n"
-    assert not (machines.folder.path / ".servers.json").exists()
 
 
 def test_an_error_of_a_rank_elsewhere_ends_the_run_with_the_name_of_its_machine(machines: Machines) -> None:

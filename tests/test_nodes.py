@@ -17,7 +17,7 @@ from aitrain.cli.running import report_refusal
 from aitrain.environment.rollout_session import BackgroundRun
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
-from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
+from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, launched_rank
 from aitrain.launch.nodes import MachineStore, NodeGroup, difference, facts, join_store, serve_store
 from aitrain.launch.preflight import check
 from aitrain.runs.run_folder import RunFolder
@@ -129,12 +129,10 @@ def test_a_process_knows_its_rank_by_the_variables_of_the_program_that_started_i
     assert launched_rank(environ) == found
 
 
-def test_the_first_machine_and_idle_machines_of_a_slurm_job_are_read() -> None:
+def test_the_first_machine_of_a_slurm_job_is_read() -> None:
     for listed, first in (("gpu[01-03,7],login", "gpu01"), ("r[1-2]n[08-09]", "r1n08"), ("login,gpu1", "login")):
         found = find_nodes(TrainConfig(), {**SLURM, "SLURM_STEP_NODELIST": listed})
         assert found.address == first
-    assert idle_nodes(variables("SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=4")) == 3
-    assert idle_nodes({**SLURM, "SLURM_JOB_NUM_NODES": "4"}) == 0
 
 
 @pytest.mark.parametrize(
@@ -158,7 +156,9 @@ def test_what_does_not_say_which_machines_or_starts_several_commands_on_one_is_r
         find_nodes(TrainConfig(**options), environ)
 
 
-def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoint(here: Path) -> None:
+def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoint(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options: dict[str, Any] = {"model": "tiny", "rl_env": "envs.arithmetic", "num_processes": 2, "nnodes": 3}
     first, second = (
         TrainConfig(**options, node_rank=rank, master_addr="a", resume_from_checkpoint="auto") for rank in (0, 1)
@@ -167,6 +167,9 @@ def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoin
     assert plan.folder is None
     assert check(first).folder is not None
     assert (plan.batch.processes, plan.processes, plan.nodes) == (6, 2, Nodes(3, 1, "a", 29400))
+    monkeypatch.setattr("aitrain.launch.preflight.installed", lambda name: object())
+    with pytest.raises(ConfigError, match="vllm-server-url"):
+        check(TrainConfig(**first.changed(), use_vllm=True, vllm_mode="server"))
 
 
 # -- what must be equal

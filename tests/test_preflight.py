@@ -140,17 +140,20 @@ def test_a_field_of_trl_that_is_wrong_or_would_change_nothing_is_refused_with_wh
 # -- the model
 
 
+BASE = '{"base_model_name_or_path": "tiny"}'
+
+
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        ("./models/mien", "no folder ./models/mien. Did you mean mine?"),
+        ("./models/mien", "./models/mien does not exist"),
         ("adapter", "is an adapter, not a model"),
         ("runs/mine", "Did you mean runs/mine/model?"),
-        ("empty", "has no config.json"),
+        ("empty", "no config.yaml and no config.json"),
     ],
 )
 def test_what_is_no_folder_of_a_model_is_refused_with_the_one_that_is_near(model: str, told: str, here: Path) -> None:
-    models = {"models/mine/config.json": "{}", "adapter/adapter_config.json": "{}", "runs/mine/model/config.json": "{}"}
+    models = {"adapter/adapter_config.json": BASE, "adapter/a.safetensors": "", "runs/mine/model/config.json": "{}"}
     write(here, {**models, "empty": None})
 
     assert told in refusal(model=model)

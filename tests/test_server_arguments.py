@@ -43,13 +43,11 @@ def test_an_argument_that_is_not_the_users_is_refused_with_what_to_use(name: str
 def test_values_are_handed_over_as_vllms_parser_reads_them() -> None:
     given = {
         "max_num_seqs": 64, "enable_prefix_caching": False, "async-scheduling": True, "kv_cache_dtype": "fp8",
-        "cudagraph_capture_sizes": [1, 2], "compilation_config": {"mode": 3}, "middleware": ["a.B", "c.D"],
-        "allowed_origins": ["*"], "revision": None,
+        "cudagraph_capture_sizes": [1, 2], "compilation_config": {"mode": 3}, "revision": None,
     }  # fmt: skip
     assert argument_words(given) == [
         "--max-num-seqs=64", "--no-enable-prefix-caching", "--async-scheduling", "--kv-cache-dtype=fp8",
-        "--cudagraph-capture-sizes", "1", "2", '--compilation-config={"mode": 3}', "--middleware=a.B",
-        "--middleware=c.D", '--allowed-origins=["*"]', "--revision=None",
+        "--cudagraph-capture-sizes", "1", "2", '--compilation-config={"mode": 3}', "--revision=None",
     ]  # fmt: skip
 
 

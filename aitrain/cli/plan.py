@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,12 +72,8 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
 
     hardware = plan.hardware
     estimate = None if hardware is None else HardwareEstimate.of(plan.config, plan.batch, hardware)
-    lines = chain(_run(plan), _needs(plan), _on_hardware(plan, estimate) if estimate else ())
-    if as_json:
-        named: dict[str, list[str]] = {}
-        for name, text in lines:
-            named.setdefault(name or next(reversed(named)), []).append(text.strip())
-    else:
+    lines = [*_run(plan), *_needs(plan), *(_on_hardware(plan, estimate) if estimate else ())]
+    if not as_json:
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
         sys.stdout.flush()  # the process takes seconds
@@ -94,7 +89,7 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
         "gpus": list(plan.gpus),
         "completions_per_step": plan.batch.completions_per_step,
         "prompts_per_step": plan.batch.prompts_per_step,
-        "lines": {name: "\n".join(texts) for name, texts in named.items()},
+        "lines": lines,
         "notes": notes,
         "not_checked": left,
     }
@@ -108,13 +103,10 @@ def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
     from rich.console import Console
 
     from aitrain.launch.command_processes import dry_run
-    from aitrain.launch.model_shape import folder_of
 
     def show_output(text: str) -> None:
         print(escape_controls(text), file=sys.stderr)
 
-    if folder_of(plan.config.model) is None:
-        print(f"loading the tokenizer of {plan.config.model}, which is not on this machine", file=sys.stderr)
     with Console(stderr=True, highlight=False, markup=False).status("checking") as status:
         notes = dry_run(
             plan, show_output if debug else None, lambda phase: status.update(f"checking: {escape_controls(phase)}")
@@ -174,9 +166,8 @@ def _steps(plan: RunPlan) -> str:
     repeated = f" x {updates} updates with each batch" if updates > 1 else ""
     rounded = "rounded up to whole rollouts" if schedule_cases(config, plan.batch).updates > 1 else "rounded up"
     cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, {rounded}"
-    every = f"{config.eval_steps} steps" if config.eval_strategy == "steps" else "epoch"
-    ends = f"{config.patience} evaluations in a row without a better one; an evaluation every {every}"
-    return f"{config.max_steps or cases}{f', fewer after {ends}' if config.patience is not None else ''}"
+    ends = f", fewer after {config.patience} evaluations in a row without a better one"
+    return f"{config.max_steps or cases}{ends if config.patience is not None else ''}"
 
 
 # -- what it needs
@@ -218,8 +209,6 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
         if size >= MIB:
             yield "", f"{format_bytes(size):>10} {name}"
     room = estimate_disk(shape, config)
-    if config.distributed_backend == "fsdp2":
-        yield "sharding", f"over {plan.batch.processes} processes, a checkpoint of {format_bytes(room.checkpoint)}"
     kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}"
     yield "disk", kept if hardware else f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
 
@@ -241,8 +230,7 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     if estimate.cached_episodes is not None:
         place = "inside the training processes"
         if config.vllm_mode == "server":
-            others = ", which stays idle on the other machines" if plan.nodes else ""
-            place = f"on GPU {', '.join(plan.server_gpus)}{others}" if plan.server_gpus else "on GPUs of its own"
+            place = f"on GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "on GPUs of its own"
         room = f"a cache for {estimate.cached_episodes:,.0f} of the longest episodes"
         if lacks_room:
             room = "too little (--vllm-gpu-memory-utilization, --vllm-tensor-parallel-size)"

@@ -66,7 +66,7 @@ def dry_run(
 class _AtOnce(Processes):
     """Has nothing to save: a request to stop ends it at once."""
 
-    def stop(self, times: int | None = None) -> None:
+    def stop(self, times: int = 1) -> None:
         """End the process."""
         super().stop(2)
 

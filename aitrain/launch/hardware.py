@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from aitrain.errors import ConfigError, did_you_mean
@@ -97,10 +98,8 @@ class Hardware:
         """
         name, _, count = text.upper().partition("X")
         if name not in KINDS or not re.fullmatch("[1-9][0-9]?", count or "1"):
-            sizes = " or ".join(kind for kind in KINDS if kind.startswith(f"{name}-"))
-            near = f" Did you mean {sizes}?" if sizes else did_you_mean(name, KINDS)
             raise ConfigError(
-                f"gpu: no kind of GPU is called {text}.{near}\n"
+                f"gpu: no kind of GPU is called {text}.{did_you_mean(name, KINDS)}\n"
                 f"There are {', '.join(KINDS)}; eight of them are written as H100x8, and a machine has at most 99."
             )
         return cls(KINDS[name], int(count or 1), machines)
@@ -120,8 +119,8 @@ def visible_gpus() -> tuple[str, ...]:
     if visible is None:
         driver = ask_driver()
         return tuple(gpu.index for gpu in driver.gpus) if driver else ()
-    named = [name.strip() for name in visible.split(",") if name.strip()]
-    return tuple(named) if "-1" not in named else tuple(named[: named.index("-1")])
+    named = (name.strip() for name in visible.split(","))
+    return tuple(takewhile(lambda name: name not in ("", "-1"), named))  # as CUDA reads it
 
 
 def ask_driver(versions: bool = False, only: str = "") -> Driver | None:

@@ -196,12 +196,6 @@ def given_machines(environ: Mapping[str, str]) -> Nodes | None:
     return None
 
 
-def idle_nodes(environ: Mapping[str, str]) -> int:
-    """Number of further machines of a SLURM job in whose batch script this command runs without srun."""
-    in_step = "SLURM_STEP_NUM_TASKS" in environ
-    return 0 if in_step or "SLURM_JOB_ID" not in environ else _number(environ, "SLURM_JOB_NUM_NODES") - 1
-
-
 def _number(environ: Mapping[str, str], name: str, default: int = 1) -> int:
     value = environ.get(name, "")
     return int(value) if value.isdigit() else default

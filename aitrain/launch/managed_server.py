@@ -13,7 +13,6 @@ from aitrain.packages import named_folder
 from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.vllm.server_arguments import (
     KEY_VARIABLE,
-    LOOPBACK,
     common_arguments,
     new_key,
     training_arguments,
@@ -54,7 +53,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
         context = config.rl_max_prompt_length + config.rl_max_episode_tokens
     dtype = "float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype
-    host, key = plan.nodes.address if plan.nodes else LOOPBACK, new_key()
+    key = new_key()
     arguments = common_arguments(
         str(named_folder(config.model) or config.model),
         plan.server_gpus,
@@ -72,7 +71,6 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
             arguments,
             folder.path / ("vllm-server.log" if count == 1 else f"vllm-server-{number}.log"),
             plan.server_gpus[number * config.vllm_server_gpus :][: config.vllm_server_gpus],
-            host=host,
             key=key,
         )
         for number in range(count)

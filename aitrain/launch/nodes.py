@@ -102,11 +102,6 @@ class MachineStore:
         with _lost_if_silent():
             return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
-    def is_first(self, name: str) -> bool:
-        """Whether no other process has asked this."""
-        with _lost_if_silent():
-            return self._store.add(f"{self._prefix}/{name}", 1) == 1
-
 
 def serve_store(address: str, port: int, is_local: bool) -> MachineStore:
     """Run the store in this process; for one machine it listens on 127.0.0.1 only.
@@ -275,9 +270,6 @@ class NodeGroup:
             AitrainError: a machine does not come, or differs from node 0; all get the message.
         """
         own = {**own, "nnodes": self.nodes.count}
-        if not self.store.is_first(f"nodes/{self.nodes.rank}"):
-            self._over.set()
-            raise ConfigError(f"node_rank: there is a node {self.nodes.rank} already\nGive each machine its own.")
         if self.nodes.rank > 0:
             self.say(hello={"facts": own, "machine": [socket.gethostname(), own_address(self.nodes.address), gpus]})
             machines = self.hear(0, "machines", seconds + ANSWER_SECONDS)

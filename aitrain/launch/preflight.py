@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
-from aitrain.errors import AitrainError, ConfigError, did_you_mean
+from aitrain.errors import AitrainError, ConfigError
 from aitrain.launch.hardware import Hardware, visible_gpus
-from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
+from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
 from aitrain.launch.resource_estimate import check_resources, choose_batch_size, device_memory, memory_of
 from aitrain.options.environment import DECLARED_OPTIONS
@@ -39,7 +39,7 @@ from aitrain.runs.checkpoint import (
 )
 from aitrain.runs.environment_source import with_imported
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.model_reference import ModelReference, check_weights
+from aitrain.runs.model_reference import ModelReference, read_model
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
 from aitrain.vllm.server_arguments import check_server_arguments, needed_rank
@@ -143,6 +143,11 @@ def check(
                 f"num_processes: a launcher has started {launched.local_world} on this machine, not {wanted}\nOmit it."
             )
         wanted = launched.local_world
+    if nodes is not None and config.starts_vllm_servers:
+        raise ConfigError(
+            "vllm_mode: aitrain starts vLLM servers for a run on one machine\n"
+            "Start them on machines of their own, and give their addresses: --vllm-server-url."
+        )
     gpus, served = _divided_gpus(config, visible)
     processes = _count_processes(config, wanted, gpus)
     gpus, world = gpus[:processes], processes * (nodes.count if nodes else 1)
@@ -172,8 +177,6 @@ def check(
         RunFolder.check_place(config)
     notes = [*_note_on_switches(config), *_note_on_truncation(config), *notes]
     if is_here:
-        if nodes is None and (idle := idle_nodes(os.environ)) > 0:
-            notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
         notes += check_resources(config, batch, shape, device, processes, is_first)
     return RunPlan(
         config, sources, batch, gpus, checkpoint, served, tuple(notes), nodes, launched, folder, is_done, hardware
@@ -339,30 +342,19 @@ def _note_on_truncation(config: TrainConfig) -> Iterator[str]:
 
 
 def _check_model(config: TrainConfig) -> None:
-    folder = Path(os.path.expanduser(config.model))
-    if (named := named_folder(config.model)) is not None:
-        if config.starts_vllm_servers and not named.is_dir():  # the server starts before the process that makes it
-            raise ConfigError(f"model: {config.model} is not made yet\nMake it with: aitrain chat {config.model}")
+    reference, named = read_model(config.model), named_folder(config.model)
+    if (
+        config.starts_vllm_servers and named and not named.is_dir()
+    ):  # the server starts before the process that makes it
+        raise ConfigError(f"model: {config.model} is not made yet\nMake it with: aitrain chat {config.model}")
+    if reference.kind == "hub":
         return
-    if not os.path.exists(folder):
-        if config.model.startswith((".", "/", "~")) or config.model.count("/") > 1:  # other names may be on the Hub
-            meant = did_you_mean(folder.name, [other.name for other in folder.parent.glob("*/")])
-            raise ConfigError(
-                f"model: there is no folder {config.model}.{meant}\nGive a folder, a Hub name, or `tiny`."
-            )
-    elif (folder / "adapter_config.json").exists():
+    if reference.adapter is not None:
         raise ConfigError(
             f"model: {config.model} is an adapter, not a model\nGive the merged model (its folder merged/) instead."
         )
-    elif not (folder / "config.json").is_file():
-        inside = (folder / "model", folder / "model" / "merged")
-        near = next((path for path in inside if (path / "config.json").is_file()), None)
-        raise ConfigError(
-            f"model: {config.model} is not a model folder: it has no config.json\n"
-            + (f"Did you mean {near}?" if near else "Give a folder that save_pretrained wrote, a Hub name, or `tiny`.")
-        )
-    else:
-        check_weights(folder)
+    if Path(reference.base) != Path(config.model).expanduser():
+        raise ConfigError(f"model: {config.model} is not a model folder\nDid you mean {reference.base}?")
 
 
 def check_packages(config: TrainConfig) -> None:
@@ -376,8 +368,6 @@ def check_packages(config: TrainConfig) -> None:
     if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
         option = "launcher" if config.launcher == "ray" else "rl_env_workers"
         raise ConfigError(f'{option}: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
-    if "deepspeed" in config.trl and installed("deepspeed") is None:
-        raise ConfigError("--trl deepspeed: DeepSpeed is not installed\nInstall it with: pip install deepspeed")
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
             raise ConfigError(f'log: {tracker} is not installed\nInstall it with: pip install "aitrain[{tracker}]"')
@@ -420,17 +410,6 @@ def _count_processes(config: TrainConfig, wanted: int | None, gpus: tuple[str, .
         raise ConfigError(
             f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are available for training:"
             f" {', '.join(gpus)}\nOmit it for one process per GPU."
-        )
-    parts = config.vllm_tensor_parallel_size
-    if gpus and config.starts_vllm_servers and config.vllm_server_gpus < parts:
-        raise ConfigError(
-            f"vllm_tensor_parallel_size: {parts} GPUs for a server that has {config.vllm_server_gpus}"
-            f" (vllm_server_gpus)\nAdd --vllm-server-gpus {parts}."
-        )
-    if config.use_vllm and config.vllm_mode == "colocate" and count % parts:
-        raise ConfigError(
-            f"vllm_tensor_parallel_size: {count} processes cannot be divided into engines of {parts}\n"
-            "Choose a number of GPUs that divides them."
         )
     return count
 

@@ -7,7 +7,6 @@ for a rendezvous that is gone.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
@@ -33,13 +32,13 @@ from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
 from aitrain.launch.machines import LaunchedRank, without_ranks
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
-from aitrain.launch.nodes import NodeGroup, State, appears, interface_variables
+from aitrain.launch.nodes import NodeGroup, State, interface_variables
 from aitrain.launch.preflight import RunPlan
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
 from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.new_folder import LOCK_VARIABLE
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, waits_for_another_rank
 
 PYTHON = [sys.executable, "-P"]
@@ -53,8 +52,6 @@ AFTER_FAILURE = 10.0
 """The same after the failure of one of several ranks: the others may hang, and have nothing to finish."""
 CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that end one rank and make the others fail; SIGABRT is how NCCL ends the others."""
-SECRET = ".servers.json"
-"""File in the run folder by which other machines get address and key of the run's vLLM servers, for its owner only."""
 LOOK_SECONDS = 5.0
 """Seconds, beyond those in which a machine is silent, to wait for the cause of a failure."""
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
@@ -66,16 +63,11 @@ class SharedMemory:
 
     def __init__(self, processes: int) -> None:
         in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        handle, name = tempfile.mkstemp(prefix="aitrain-activity-", dir=in_memory)
-        with os.fdopen(handle, "r+b") as file:
+        with tempfile.NamedTemporaryFile(prefix="aitrain-activity-", dir=in_memory, delete=False) as file:
             file.write(bytes(SLOT * processes))  # allocates it
             file.flush()
             self.memory = mmap.mmap(file.fileno(), SLOT * processes)
-        self.path = Path(name)
-
-    def unlink(self) -> None:
-        """Remove the file; processes that have opened it keep the memory."""
-        self.path.unlink(missing_ok=True)
+        self.path = Path(file.name)
 
 
 @dataclass
@@ -145,7 +137,7 @@ class Processes:
                 return self._end()
             numbers = [rank.rank for rank in self.ranks]
             self.activity = SharedMemory(self.world)
-            stack.callback(self.activity.unlink)
+            stack.callback(self.activity.path.unlink, missing_ok=True)
             seconds, look = self.plan.config.stall_timeout, partial(read, self.activity.memory)
             are_all = len(numbers) == self.world
             self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits, are_all)
@@ -204,7 +196,7 @@ class Processes:
     def _prepare(self, stack: ExitStack) -> None:
         """Start what the processes need, and decide on their ranks. Other machines wait until node 0 is ready."""
         count, world = self.plan.processes, self.plan.batch.processes
-        address, port, secret = "127.0.0.1", 0, self.folder.path / SECRET
+        address, port = "127.0.0.1", 0
         if self.node == 0:
             if self.machines:
                 nodes = [replace(node, processes=count) for node in self.machines]
@@ -217,14 +209,9 @@ class Processes:
         if self.group is not None and self.machines:
             address = self.machines[0].address
             if self.node == 0:
-                secret.touch(0o600)  # the store is open to the network
-                secret.write_text(json.dumps(self.server), encoding="utf-8")
-                stack.callback(secret.unlink, missing_ok=True)
                 self.group.say(begin=port)
             else:
                 port = self.group.hear(0, "begin")
-                appears(secret)
-                self.server = {name: str(value) for name, value in read_object(secret).items()}
         first = count * self.node
         self.ranks = [LaunchedRank(first + n, world, n, count, address, port, has_store=True) for n in range(count)]
 
@@ -290,7 +277,7 @@ class Processes:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
             if self.activity is not None and len(self.pids) == len(self.ranks):
-                self.activity.unlink()  # all have opened it: no file is left if this process is killed
+                self.activity.path.unlink(missing_ok=True)  # all have it open: none is left if this process is killed
         if isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)
@@ -334,13 +321,13 @@ class Processes:
         self._signals += 1
         self.stop(self._signals)
 
-    def stop(self, times: int | None = None) -> None:
+    def stop(self, times: int = 1) -> None:
         """Ask the training processes to finish their step, save and leave; asked a second time, kill them. For any
-        thread. `times`: how often one machine was asked, as a scheduler signals all of them; None: once more."""
+        thread. `times`: how often one machine was asked, as a scheduler signals all of them."""
         with self._asking:
-            if times is not None and times <= self.stops:
+            if times <= self.stops:
                 return
-            self.stops = self.stops + 1 if times is None else times
+            self.stops = times
         if self.group is not None:
             self.group.say(stops=self.stops)
         if self.stops > 1:
@@ -416,11 +403,10 @@ class Processes:
     def _on_state(self, rank: int, state: State) -> None:
         """Called again and again, in a thread, with what another machine says of itself."""
         assert self.group is not None
-        if state.get("stops", 0) > 0 and self.stops == 0:
-            self.stop(1)
+        if (times := state.get("stops", 0)) > self.stops:
+            self.stop(times)
             self.announce(Note(f"{self.group.name(rank)} was asked to stop", "info"))
-        if (state.get("stops", 0) > 1 or state.get("kill")) and not self._is_killed:
-            self.stops = max(self.stops, state.get("stops", 0))
+        if state.get("kill") and not self._is_killed:
             self._kill()
         if end := state.get("end"):
             self._hear_end(end)

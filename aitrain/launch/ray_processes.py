@@ -60,9 +60,6 @@ class RankPlace:
     checkpoint: str | None = None
     """From which all ranks continue."""
 
-    def __str__(self) -> str:
-        return f"{self.host}, {self.address}" if self.host != self.address else self.host
-
 
 @dataclass(frozen=True)
 class RankJob:
@@ -144,7 +141,7 @@ class RayProcesses(Processes):
             return
         if not self._met and len(places := read_places(starts[-1])) == self.world:
             self._met = True
-            where = "; ".join(f"rank {place.rank} on {place}" for place in places)
+            where = "; ".join(f"rank {place.rank} on {place.host}, {place.address}" for place in places)
             if len(starts) == 1:
                 self._hear(Note(f"Training on Ray: {where}.", "info"))
             else:
@@ -230,15 +227,11 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
 
 
 def cause_of(error: BaseException | None) -> str:
-    """The first cause of an error of Ray Train, in one sentence without its traceback."""
+    """The first cause of an error of Ray Train, the last line of its text."""
     failures = getattr(error, "worker_failures", None) or {}
     rank, cause = next(iter(failures.items()), (None, error))
     cause = getattr(cause, "controller_failure", cause)
-    # fields of the actor are indented, such as `class_name: RayTrainWorker`
-    lines = [line for line in str(cause).splitlines() if line.strip() and not line.startswith("\t")]
-    if any(line.startswith("Traceback") for line in lines):
-        lines = lines[-1:]
-    text = " ".join(line.strip() for line in lines)[:300].rstrip(".") or type(cause).__name__
+    text = str(cause).strip().rpartition("\n")[2].strip()[:300].rstrip(".") or type(cause).__name__
     return text if rank is None else f"Rank {rank} was lost: {text}"
 
 
@@ -357,11 +350,9 @@ def listening(processes: Processes) -> Iterator[None]:
 
     def look() -> None:
         while not over.wait(LOOK):
-            if (private / KILL).exists():
-                processes.stops = 1
-                processes.stop()  # the second time
-            elif (private / STOP).exists() and not processes.stops:
-                processes.stop()
+            for times, name in enumerate((STOP, KILL), 1):
+                if (private / name).exists():
+                    processes.stop(times)
 
     threading.Thread(target=look, name="ray", daemon=True).start()
     try:

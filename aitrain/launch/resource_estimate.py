@@ -167,8 +167,6 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
         whole_layers, inputs = 1, shape.layers * shape.hidden * (4 if casts else computed)
     kept = (whole_layers * layer + 2 * (shape.intermediate + shape.hidden)) * computed
     activations = rows * length * (kept + inputs)
-    if config.attn_implementation == "eager":
-        activations += 3 * rows * shape.heads * length**2 * computed * whole_layers
     if on_gpu:
         tile = min(rows * min(length, completion), TILE[0]) * TILE[1] * computed
     else:
@@ -178,9 +176,6 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
     phases = {"generation": generation, "training pass": training}
     if on_gpu:
         phases["optimizer's step"] = gradients + own_trained  # it works on all weights at once, with a copy
-    elif config.peft and config.merge_adapter:  # at the end, in place of the rest but for the libraries
-        merged = stay["libraries"] + weights.all + shape.weights * weights.width
-        phases["merging the adapter"] = max(0, merged - sum(stay.values()))
     return MemoryEstimate(stay, phases)
 
 
@@ -198,7 +193,7 @@ def changes_that_fit(
     """Flags with which a process needs at most this many bytes, and vLLM has room for an episode: none if that is so;
     the first one that suffices; or the one that saves most, and what then suffices. None if nothing does."""
 
-    def need(options: dict[str, object]) -> float:
+    def need(options: Mapping[str, object]) -> float:
         changed = config.model_copy(update=options)
         try:
             divided = plan_batch(changed, batch.processes)
@@ -214,7 +209,8 @@ def changes_that_fit(
         further = [each for each in further if need(each) < needed]
         if not further:
             return None
-        chosen = next((each for each in further if need(each) <= allowed), min(further, key=need))
+        enough = [each for each in further if need(each) <= allowed]
+        chosen = enough[0] if enough else min(further, key=need)
     return [_flag(name, value) for name, value in chosen.items() if getattr(config, name) != value]
 
 
@@ -225,7 +221,7 @@ def _flag(name: str, value: object) -> str:
 
 def _changes(
     shape: ModelShape, config: TrainConfig, processes: int, device: DeviceMemory
-) -> Iterator[dict[str, object]]:
+) -> Iterator[Mapping[str, object]]:
     """Options that save memory and are not set yet, together where one needs another; the one that changes least of the
     training first."""
     on_gpu, is_ddp, batch = device.kind == "GPU", config.distributed_backend == "ddp", plan_batch(config, processes)
@@ -257,8 +253,6 @@ def _changes(
         yield {"rl_max_episode_tokens": config.rl_max_episode_tokens // 2}
     elif config.rl_max_new_tokens > 1:
         yield {"rl_max_new_tokens": config.rl_max_new_tokens // 2}
-    if config.peft and config.merge_adapter:
-        yield {"merge_adapter": False}
 
 
 # -- completions of a forward pass
@@ -327,8 +321,6 @@ class DiskEstimate:
     """Bytes of a run's model and checkpoints at their largest, without its records."""
 
     model: int
-    checkpoint: int
-    """One checkpoint; 0 if none is written."""
     checkpoints: int
 
 
@@ -342,7 +334,7 @@ def estimate_disk(shape: ModelShape, config: TrainConfig) -> DiskEstimate:
         kept = config.save_total_limit + 1
     elif config.save_strategy == "steps" and config.max_steps is not None:
         kept = max(1, config.max_steps // config.save_steps)
-    return DiskEstimate(weights.trained + merged, one, one * kept)
+    return DiskEstimate(weights.trained + merged, one * kept)
 
 
 # -- this machine
@@ -387,7 +379,7 @@ def check_resources(
     `saves`; none if the model's shape is unknown.
 
     Raises:
-        ConfigError: not even the weights fit into the memory, or the result onto the disk.
+        ConfigError: not even the weights fit into the memory.
     """
     if shape is None:
         return []
@@ -416,11 +408,6 @@ def check_resources(
         )
     if saves:
         wanted, room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
-        if wanted.model > room:
-            raise ConfigError(
-                f"output_dir: the trained model alone needs {format_bytes(wanted.model)}, and {format_bytes(room)} are"
-                f" free in {config.output_dir}\nChoose another place with --output-dir, or make room."
-            )
         if wanted.model + wanted.checkpoints > room:
             warnings.append(
                 f"The disk may run full: {format_bytes(wanted.checkpoints)} of checkpoints,"

@@ -29,7 +29,6 @@ from aitrain.events import Announce, Evaluated, Event, Failed, Note, RunResult, 
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
 from aitrain.machine import usable_cores
-from aitrain.options.other_names import unknown_option
 from aitrain.options.reading import resolve
 from aitrain.options.section import options_of
 from aitrain.options.sweep import SweepConfig
@@ -126,10 +125,6 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
         ConfigError: the sweep cannot work.
         EnvironmentFailed: the environment's file is not valid Python.
     """
-    for part, options in (("options", config.options), ("search", config.search)):
-        for name in options:
-            if name not in TrainConfig.model_fields:
-                raise ConfigError(unknown_option(name, TrainConfig.model_fields, f" (in {part})"))
     kinds = {option.name: option.type_name for option in options_of(TrainConfig)}
     space = {name: _distribution(name, given, kinds[name]) for name, given in config.search.items()}
     plan = SweepPlan(config, space)
@@ -279,7 +274,7 @@ class Sweep:
         self.announce(Note(f"{trial_name(trial)} ({trial.number + 1} of {self.plan.trials}): {text}", "info"))
 
     def _play_trials(self, share: dict[str, str]) -> None:
-        """Play trials until none is left; an error, or that the first trials have failed, stops the others as well."""
+        """Play trials until none is left; an error stops the others as well."""
         try:
             while (trial := self._next()) is not None:
                 self._say(trial, values_text(trial.params))

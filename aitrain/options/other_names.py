@@ -201,7 +201,6 @@ SAME_AS = {
     "sweep_params": "search",
     "sweep_backend": "sampler",
     "sweep_metric": "objective",
-    "sweep_direction": "direction",
     "n_trials": "trials",
     "chat_format": "chat_template",
     "rl_mini_batch_size": "batch_size",

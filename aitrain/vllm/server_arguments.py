@@ -42,12 +42,6 @@ addresses than http://HOST:PORT, or with speculative decoding, which may sample 
 SECRETS = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
 """Arguments that are secrets, and the environment variables for them."""
 
-AS_JSON = ("allowed_headers", "allowed_methods", "allowed_origins")
-"""Lists that vLLM reads as JSON."""
-
-REPEATED = ("middleware",)
-"""Lists whose argument is given once for each item."""
-
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank` of vLLM 0.31."""
 
@@ -133,9 +127,7 @@ def argument_words(given: Mapping[str, object]) -> list[str]:
 def _words(name: str, value: object) -> Iterator[str]:
     if isinstance(value, bool):
         yield f"--{name}" if value else f"--no-{name}"
-    elif isinstance(value, list) and name.replace("-", "_") in REPEATED:
-        yield from (f"--{name}={_text(item)}" for item in value)
-    elif isinstance(value, list) and name.replace("-", "_") not in AS_JSON:
+    elif isinstance(value, list):
         yield f"--{name}"
         yield from map(_text, value)
     else:
@@ -149,7 +141,6 @@ def _text(value: object) -> str:
 # -- addresses, and the key
 
 LOOPBACK = "127.0.0.1"
-ANY = "0.0.0.0"
 KEY_VARIABLE = "VLLM_API_KEY"
 """vLLM's environment variable for the key that requests need."""
 
@@ -165,23 +156,16 @@ def key_header(key: str | None = None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def local_address(host: str, port: int = 0) -> str | None:
-    """The address that a name has on this machine; None if it is unknown or another machine's, or the port in use."""
+def can_bind(host: str, port: int = 0) -> bool:
+    """Whether a name or an address is this machine's, and the port is free; False if the name is unknown."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
             attempt.bind((host, port))
-            return str(attempt.getsockname()[0])
     except (OSError, UnicodeError):
-        return None
+        return False
+    return True
 
 
 def is_here(url: str) -> bool:
-    """Whether the host of an address is this machine; False if its name is unknown."""
-    return local_address(urlsplit(url).hostname or ANY) is not None
-
-
-def bound_address(host: str) -> str:
-    """The address to bind for servers that others reach at `host`: its own, or all addresses of this machine where the
-    name resolves to loopback, as hostnames do on Debian."""
-    address = local_address(host)
-    return ANY if address is None or (address.startswith("127.") and address != host) else address
+    """Whether the host of an address is this machine."""
+    return can_bind(urlsplit(url).hostname or LOOPBACK)

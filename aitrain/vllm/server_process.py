@@ -28,9 +28,8 @@ from aitrain.vllm.server_arguments import (
     KEY_VARIABLE,
     LOOPBACK,
     argument_words,
-    bound_address,
+    can_bind,
     key_header,
-    local_address,
     new_key,
 )
 
@@ -71,8 +70,6 @@ class ServerConfig:
     """Whether clients may load weights and adapters."""
     timeout: float = 600.0
     """Seconds within which it must be healthy."""
-    host: str = LOOPBACK
-    """Where clients reach it."""
     key: str = field(default_factory=new_key, repr=False)
     """What clients send; the server gets it as VLLM_API_KEY."""
     program: tuple[str, ...] = PROGRAM
@@ -80,7 +77,7 @@ class ServerConfig:
 
     def words(self, port: int, *names: str) -> list[str]:
         """Its command line, without the guard; `names` are further names of the model."""
-        place = {"served_model_name": [self.name, *names], "host": bound_address(self.host), "port": port}
+        place = {"served_model_name": [self.name, *names], "host": LOOPBACK, "port": port}
         return [*self.program, *argument_words({**place, **self.arguments})]
 
     def variables(self) -> dict[str, str]:
@@ -110,7 +107,7 @@ def running(
     Raises:
         RunFailed: one exited, or was not healthy in time; the message has the cause from the log.
     """
-    servers = [VLLMServer(plan, notify, port or _free_port(plan.host)) for plan in plans]
+    servers = [VLLMServer(plan, notify, port or _free_port()) for plan in plans]
     try:
         for server in servers:
             server.launch()
@@ -143,8 +140,7 @@ class VLLMServer:
     @property
     def url(self) -> str:
         """Base URL; the same after a restart."""
-        host = self.plan.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return f"http://{LOOPBACK}:{self.port}"
 
     def launch(self) -> None:
         """Start the process."""
@@ -220,10 +216,9 @@ class VLLMServer:
             return False
 
 
-def _free_port(host: str) -> int:
-    address = bound_address(host)
+def _free_port() -> int:
     for port in random.SystemRandom().sample(PORTS, 100):
-        if local_address(address, port) is not None:
+        if can_bind(LOOPBACK, port):
             return port
     raise RunFailed(f"No port between {PORTS[0]} and {PORTS[-1]} is free for vLLM's server.")
 

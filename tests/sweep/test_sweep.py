@@ -202,12 +202,7 @@ def test_trials_that_fail_have_no_score_and_are_counted(run: Run, capsys: pytest
     assert "best so far 0.196 (trial-1)" in progress
 
 
-def test_a_sweep_ends_when_its_first_three_trials_failed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    write_file()
-    assert run(*FILE, failing=[BAD, GOOD]) == 1
-    assert "The first 3 trials have failed: the sweep ends.\ntrial-0: no " in capsys.readouterr().err
-    row = Overview(Path("runs/lrs")).row()
-    assert (len(states()), row["status"]) == (3, "failed")
+def test_a_sweep_without_a_score_has_failed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     write_file(trials=2)
     assert run(*FILE, failing=[BAD, GOOD]) == 1
     assert "No trial has a score" in capsys.readouterr().out
