@@ -254,7 +254,6 @@ def rescore(
     ] = None,
     keywords: EnvKeywords = None,
     step: Annotated[int | None, typer.Option(help="Episodes of this training step only.")] = None,
-    last: Annotated[bool, typer.Option("--last", help="Episodes of the last training step only.")] = False,
     most: Annotated[int, typer.Option("--limit", min=0, help="How many of the most changed episodes are shown.")] = 5,
     as_json: AsJson = False,
     **flags: Flag,
@@ -268,8 +267,6 @@ def rescore(
     from aitrain.runs.model_reference import read_model
     from aitrain.ui.run_registry import run_named
 
-    if step is not None and last:
-        raise ConfigError("--step and --last: give one of them")
     folder = run_named(run)
     saved = read_file(EvalConfig, folder.config)  # of a training or an eval
     with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
@@ -277,7 +274,7 @@ def rescore(
         saved["model"] = "tiny" if model.kind == "url" else model.base
     kept = {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
     config = checked({**flags, "rl_env": env}, keywords, kept)
-    return _on_terminal("rescore", config, run=str(folder.path), step=step, last=last, most=most, as_json=as_json)
+    return _on_terminal("rescore", config, run=str(folder.path), step=step, most=most, as_json=as_json)
 
 
 # -- writing and finding environments

@@ -42,6 +42,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.runs.model_reference import read_model
+from aitrain.runs.records import read_rollouts
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import escape_controls, exit_now, run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment, open_environments
@@ -122,25 +123,24 @@ def _show(request: Request) -> Document:
 
 
 def _rescore(request: Request) -> Document:
-    from aitrain.runs.rollout_index import RolloutIndex
     from aitrain.workbench.rescore import RescoredEpisode, report, rescore, show_report
 
     wanted = request["rescore"]
-    index = RolloutIndex(RunFolder(Path(wanted["run"])).rollouts)
-    index.refresh()
-    steps = {entry.step for entry in index.entries if not entry.eval_phase}
-    step = max(steps, default=0) if wanted["last"] else wanted["step"]
-    wanted_ones = (entry for entry in index.entries if step is None or (entry.step == step and not entry.eval_phase))
-    entries = sorted(wanted_ones, key=lambda entry: entry.group_key)
-    if not entries:
-        raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
+    step, folder = wanted["step"], RunFolder(Path(wanted["run"]))
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
     episodes: list[RescoredEpisode] = []
     for name, (opened, own) in open_environments(config, tokenizer).items():
-        of_env = (index.record(entry) for entry in entries if name in ("", entry.environment))
-        episodes += rescore(opened, own, tokenizer, of_env)
-    found = report(episodes, wanted["most"], config.env_shares)
+        records = (
+            record
+            for file in folder.rollout_files
+            for record in read_rollouts(file)
+            if name in ("", record.environment) and (step is None or (record.step == step and not record.eval_phase))
+        )
+        episodes += rescore(opened, own, tokenizer, records)
+    if not episodes:
+        raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
+    found = report(episodes, wanted["most"])
     if not wanted["as_json"]:
         show_report(Console(highlight=False), found)
     return found
