@@ -88,8 +88,7 @@ class Judge:
 
     def __str__(self) -> str:
         weight = "" if self.weight == 1 else f"{self.weight:g} x "
-        told = ("model", "url", "max_calls", "max_tokens")
-        details = ", ".join(f"{name} {self.settings[name]}" for name in told if name in self.settings)
+        details = ", ".join(f"{name} {self.settings[name]}" for name in ("model", "url") if name in self.settings)
         return f"{weight}{self.name}{details and f' ({details})'}"
 
     def load(self) -> Judge:
