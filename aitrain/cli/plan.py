@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -129,7 +129,6 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     config = plan.config
     yield "model", config.model
     yield from _named("environment", _environments(plan))
-    yield from _named("judges", _judges(plan))
     yield "batch", str(plan.batch)
     yield "rollout", describe_rollout(config, plan.batch)
     yield from _named("preset", described(config))
@@ -167,16 +166,6 @@ def _environments(plan: RunPlan) -> Iterator[str]:
     for name, source in plan.sources.items():
         place = given[name].env_place if source.adapter else str(source.file or source.module)
         yield f"{name}: {shares[name]:.1%} of the prompts, {place}" if len(plan.sources) > 1 else place
-
-
-def _judges(plan: RunPlan) -> Iterator[str]:
-    """What scores the rows of `--rl-env rows:FILE`."""
-    for name, source in plan.sources.items():
-        if source.adapter is not None and source.adapter.name == "rows":
-            from aitrain.environment.judges.judge_set import Judges
-
-            settings: Mapping[str, Any] = plan.config.environments[name].rl_env_config or {}
-            yield f"{name and name + ': '}{Judges.described(settings.get('judges'))}"
 
 
 def _steps(plan: RunPlan) -> str:

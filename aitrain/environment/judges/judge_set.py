@@ -86,11 +86,6 @@ class Judge:
         """Whether it is `async def`."""
         return any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__)))
 
-    def __str__(self) -> str:
-        weight = "" if self.weight == 1 else f"{self.weight:g} x "
-        details = ", ".join(f"{name} {self.settings[name]}" for name in ("model", "url") if name in self.settings)
-        return f"{weight}{self.name}{details and f' ({details})'}"
-
     def load(self) -> Judge:
         """The judge with its function, with the user's code imported.
 
@@ -161,12 +156,6 @@ class Judges:
 
     def __iter__(self) -> Iterator[Judge]:
         return iter(judge for judges in self.by_source.values() for judge in judges)
-
-    def __str__(self) -> str:
-        several = {source: " + ".join(map(str, judges)) for source, judges in self.by_source.items()}
-        return "; ".join(
-            judges if source == ANY_SOURCE else f"{source}: {judges}" for source, judges in several.items()
-        )
 
     @property
     def source_files(self) -> list[Path]:
