@@ -92,7 +92,7 @@ def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown() ->
         (Talk(), ["no"] * 4, ["the limit of turns ended the episode (max_turns, 3 turns)"]),
         (
             Add(), [call("add", first=2, second=3), "5"],
-            ['-> add {"first": 2, "second": 3}', "<|im_start|>tool\n5<|im_end|>", "score 1.000"],
+            ["<|im_start|>tool\n5<|im_end|>", "score 1.000"],
         ),
     ],
 )  # fmt: skip
