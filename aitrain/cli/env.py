@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import groupby, tee
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -126,7 +126,7 @@ def check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.execution.process_tree import on_stop_signals
-    from aitrain.workbench.check.process import document_of, messages_of, report_lines
+    from aitrain.workbench.check.process import messages_of, report
 
     config = checked({**flags, "rl_env": env, "model": tokenizer}, env_arg)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
@@ -135,12 +135,8 @@ def check(
         "only": names,
         "ask_judges": ask_judges,
     }
-    received, again = tee(messages_of(request))
     with on_stop_signals(signal.default_int_handler):
-        if not as_json:
-            for line in report_lines(received, verbose):
-                typer.echo(line)
-        document = document_of(again)
+        document = report(messages_of(request), (lambda _: None) if as_json else typer.echo, verbose)
     if as_json:
         print_json(document)
     elif "error" in document:

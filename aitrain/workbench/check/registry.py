@@ -178,9 +178,8 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
     send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
     limit = SAMPLE if seconds is None else FAST_SAMPLE
     with closing(Subject(opened, config, tokenizer, limit, SECONDS)) as subject:
-        for place, one in enumerate(checks):
-            left = [other.name for other in checks[place + 1 :]]
-            send({"running": one.name, "left": left})
+        for one in checks:
+            send({"running": one.name})
             for result in run_checks(subject, [one]):
                 send({"result": asdict(result)})
             if subject.model.used and seconds is not None:

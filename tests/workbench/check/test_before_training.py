@@ -73,8 +73,7 @@ def test_what_is_wrong_is_said_in_few_lines_and_a_scorer_that_always_fails_is_na
 
 def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) -> None:
     found = checked(here, "open('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)", 5.0)
-    assert list(found.lines()) == [f"Environment checks: {found.passed} passed, {found.left_out} not made: {NO_TIME}."]
-    assert found.left_out > 4
+    assert list(found.lines()) == [f"Environment checks: {found.passed} passed, the others not made: {NO_TIME}."]
     assert eventually(lambda: not is_alive(int(Path("pid").read_text())))
 
 
