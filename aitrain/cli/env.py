@@ -326,14 +326,11 @@ def list_environments(as_json: AsJson = False) -> int:
     if as_json:
         print_json([asdict(one) for one in listed])
         return 0
-    by_source = {source: list(of) for source, of in groupby(listed, lambda one: one.source)}
-    for source, heading in HEADINGS.items():
-        lines = [heading, *(["  none"] if source not in by_source else [])]
-        for one in by_source.get(source, []):
-            package = f"  ({one.package} {one.version or 'is not installed'})" if one.package else ""
-            if one.problem and one.version:
-                package = f"{package[:-1]}, which the adapter does not support)"
-            lines += [f"  {one.rl_env}{package}", f"      {one.summary}"]
-        typer.echo(escape_controls("\n".join(lines)) + "\n")
+    for source, environments in groupby(listed, lambda one: one.source):
+        typer.echo(HEADINGS[source])
+        for one in environments:
+            lines = [f"  {one.rl_env}", one.summary, *one.problem.splitlines()]
+            typer.echo(escape_controls("\n      ".join(lines)))
+        typer.echo()
     typer.echo("Your own: --rl-env path/to/file.py:Class. Write one with: aitrain env init my_task")
     return 0
