@@ -26,13 +26,11 @@ from aitrain.environment.contract import env_kind, named_by, scores_groups
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
 from aitrain.environment.requirements import requirements_of
-from aitrain.environment.runner import AbsentModel, start_runner
+from aitrain.environment.runner import AbsentModel, EnvRunner, start_runner
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
 from aitrain.environment.session import Message
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
-from aitrain.execution.async_calls import run_if_async
-from aitrain.execution.user_code import failure_message
 from aitrain.jobs.env_check import LazyTokenizer
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
@@ -44,7 +42,7 @@ from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import read_rollouts
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.output import escape_controls, exit_now, run_job
+from aitrain.ui.output import exit_now, run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment, open_environments
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 
@@ -110,16 +108,8 @@ def _show(request: Request) -> Document:
 
     config = resolve(TrainConfig, None, request["options"])
     opened, config = open_environment(config, LazyTokenizer(config))
-    try:
+    with closing(EnvRunner(opened.environment, config)):  # which closes the environment
         return show(opened, _view(config), **request["show"])
-    finally:
-        close = getattr(opened.environment, "close", None)
-        try:
-            if callable(close):
-                run_if_async(close())
-        except Exception as error:  # the command has done its work
-            message = failure_message(f"{type(opened.environment).__name__}.close raised", error)
-            print(f"aitrain: {escape_controls(message)}", file=sys.stderr)
 
 
 def _rescore(request: Request) -> Document:

@@ -43,7 +43,7 @@ def is_offline() -> bool:
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds before a request is repeated; doubled each time, unless the server says how long to wait."""
+"""Seconds before a request is repeated; doubled each time."""
 CONNECT_SECONDS = 10.0
 BUSY = {408, 409, 425, 429}
 """Statuses below 500 that pass."""
@@ -126,25 +126,20 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
             try:
                 async with slots, asyncio.timeout(self.timeout):
                     response = await connections.client.post(url, json=body, headers=headers)
+                if response.is_success:
+                    return response.json()
             except TimeoutError:
                 failure = Failure("timed_out", f"{judge} did not answer within {self.timeout:g} s")
                 continue
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 what = redact(f"{type(error).__name__}: {error}")
-                failure = Failure("server", f"{judge} cannot be reached: {what}")
+                failure = Failure("server", f"{judge} cannot be reached, or does not answer in JSON: {what}")
                 continue
             status, said = response.status_code, redact(" ".join(response.text[:300].split()))
-            if status < 300:
-                try:
-                    return response.json()
-                except ValueError:
-                    raise CallFailed(Failure("server", f"{judge} does not answer in JSON: {said}")) from None
             advice = f"\nPut the key into the environment variable {self.key_name}." if status in (401, 403) else ""
             failure = Failure("server", f"{judge} answers with status {status}: {said}{advice}")
             if status < 500 and status not in BUSY:
                 break
-            wait = response.headers.get("retry-after", "")
-            pause = max(pause, float(wait) if wait.isdigit() else 0.0)
         raise CallFailed(failure)
 
 

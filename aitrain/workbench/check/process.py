@@ -88,8 +88,6 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
 # -- before a training
 
 FAST_SECONDS = 10.0
-SHOWN = 3
-"""Findings that are noted."""
 
 
 @dataclass
@@ -116,9 +114,7 @@ class FastCheck:
         elif not self.findings:
             late = f", the others not made: {self.reason}" if self.reason else ""
             yield f"Environment checks: {self.passed} passed{late}."
-        yield from self.findings[:SHOWN]
-        if len(self.findings) > SHOWN:
-            yield f"{len(self.findings) - SHOWN} more findings about the environment: aitrain env check shows all."
+        yield from self.findings
 
 
 def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastCheck:
