@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,14 +23,14 @@ from aitrain.cli.flags import (
     print_json,
     with_options,
 )
-from aitrain.errors import AitrainError, ConfigError, did_you_mean
+from aitrain.errors import AitrainError, ConfigError
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import NOTHING, key_and_value, read_file, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.value_types import read_json_object
 
 PORT = 8000
-POLICIES = ("person", "reference", "empty", "junk", "model", "script")
+Policy = Literal["person", "reference", "empty", "junk", "model", "script"]
 HEADINGS = {
     "bundled": "Bundled",
     "installed": "Of installed packages (entry points in aitrain.environments)",
@@ -153,9 +153,8 @@ def play(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The replies, for --policy script.")] = None,
     *,
     policy: Annotated[
-        str,
+        Policy,
         typer.Option(
-            autocompletion=lambda: list(POLICIES),
             help="Who answers: person (you), reference (the environment's), empty (nothing), junk (noise), model (with"
             " --model), or script FILE (one reply a line, or a JSON list).",
         ),
@@ -177,8 +176,6 @@ def play(
 
     if model is not None and policy in ("person", "model"):
         policy, tokenizer = "model", model
-    if policy not in POLICIES:
-        raise ConfigError(f"--policy {policy}: use one of {', '.join(POLICIES)}.{did_you_mean(policy, POLICIES)}")
     if (policy == "model") != (model is not None):
         raise ConfigError("--policy model: it belongs together with --model, such as --model tiny")
     if (policy == "script") != (file is not None):

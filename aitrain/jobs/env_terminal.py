@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -226,39 +227,31 @@ def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | No
 def _view(config: TrainConfig) -> ModelView:
     """The chat format of the model that the options name, of which only the tokenizer is loaded."""
     if config.model == "tiny":
-        return ModelView(ChatFormat(TinyTokenizer()), config.model)
+        return ModelView(ChatFormat(tiny_tokenizer()), config.model)
     from aitrain.training.chat_templates import chat_format
     from aitrain.training.model import load_tokenizer
 
     return ModelView(chat_format(load_tokenizer(config), config), config.model)
 
 
-class TinyTokenizer:
-    """The tokenizer of the bundled model without transformers, whose import takes seconds: encodes, decodes and renders
-    as the tokenizer that transformers makes of the same files."""
+def tiny_tokenizer() -> Any:
+    """The tokenizer of the bundled model without transformers, whose import takes seconds: renders and encodes as the
+    tokenizer that transformers makes of the same files."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from tokenizers import Tokenizer
 
-    def __init__(self) -> None:
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-        from tokenizers import Tokenizer
+    tokenizer = Tokenizer.from_file(str(TINY_FOLDER / "tokenizer.json"))
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)  # Jinja's own escapes HTML
+    template = jinja.from_string((TINY_FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
 
-        self._tokenizer = Tokenizer.from_file(str(TINY_FOLDER / "tokenizer.json"))
-        jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)  # Jinja's own escapes HTML
-        self._template = jinja.from_string((TINY_FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
-        self.pad_token_id: int | None = self._tokenizer.token_to_id("<|endoftext|>")
+    def render(messages: list[Message], **options: object) -> str:
+        return template.render(**{"tools": None, **options}, messages=messages)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False, **_: bool) -> str:
-        """The text of token ids."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
-
-    def apply_chat_template(self, conversation: list[Message], **options: object) -> str:
-        """The rendered conversation; options are the template's variables."""
-        return str(self._template.render(**{"tools": None, **options}, messages=conversation))
+    return SimpleNamespace(
+        encode=lambda text, add_special_tokens: tokenizer.encode(text, add_special_tokens=add_special_tokens).ids,
+        apply_chat_template=render,
+    )
 
 
 COMMANDS: dict[str, Callable[[Request], Document]] = {

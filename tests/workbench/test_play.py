@@ -12,14 +12,14 @@ import pytest
 from aitrain import Score, TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.errors import ConfigError
-from aitrain.jobs.env_terminal import TinyTokenizer
+from aitrain.jobs.env_terminal import tiny_tokenizer
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 from aitrain.workbench.show import show
 from tests.rehearsal import call
 
-VIEW = ModelView(ChatFormat(TinyTokenizer()), "tiny")
+VIEW = ModelView(ChatFormat(tiny_tokenizer()), "tiny")
 
 
 def cases(count: int = 3) -> list[Case]:
