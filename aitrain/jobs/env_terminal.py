@@ -161,8 +161,6 @@ def _serve(request: Request) -> Document:
     runner = start_runner(environment, config, is_watched=False)
     runner.notify = say
     runner.offer(NO_MODEL, tokenizer)
-    if "model" in (description.parameters or ()):
-        say(f"{description.name}.{description.kind} names `model`, which a served environment does not have.")
     if opened.note:
         say(opened.note)
     with closing(runner):

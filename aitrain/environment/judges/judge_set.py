@@ -91,21 +91,20 @@ class Judge:
             function = RemoteJudge(url=self.place, **self.settings)
         elif self.place in MODELS:
             function = MODELS[self.place](**self.settings)
-        elif self.users_place is None and (self.settings or self.place not in RULES):
-            known = [*RULES, *MODELS]
-            if self.place in RULES:
-                raise ConfigError(f"judges: the rule {self.place} takes no settings")
-            raise ConfigError(
-                f"judges: there is no judge {self.place}."
-                f"{did_you_mean(self.place, known)}\nName one of {', '.join(known)}; your own, such as"
-                " my_judges.py:polite; or a URL."
-            )
-        else:
-            function = RULES[self.place] if self.users_place is None else load_object(*self.users_place)
+        elif self.users_place is not None:
+            function = load_object(*self.users_place)
             if inspect.isclass(function):
                 function = function(**self.settings)
             elif self.settings:
                 function = partial(function, **self.settings)
+        elif self.place in RULES and not self.settings:
+            function = RULES[self.place]
+        else:
+            what, known = f"{self.place}{' with settings' if self.settings else ''}", [*RULES, *MODELS]
+            raise ConfigError(
+                f"judges: there is no judge {what}.{did_you_mean(self.place, known)}\nName one of"
+                f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
+            )
         return replace(self, function=function)
 
     def parsed(self, returned: object) -> ScoreResult:

@@ -123,21 +123,20 @@ def chosen(only: Iterable[str]) -> list[EnvCheck]:
     return [check for check in CHECKS if check.name in names]
 
 
-def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckResult]:
-    """Run the checks one after another; those for which there is no time are skipped."""
-    for check in checks:
-        start, found, skipped = time.monotonic(), list[EnvFinding](), ""
-        try:
-            skipped = check.reason_to_skip(subject)
-            for finding in () if skipped else check.find(subject):
-                found.append(replace(finding, check=check.name))
-        except NotCheckedError as stopped:
-            skipped = "" if found else str(stopped)
-        except ConfigError:  # a run would be refused
-            raise
-        except Exception as error:  # one check that fails must not hide what the others find
-            skipped = f"the check itself failed: {describe_error(error)}"
-        yield CheckResult(check.name, check.description, found, skipped, time.monotonic() - start)
+def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
+    """Run a check; it is skipped if there is no time for it."""
+    start, found, skipped = time.monotonic(), list[EnvFinding](), ""
+    try:
+        skipped = check.reason_to_skip(subject)
+        for finding in () if skipped else check.find(subject):
+            found.append(replace(finding, check=check.name))
+    except NotCheckedError as stopped:
+        skipped = "" if found else str(stopped)
+    except ConfigError:  # a run would be refused
+        raise
+    except Exception as error:  # one check that fails must not hide what the others find
+        skipped = f"the check itself failed: {describe_error(error)}"
+    return CheckResult(check.name, check.description, found, skipped, time.monotonic() - start)
 
 
 # -- the process
@@ -180,8 +179,7 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
     with closing(Subject(opened, config, tokenizer, limit, SECONDS)) as subject:
         for one in checks:
             send({"running": one.name})
-            for result in run_checks(subject, [one]):
-                send({"result": asdict(result)})
+            send({"result": asdict(run_check(subject, one))})
             if subject.model.used and seconds is not None:
                 raise AitrainError("its scores need the model")
         failures = [episode.result.failure for episode in subject.episodes]

@@ -15,7 +15,7 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.environment.dataset import build_cases
 from aitrain.workbench.check.process import FastCheck, check_quickly
-from aitrain.workbench.check.registry import EnvCheck, chosen, run_checks
+from aitrain.workbench.check.registry import EnvCheck, chosen, run_check
 from aitrain.workbench.check.subject import NO_TIME, EnvFinding, Subject
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import Constant
@@ -104,7 +104,7 @@ def test_a_check_that_takes_too_long_or_fails_itself_is_stopped_and_the_next_one
     opened = OpenedEnvironment(Slow(), build_cases(Slow(), None)[0])
     checks = [EnvCheck("broken", "", broken, "rows"), EnvCheck("many", "", play_many), *chosen(["dataset"])]
     with closing(Subject(opened, TrainConfig(), seconds=0.2)) as subject:
-        failed, many, last = run_checks(subject, checks)
+        failed, many, last = [run_check(subject, check) for check in checks]
     assert failed.skipped == "the check itself failed: RuntimeError: mine"
     assert (many.findings, many.skipped) == ([], NO_TIME)
     assert last.skipped == ""
