@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import groupby, tee
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,14 +23,14 @@ from aitrain.cli.flags import (
     print_json,
     with_options,
 )
-from aitrain.errors import AitrainError, ConfigError, did_you_mean
+from aitrain.errors import AitrainError, ConfigError
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import NOTHING, key_and_value, read_file, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.value_types import read_json_object
 
 PORT = 8000
-POLICIES = ("person", "reference", "empty", "junk", "model", "script")
+Policy = Literal["person", "reference", "empty", "junk", "model", "script"]
 HEADINGS = {
     "bundled": "Bundled",
     "installed": "Of installed packages (entry points in aitrain.environments)",
@@ -126,7 +126,7 @@ def check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.execution.process_tree import on_stop_signals
-    from aitrain.workbench.check.process import document_of, messages_of, report_lines
+    from aitrain.workbench.check.process import messages_of, report
 
     config = checked({**flags, "rl_env": env, "model": tokenizer}, env_arg)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
@@ -135,12 +135,8 @@ def check(
         "only": names,
         "ask_judges": ask_judges,
     }
-    received, again = tee(messages_of(request))
     with on_stop_signals(signal.default_int_handler):
-        if not as_json:
-            for line in report_lines(received, verbose):
-                typer.echo(line)
-        document = document_of(again)
+        document = report(messages_of(request), (lambda _: None) if as_json else typer.echo, verbose)
     if as_json:
         print_json(document)
     elif "error" in document:
@@ -157,9 +153,8 @@ def play(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The replies, for --policy script.")] = None,
     *,
     policy: Annotated[
-        str,
+        Policy,
         typer.Option(
-            autocompletion=lambda: list(POLICIES),
             help="Who answers: person (you), reference (the environment's), empty (nothing), junk (noise), model (with"
             " --model), or script FILE (one reply a line, or a JSON list).",
         ),
@@ -181,8 +176,6 @@ def play(
 
     if model is not None and policy in ("person", "model"):
         policy, tokenizer = "model", model
-    if policy not in POLICIES:
-        raise ConfigError(f"--policy {policy}: use one of {', '.join(POLICIES)}.{did_you_mean(policy, POLICIES)}")
     if (policy == "model") != (model is not None):
         raise ConfigError("--policy model: it belongs together with --model, such as --model tiny")
     if (policy == "script") != (file is not None):
@@ -254,7 +247,6 @@ def rescore(
     ] = None,
     keywords: EnvKeywords = None,
     step: Annotated[int | None, typer.Option(help="Episodes of this training step only.")] = None,
-    last: Annotated[bool, typer.Option("--last", help="Episodes of the last training step only.")] = False,
     most: Annotated[int, typer.Option("--limit", min=0, help="How many of the most changed episodes are shown.")] = 5,
     as_json: AsJson = False,
     **flags: Flag,
@@ -268,8 +260,6 @@ def rescore(
     from aitrain.runs.model_reference import read_model
     from aitrain.ui.run_registry import run_named
 
-    if step is not None and last:
-        raise ConfigError("--step and --last: give one of them")
     folder = run_named(run)
     saved = read_file(EvalConfig, folder.config)  # of a training or an eval
     with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
@@ -277,7 +267,7 @@ def rescore(
         saved["model"] = "tiny" if model.kind == "url" else model.base
     kept = {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
     config = checked({**flags, "rl_env": env}, keywords, kept)
-    return _on_terminal("rescore", config, run=str(folder.path), step=step, last=last, most=most, as_json=as_json)
+    return _on_terminal("rescore", config, run=str(folder.path), step=step, most=most, as_json=as_json)
 
 
 # -- writing and finding environments
@@ -333,14 +323,11 @@ def list_environments(as_json: AsJson = False) -> int:
     if as_json:
         print_json([asdict(one) for one in listed])
         return 0
-    by_source = {source: list(of) for source, of in groupby(listed, lambda one: one.source)}
-    for source, heading in HEADINGS.items():
-        lines = [heading, *(["  none"] if source not in by_source else [])]
-        for one in by_source.get(source, []):
-            package = f"  ({one.package} {one.version or 'is not installed'})" if one.package else ""
-            if one.problem and one.version:
-                package = f"{package[:-1]}, which the adapter does not support)"
-            lines += [f"  {one.rl_env}{package}", f"      {one.summary}"]
-        typer.echo(escape_controls("\n".join(lines)) + "\n")
+    for source, environments in groupby(listed, lambda one: one.source):
+        typer.echo(HEADINGS[source])
+        for one in environments:
+            lines = [f"  {one.rl_env}", one.summary, *one.problem.splitlines()]
+            typer.echo(escape_controls("\n      ".join(lines)))
+        typer.echo()
     typer.echo("Your own: --rl-env path/to/file.py:Class. Write one with: aitrain env init my_task")
     return 0

@@ -42,9 +42,6 @@ class LazyTokenizer:
     def __len__(self) -> int:
         return len(self._loaded)
 
-    def __bool__(self) -> bool:
-        return True
-
     def __reduce__(self) -> tuple[object, ...]:
         return copy.copy, (self._loaded,)  # worker processes get the tokenizer itself
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -26,13 +27,11 @@ from aitrain.environment.contract import env_kind, named_by, scores_groups
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
 from aitrain.environment.requirements import requirements_of
-from aitrain.environment.runner import AbsentModel, start_runner
+from aitrain.environment.runner import AbsentModel, EnvRunner, start_runner
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
 from aitrain.environment.session import Message
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
-from aitrain.execution.async_calls import run_if_async
-from aitrain.execution.user_code import failure_message
 from aitrain.jobs.env_check import LazyTokenizer
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
@@ -42,8 +41,9 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.runs.model_reference import read_model
+from aitrain.runs.records import read_rollouts
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.output import escape_controls, exit_now, run_job
+from aitrain.ui.output import exit_now, run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment, open_environments
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 
@@ -109,38 +109,29 @@ def _show(request: Request) -> Document:
 
     config = resolve(TrainConfig, None, request["options"])
     opened, config = open_environment(config, LazyTokenizer(config))
-    try:
+    with closing(EnvRunner(opened.environment, config)):  # which closes the environment
         return show(opened, _view(config), **request["show"])
-    finally:
-        close = getattr(opened.environment, "close", None)
-        try:
-            if callable(close):
-                run_if_async(close())
-        except Exception as error:  # the command has done its work
-            message = failure_message(f"{type(opened.environment).__name__}.close raised", error)
-            print(f"aitrain: {escape_controls(message)}", file=sys.stderr)
 
 
 def _rescore(request: Request) -> Document:
-    from aitrain.runs.rollout_index import RolloutIndex
     from aitrain.workbench.rescore import RescoredEpisode, report, rescore, show_report
 
     wanted = request["rescore"]
-    index = RolloutIndex(RunFolder(Path(wanted["run"])).rollouts)
-    index.refresh()
-    steps = {entry.step for entry in index.entries if not entry.eval_phase}
-    step = max(steps, default=0) if wanted["last"] else wanted["step"]
-    wanted_ones = (entry for entry in index.entries if step is None or (entry.step == step and not entry.eval_phase))
-    entries = sorted(wanted_ones, key=lambda entry: entry.group_key)
-    if not entries:
-        raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
+    step, folder = wanted["step"], RunFolder(Path(wanted["run"]))
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
     episodes: list[RescoredEpisode] = []
     for name, (opened, own) in open_environments(config, tokenizer).items():
-        of_env = (index.record(entry) for entry in entries if name in ("", entry.environment))
-        episodes += rescore(opened, own, tokenizer, of_env)
-    found = report(episodes, wanted["most"], config.env_shares)
+        records = (
+            record
+            for file in folder.rollout_files
+            for record in read_rollouts(file)
+            if name in ("", record.environment) and (step is None or (record.step == step and not record.eval_phase))
+        )
+        episodes += rescore(opened, own, tokenizer, records)
+    if not episodes:
+        raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
+    found = report(episodes, wanted["most"])
     if not wanted["as_json"]:
         show_report(Console(highlight=False), found)
     return found
@@ -170,8 +161,6 @@ def _serve(request: Request) -> Document:
     runner = start_runner(environment, config, is_watched=False)
     runner.notify = say
     runner.offer(NO_MODEL, tokenizer)
-    if "model" in (named_by(getattr(environment, description.kind)) or ()):
-        say(f"{description.name}.{description.kind} names `model`, which a served environment does not have.")
     if opened.note:
         say(opened.note)
     with closing(runner):
@@ -235,39 +224,31 @@ def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | No
 def _view(config: TrainConfig) -> ModelView:
     """The chat format of the model that the options name, of which only the tokenizer is loaded."""
     if config.model == "tiny":
-        return ModelView(ChatFormat(TinyTokenizer()), config.model)
+        return ModelView(ChatFormat(tiny_tokenizer()), config.model)
     from aitrain.training.chat_templates import chat_format
     from aitrain.training.model import load_tokenizer
 
     return ModelView(chat_format(load_tokenizer(config), config), config.model)
 
 
-class TinyTokenizer:
-    """The tokenizer of the bundled model without transformers, whose import takes seconds: encodes, decodes and renders
-    as the tokenizer that transformers makes of the same files."""
+def tiny_tokenizer() -> Any:
+    """The tokenizer of the bundled model without transformers, whose import takes seconds: renders and encodes as the
+    tokenizer that transformers makes of the same files."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from tokenizers import Tokenizer
 
-    def __init__(self) -> None:
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-        from tokenizers import Tokenizer
+    tokenizer = Tokenizer.from_file(str(TINY_FOLDER / "tokenizer.json"))
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)  # Jinja's own escapes HTML
+    template = jinja.from_string((TINY_FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
 
-        self._tokenizer = Tokenizer.from_file(str(TINY_FOLDER / "tokenizer.json"))
-        jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)  # Jinja's own escapes HTML
-        self._template = jinja.from_string((TINY_FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
-        self.pad_token_id: int | None = self._tokenizer.token_to_id("<|endoftext|>")
+    def render(messages: list[Message], **options: object) -> str:
+        return template.render(**{"tools": None, **options}, messages=messages)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False, **_: bool) -> str:
-        """The text of token ids."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
-
-    def apply_chat_template(self, conversation: list[Message], **options: object) -> str:
-        """The rendered conversation; options are the template's variables."""
-        return str(self._template.render(**{"tools": None, **options}, messages=conversation))
+    return SimpleNamespace(
+        encode=lambda text, add_special_tokens: tokenizer.encode(text, add_special_tokens=add_special_tokens).ids,
+        apply_chat_template=render,
+    )
 
 
 COMMANDS: dict[str, Callable[[Request], Document]] = {

@@ -14,7 +14,7 @@ from aitrain.environment.completion_parser import THINK, thought_of
 from aitrain.environment.contract import Prompt, as_messages
 from aitrain.environment.dataset import canonical_text
 from aitrain.environment.runner import AbsentModel
-from aitrain.environment.session import AssistantTurn, Message
+from aitrain.environment.session import Message
 from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas, Tokenizer
 
 FILLER = 0
@@ -29,8 +29,6 @@ class ChatPart:
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
     is_answer: bool = False
-    turn: AssistantTurn | None = None
-    """An answer as the environment gets it, if it is not to be parsed."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,6 @@ class MessageFormat(ChatFormat):
         """The message of a completion, with its tool calls."""
         answer = self.parts[ids[0]] if ids else ChatPart(({"role": "assistant", "content": ""},))
         message = answer.messages[0]
-        if answer.turn is not None:
-            return message, answer.turn
         if not tools:
             message = {name: value for name, value in message.items() if name != "tool_calls"}
         thought = thought_of(message)
@@ -70,9 +66,9 @@ class MessageFormat(ChatFormat):
     def check_tools(self) -> None:
         """No-op: the API refuses tools that its model cannot use."""
 
-    def completion_ids(self, message: Message, tokens: int = 1, turn: AssistantTurn | None = None) -> list[int]:
+    def completion_ids(self, message: Message, tokens: int = 1) -> list[int]:
         """Ids of an answer, as many as its tokens."""
-        return [self._add(ChatPart((message,), is_answer=True, turn=turn)), *[FILLER] * (tokens - 1)]
+        return [self._add(ChatPart((message,), is_answer=True)), *[FILLER] * (tokens - 1)]
 
     def answers(self, ids: Sequence[int]) -> int:
         """How many of the ids stand for answers."""

@@ -112,15 +112,11 @@ def write_environment(name: str, kind: str, folder: Path) -> tuple[Path, Path]:
     Raises:
         ConfigError: the name cannot be a module's, or would hide one; or one of the files exists or cannot be written.
     """
-    why = ""
-    if not name.isidentifier() or keyword.iskeyword(name):
-        why = f"{name} is {'a word of Python' if keyword.iskeyword(name) else 'not the name of a Python module'}"
-    elif name.startswith(("_", "test_")) or name.endswith("_test"):
-        why = f"pytest or Python would take {name}.py for something else"
-    elif name in RESERVED or name in sys.stdlib_module_names or installed(name) is not None:
-        why = f"{name}.py would hide the module {name}"
-    if why:
-        raise ConfigError(f"NAME: {why}\nTake another one, such as: aitrain env init my_task")
+    is_name = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith(("_", "test_"))
+    if not is_name or name in {*RESERVED, *sys.stdlib_module_names} or installed(name) is not None:
+        raise ConfigError(
+            f"NAME: {name} is not the name of a new Python module\nTake another one, such as: aitrain env init my_task"
+        )
     files = folder / f"{name}.py", folder / f"test_{name}.py"
     for path in (*files, folder / name):
         if path.exists() or path.is_symlink():

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import count
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,15 +15,15 @@ from rich.console import Console
 from rich.text import Text
 
 from aitrain.environment.completion_parser import ToolJson, clean
-from aitrain.environment.contract import Case, Prompt
+from aitrain.environment.contract import Case
 from aitrain.environment.runner import AbsentModel, start_runner
-from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
-from aitrain.rollout.engine import Decoding
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.message_format import MessageFormat
 from aitrain.ui.output import escape_controls
 from aitrain.ui.transcript import score_text
 from aitrain.workbench.opening import OpenedEnvironment
@@ -64,12 +62,8 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
     case = chosen_case(opened.all_cases, options.case)
     title = f"{type(opened.environment).__name__}, {case_name(case)} of {len(opened.all_cases)}, seed {options.seed}"
     console.print(Text(escape_controls(f"{title}; template and tokens of {view.name}"), style="dim"), soft_wrap=True)
-    model = view.chat
-    shown = ShownFormat(
-        model.tokenizer, model.template, model.options, model.support, inner=rollout.chat, console=console,
-        who=options.policy, thoughts=rollout.chat.thoughts, thinking=rollout.chat.thinking,
-    )  # fmt: skip
-    rollout = replace(rollout, chat=shown)
+    shown = ShownEngine(rollout.engine, rollout.chat, view.chat, case.is_chat, options.policy, console)
+    rollout = replace(rollout, engine=shown)
     rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
     with closing(EventLoop()) as loop, closing(rollout.runner):
         (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
@@ -109,58 +103,47 @@ def case_name(case: Case) -> str:
 # -- what passes between the policy and the environment
 
 
-@dataclass(frozen=True)
-class ShownFormat(ChatFormat):
-    """A model's chat format, which shows what the model gets and what is answered; `inner` is that of the episode."""
+@dataclass
+class ShownEngine:
+    """An engine that shows what it continues, as the model's chat template renders it, and its answers."""
 
-    inner: ChatFormat = field(kw_only=True)
-    console: Console = field(kw_only=True)
-    who: str = field(kw_only=True)
-    numbers: Iterator[int] = field(default_factory=partial(count, 1))
+    inner: Engine
+    chat: ChatFormat
+    """The chat format of the episode: that of the view, or of written replies."""
+    view: ChatFormat
+    is_chat: bool
+    who: str
+    console: Console
+    shown: str = ""
+    turns: int = 0
 
-    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
-        """Show and render the conversation before the first answer."""
-        self._show_turn(super().render_prompt(prompt, tools)[1])
-        return self.inner.render_prompt(prompt, tools)
-
-    def prompt_ids(self, prompt: Prompt, tools: Schemas = ()) -> list[int]:
-        """Show and render a conversation that is not trained."""
-        show_heading(self.console, "the environment asks in another conversation, which is not trained")
-        show_text(self.console, self.prompt_text(prompt, tools))
-        return self.inner.prompt_ids(prompt, tools)
-
-    def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
-        """Show and render what comes between an answer and the next one."""
-        self._show_turn(super().following_ids(messages, last if self.who == "model" else -1, is_chat))
-        return self.inner.following_ids(messages, last, is_chat)
-
-    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
-        """Parse and show an answer; what a person types is there already."""
-        inner = replace(self.inner, thoughts=self.thoughts, keeps_thoughts=self.keeps_thoughts)
-        reply = inner.read(ids, prefix, tools, eos_ids)
-        _, turn = reply
-        if self.who == "model":
-            show_heading(self.console, f"model answers, {len(ids)} token{'' if len(ids) == 1 else 's'}")
-            self._show_ids(ids, "cyan")
-        elif self.who != "person" or not self.console.is_terminal:
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Show what is new in the conversation, and the answer; what a person types is there already."""
+        text = self._text(request.prompt_ids)
+        new = text.removeprefix(self.shown)  # a template may render earlier turns in another way: then all of it
+        self.turns += 1
+        tokens = self.view.tokenizer.encode(new, add_special_tokens=False)
+        show_heading(self.console, f"turn {self.turns}: the model gets {len(tokens)} tokens")
+        show_text(self.console, new)
+        completion = await self.inner.generate(request)
+        answer = self._text(completion.ids, is_answer=True)
+        self.shown = text + answer
+        if self.who != "person" or not self.console.is_terminal:
             show_heading(self.console, f"{self.who} answers")
-            show_text(self.console, turn.text, "cyan")
-        for call in turn.calls:
-            what = call.problem or json.dumps(call.arguments, ensure_ascii=False)
-            show_text(self.console, f"-> {call.name} {what}", "yellow" if call.problem else "cyan")
-        return reply
+            show_text(self.console, answer, "cyan")
+        return completion
 
-    def check_tools(self) -> None:
-        """Check what is played with."""
-        self.inner.check_tools()
+    def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
+        """That of the engine."""
+        return self.inner.batch(episodes)
 
-    def _show_turn(self, ids: list[int]) -> None:
-        number = next(self.numbers)
-        show_heading(self.console, f"turn {number}: the model {'' if number == 1 else 'then '}gets {len(ids)} tokens")
-        self._show_ids(ids)
-
-    def _show_ids(self, ids: list[int], style: str = "") -> None:
-        show_text(self.console, str(self.tokenizer.decode(ids, skip_special_tokens=False)), style)
+    def _text(self, ids: list[int], is_answer: bool = False) -> str:
+        if not isinstance(self.chat, MessageFormat):
+            return str(self.chat.tokenizer.decode(ids, skip_special_tokens=False))
+        messages, tools = self.chat.conversation(ids)
+        if self.is_chat and not is_answer:
+            return self.view.prompt_text(messages, tools)
+        return "".join(str(message["content"] or "") for message in messages)
 
 
 def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: object, options: PlayOptions) -> Rollout:
@@ -210,9 +193,7 @@ def read_script(path: Path) -> Script:
         replies = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--policy script: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not all(isinstance(reply, str) for reply in replies):
-        raise ConfigError(f"--policy script: {path} must hold a JSON list of texts, or one reply a line")
-    return Script(tuple(replies))
+    return Script(tuple(map(str, replies)))
 
 
 # -- a person

@@ -16,7 +16,6 @@ from aitrain.environment.runner import EnvRunner, score_groups, start_runner
 from aitrain.environment.session import Group, Message
 from aitrain.execution.failure import Failure
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ParsedTurn
 from aitrain.rollout.engine import Completion, GenerationRequest, Leave, OutOfRepliesError
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import EventLoop
@@ -39,8 +38,9 @@ class Conversation:
     tools: list[ToolJson]
 
 
-Policy = Callable[[Conversation], str | ParsedTurn | None]
-"""Gives the next reply in a conversation; None if it has none left, which ends the episode like a limit."""
+Policy = Callable[[Conversation], str | Message | None]
+"""Gives the next reply in a conversation, or the whole message; None if it has none left, which ends the episode like a
+limit."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,8 @@ class WrittenReplies:
         reply = policy(Conversation(messages, self.chat.answers(request.prompt_ids), tools))
         if reply is None:
             raise OutOfRepliesError
-        if isinstance(reply, str):
-            return Completion(self.chat.completion_ids({"role": "assistant", "content": reply}))
-        message, turn = reply
-        return Completion(self.chat.completion_ids(message, turn=turn))
+        message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
+        return Completion(self.chat.completion_ids(message))
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:

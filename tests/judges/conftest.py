@@ -19,7 +19,7 @@ class JudgeHandler(Handler):
         self.owner.keys.append(self.headers.get("Authorization"))
         said = self.owner.say(body)
         if isinstance(said, str):
-            said = {"choices": [{"message": {"content": said}}], "usage": {"total_tokens": 100}}
+            said = {"choices": [{"message": {"content": said}}]}
         status, answer = (said, {"error": "busy"}) if isinstance(said, int) else (200, said)
         self.answer(answer, status)
 

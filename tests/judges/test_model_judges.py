@@ -1,10 +1,11 @@
-"""Models that judge: what they are asked, which replies count, what failures and a used-up budget become."""
+"""Models that judge: what they are asked, which replies count, and what failures become."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import multiprocessing
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,7 @@ def test_a_server_that_is_not_there_or_too_slow_is_missing_data(model: JudgeMode
     told.set()
 
 
-# -- cache and budget
+# -- cache
 
 
 def test_the_same_question_is_asked_once_also_at_the_same_time(model: JudgeModel, here: Path) -> None:
@@ -157,35 +158,22 @@ def test_the_same_question_is_asked_once_also_at_the_same_time(model: JudgeModel
     assert b"private" not in (here / "judge_cache.sqlite").read_bytes()
 
 
-@pytest.mark.parametrize("budget", [{"max_calls": 2}, {"max_tokens": 150}])
-def test_a_used_up_budget_is_missing_data_and_known_verdicts_stay(model: JudgeModel, budget: dict[str, int]) -> None:
-    judge = rubric(model, **budget)
-    assert [scored(judge, text).score for text in ("a", "b")] == [1.0, 1.0]
-    assert next(iter(budget)) in failure(judge, "c")[1]
-    assert len(model.asked) == 2
-    assert scored(judge, "a").score == 1.0
-
-
 def _use(file: Path) -> None:
     store = VerdictStore(file)
     for number in range(40):
-        try:
-            store.reserve("judge", max_calls=100)
-        except CallFailed:
-            return
-        store.add_tokens("judge", 3)
-        store.keep(str(number), [0.5])
+        store.keep(str(number), [os.getpid()])
 
 
-def test_several_processes_share_a_file_and_its_budget_and_the_first_verdict_counts(here: Path) -> None:
+def test_several_processes_share_a_file_and_the_first_verdict_counts(here: Path) -> None:
     file = here / "judge_cache.sqlite"
     processes = [multiprocessing.get_context("fork").Process(target=_use, args=(file,)) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert VerdictStore(file).spent("judge") == (100, 300)
-    assert VerdictStore(file).keep("0", [0.9]) == [0.5]
+    assert all(process.exitcode == 0 for process in processes)
+    (first,) = VerdictStore(file).keep("0", [0.9])
+    assert first in {process.pid for process in processes}
 
 
 # -- ranking

@@ -12,14 +12,14 @@ import pytest
 from aitrain import Score, TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.errors import ConfigError
-from aitrain.jobs.env_terminal import TinyTokenizer
+from aitrain.jobs.env_terminal import tiny_tokenizer
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 from aitrain.workbench.show import show
 from tests.rehearsal import call
 
-VIEW = ModelView(ChatFormat(TinyTokenizer()), "tiny")
+VIEW = ModelView(ChatFormat(tiny_tokenizer()), "tiny")
 
 
 def cases(count: int = 3) -> list[Case]:
@@ -92,7 +92,7 @@ def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown() ->
         (Talk(), ["no"] * 4, ["the limit of turns ended the episode (max_turns, 3 turns)"]),
         (
             Add(), [call("add", first=2, second=3), "5"],
-            ['-> add {"first": 2, "second": 3}', "<|im_start|>tool\n5<|im_end|>", "score 1.000"],
+            ["<|im_start|>tool\n5<|im_end|>", "score 1.000"],
         ),
     ],
 )  # fmt: skip

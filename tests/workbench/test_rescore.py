@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 
-from aitrain import TrainConfig
+from aitrain import ConfigError, TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.rollout.chat_format import TemplateSupport
 from aitrain.rollout.limits import Limits
 from aitrain.runs.records import RolloutRecord
 from aitrain.training.training_batch import episode_record
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.rescore import RescoredEpisode, report, rescore
+from aitrain.workbench.rescore import DIFFERENT, RescoredEpisode, report, rescore
 from tests.rollout.scripted import Scripted, play
-
-DIFFERENT = "the environment answered differently"
 
 
 def rows() -> list[Case]:
@@ -89,37 +87,14 @@ def test_a_case_that_the_dataset_has_no_more_is_scored_with_its_saved_row_unless
     assert "too long to be saved" in left_out.problem
 
 
-class Longest(Exact):
-    """The longest answer of a group is the best one."""
-
+class Grouped(Exact):
     def score_group(self, texts: list[str], scores: list[float]) -> list[float]:
-        return [score * (len(text) == max(map(len, texts))) for text, score in zip(texts, scores, strict=True)]
+        return scores
 
 
-def test_episodes_that_are_scored_as_a_group_are_scored_as_one_again() -> None:
-    first, other, failed, alone = saved(Exact())
-    together = [replace(record, group=0) for record in (first, other)]
-    apart = [replace(record, group=1) for record in (replace(failed, messages=failed.messages[:1]), alone)]
-    found = rescored(Longest(), [*together, *apart])
-    assert [(one.before, one.after) for one in found[:2]] == [(1.0, 0.0), (0.0, 0.0)]
-    assert found[2].problem == "it has no answer"
-    assert "another episode of its group" in found[3].problem
-
-
-def test_the_samples_of_a_case_that_several_processes_played_are_compared_in_their_order() -> None:
-    class Ordered(Exact):
-        def score_group(self, texts: list[str]) -> list[float]:
-            return [float(texts == ["0", "1", "2", "3"])] * len(texts)
-
-    first, *_ = saved(Exact())
-    samples = [
-        replace(
-            first, eval_phase="after_sampled", sample=n,
-            messages=[*first.messages[:1], {"role": "assistant", "content": str(n)}],
-        )
-        for n in (0, 2, 1, 3)
-    ]  # fmt: skip
-    assert [one.after for one in rescored(Ordered(), samples)] == [1.0] * 4
+def test_episodes_that_are_scored_as_a_group_are_refused() -> None:
+    with pytest.raises(ConfigError, match="score_group"):
+        rescored(Grouped(), saved(Exact()))
 
 
 # -- several turns
@@ -187,16 +162,11 @@ class Shop:
         return Shop()
 
     def get_tools(self) -> list[Any]:
-        return [self.buy, self.test]
+        return [self.buy]
 
     def buy(self, count: int) -> None:
         """Buy."""
         self.bought += count
-
-    def test(self) -> str:
-        """Its result begins as the problem of a call that cannot be read."""
-        self.bought += 1
-        return "error: 1 test failed"
 
     def step(self, reply: str) -> None:
         return None
@@ -205,28 +175,31 @@ class Shop:
         return self.bought / 10
 
 
-def test_tools_run_again_in_a_replay_and_malformed_calls_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ('{"name": "buy", "arguments": {"count": 7}}', (0.7, 0.7, "")),
+        ('{"name": "buy", "arguments": {"count": 7', (0.0, None, DIFFERENT)),
+    ],
+)
+def test_tools_run_again_in_a_replay_and_a_malformed_call_is_not_guessed(
+    call: str, expected: tuple[float, float | None, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(TemplateSupport, "has_tool_calls", True)  # the template can write tool calls
-    said = (
-        '{"name": "buy", "arguments": {"count": 3',
-        '{"name": "buy", "arguments": {"count": 7}}',
-        '{"name": "test"}',
-    )
-    calls = [f"<tool_call>{call}</tool_call>$" for call in said]
-    records = saved(Shop(), lambda text: [*calls, "done$"][text.count("$a:") - 1])
-    opened = OpenedEnvironment(Shop(), rows())
-    found = rescore(opened, TrainConfig(rl_max_turns=9), None, records)
-    assert [(one.before, one.after, one.problem) for one in found] == [(0.8, 0.8, "")] * 4
+    records = saved(Shop(), lambda text: "done$" if text.count("$a:") > 1 else f"<tool_call>{call}</tool_call>$")
+    assert [(one.before, one.after, one.problem) for one in rescored(Shop(), records)] == [expected] * 4
 
 
 # -- the report
 
 
-def test_held_out_scores_are_those_of_the_run_means_of_cases_weighted_by_the_environments() -> None:
-    scores = [("easy", 7, 1.0, 0.0), ("easy", 7, 1.0, 0.0), ("easy", 9, 0.0, 0.5), ("hard", 11, 0.0, 0.5)]
+def test_each_environment_has_its_means_of_the_episodes_that_are_scored_before_and_now() -> None:
+    scores = [("easy", 1.0, 0.0), ("easy", 1.0, 0.5), ("easy", None, 0.5), ("hard", 0.0, 0.5)]
     episodes = [
-        RescoredEpisode(3, "after_greedy", case, case, before, after, environment=name, prompt_key=str(case))
-        for name, case, before, after in scores
+        RescoredEpisode(3, "after_greedy", case, case, before, after, environment=name)
+        for case, (name, before, after) in enumerate(scores)
     ]
-    held_out = report(episodes, 1, {"easy": 0.25, "hard": 0.75})["phases"]["after_greedy"]
-    assert (held_out["mean_before"], held_out["mean_after"]) == (0.125, 0.4375)
+    found = report(episodes, 1)["phases"]
+    assert {name: (one["mean_before"], one["mean_after"]) for name, one in found.items()} == {
+        "held-out, after, greedy, easy": (1.0, 0.25), "held-out, after, greedy, hard": (0.0, 0.5),
+    }  # fmt: skip

@@ -84,8 +84,8 @@ def test_another_environment_is_given_by_name_with_its_keywords(here: Path) -> N
 
 
 @pytest.mark.usefixtures("run")
-def test_one_step_or_the_last_one_can_be_chosen_and_a_scorer_that_always_fails_is_shown(here: Path) -> None:
-    for chosen, cases in (("--step 1", 2), ("--last", 2), ("", 6)):
+def test_one_step_can_be_chosen_and_a_scorer_that_always_fails_is_shown(here: Path) -> None:
+    for chosen, cases in (("--step 1", 2), ("", 6)):
         assert json.loads(run_in_process(f"env rescore mine --json {chosen}")[1])["episodes"] == cases
     assert run_in_process("env rescore mine --step 7")[0] == 2
     (here / "broken.py").write_text(ENVIRONMENT.replace("float(text == answer)", "1 / 0"))

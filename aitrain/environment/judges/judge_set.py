@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from aitrain.environment.judges.rubric import Rubric
 from aitrain.environment.judges.rules import RULES, SOURCES, require_math_verify
 from aitrain.environment.user_modules import Place, load_object, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
-from aitrain.execution.async_calls import is_on_shared_loop, run_async
+from aitrain.execution.async_calls import is_on_shared_loop, run_if_async
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.options.value_types import score_bounds
 
@@ -81,11 +80,6 @@ class Judge:
         """Whether it compares the answers of a group: it names `texts` or `completions`."""
         return not {"texts", "completions"}.isdisjoint(inspect.signature(self.function).parameters)
 
-    @property
-    def is_async(self) -> bool:
-        """Whether it is `async def`."""
-        return any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__)))
-
     def load(self) -> Judge:
         """The judge with its function, with the user's code imported.
 
@@ -97,21 +91,20 @@ class Judge:
             function = RemoteJudge(url=self.place, **self.settings)
         elif self.place in MODELS:
             function = MODELS[self.place](**self.settings)
-        elif self.users_place is None and (self.settings or self.place not in RULES):
-            known = [*RULES, *MODELS]
-            if self.place in RULES:
-                raise ConfigError(f"judges: the rule {self.place} takes no settings")
-            raise ConfigError(
-                f"judges: there is no judge {self.place}."
-                f"{did_you_mean(self.place, known)}\nName one of {', '.join(known)}; your own, such as"
-                " my_judges.py:polite; or a URL."
-            )
-        else:
-            function = RULES[self.place] if self.users_place is None else load_object(*self.users_place)
+        elif self.users_place is not None:
+            function = load_object(*self.users_place)
             if inspect.isclass(function):
                 function = function(**self.settings)
             elif self.settings:
                 function = partial(function, **self.settings)
+        elif self.place in RULES and not self.settings:
+            function = RULES[self.place]
+        else:
+            what, known = f"{self.place}{' with settings' if self.settings else ''}", [*RULES, *MODELS]
+            raise ConfigError(
+                f"judges: there is no judge {what}.{did_you_mean(self.place, known)}\nName one of"
+                f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
+            )
         return replace(self, function=function)
 
     def parsed(self, returned: object) -> ScoreResult:
@@ -213,8 +206,8 @@ class Judges:
         return scores
 
     def judges_of(self, row: Mapping[str, Any]) -> list[Judge]:
-        """The judges of a row, by its `data_source`: a name, or names with weights. Those that are async come last; of
-        several sources, those with the same name are named with their source.
+        """The judges of a row, by its `data_source`: a name, or names with weights. Of several sources, those with the
+        same name are named with their source.
 
         Raises:
             EnvironmentFailed: there are none.
@@ -233,10 +226,9 @@ class Judges:
                 )
             found += [(source, replace(judge, weight=judge.weight * float(weight))) for judge in judges]
         names = Counter(judge.name for _, judge in found)
-        named = [
+        return [
             replace(judge, name=f"{source}/{judge.name}") if names[judge.name] > 1 else judge for source, judge in found
         ]
-        return sorted(named, key=lambda judge: judge.is_async)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Check that a row has judges, and the columns that they need.
@@ -265,18 +257,10 @@ class Judges:
 
 
 def _called(judges: Sequence[Judge], arguments: Mapping[str, Any]) -> list[Any]:
-    """What the judges return; those that are `async def` wait at the same time."""
+    """What the judges return, one after another: it is the answers that are judged at the same time."""
     if is_on_shared_loop():
         raise RuntimeError("judges wait for each other: call them in a method that is `def`, not `async def`")
-    results: list[Any] = [judge.function(**arguments_for(judge.function, arguments)) for judge in judges]
-
-    async def value_of(result: Any) -> Any:
-        return await result if inspect.isawaitable(result) else result
-
-    async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*map(value_of, results))
-
-    return run_async(all_of_them()) if any(map(inspect.isawaitable, results)) else results
+    return [run_if_async(judge.function(**arguments_for(judge.function, arguments))) for judge in judges]
 
 
 def _total(results: Sequence[tuple[Judge, ScoreResult]]) -> Score:

@@ -1,11 +1,10 @@
-"""Judges behind an address: a service, and a model that is asked in JSON, with a cache and a budget."""
+"""Judges behind an address: a service, and a model that is asked in JSON, with a cache."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-import math
 import os
 import re
 import sqlite3
@@ -44,7 +43,7 @@ def is_offline() -> bool:
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds before a request is repeated; doubled each time, unless the server says how long to wait."""
+"""Seconds before a request is repeated; doubled each time."""
 CONNECT_SECONDS = 10.0
 BUSY = {408, 409, 425, 429}
 """Statuses below 500 that pass."""
@@ -127,25 +126,20 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
             try:
                 async with slots, asyncio.timeout(self.timeout):
                     response = await connections.client.post(url, json=body, headers=headers)
+                if response.is_success:
+                    return response.json()
             except TimeoutError:
                 failure = Failure("timed_out", f"{judge} did not answer within {self.timeout:g} s")
                 continue
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 what = redact(f"{type(error).__name__}: {error}")
-                failure = Failure("server", f"{judge} cannot be reached: {what}")
+                failure = Failure("server", f"{judge} cannot be reached, or does not answer in JSON: {what}")
                 continue
             status, said = response.status_code, redact(" ".join(response.text[:300].split()))
-            if status < 300:
-                try:
-                    return response.json()
-                except ValueError:
-                    raise CallFailed(Failure("server", f"{judge} does not answer in JSON: {said}")) from None
             advice = f"\nPut the key into the environment variable {self.key_name}." if status in (401, 403) else ""
             failure = Failure("server", f"{judge} answers with status {status}: {said}{advice}")
             if status < 500 and status not in BUSY:
                 break
-            wait = response.headers.get("retry-after", "")
-            pause = max(pause, float(wait) if wait.isdigit() else 0.0)
         raise CallFailed(failure)
 
 
@@ -207,15 +201,12 @@ def as_text(said: str | Sequence[Mapping[str, object]]) -> str:
 
 
 BUSY_SECONDS = 30.0
-TABLES = (
-    "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, verdict TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS spent (judge TEXT PRIMARY KEY, calls INTEGER NOT NULL, tokens INTEGER NOT NULL)",
-)
+TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, verdict TEXT NOT NULL)"
 
 
 @dataclass(frozen=True)
 class VerdictStore:
-    """Verdicts by the hash of what was asked, and what each judge has spent. No text of a policy is kept."""
+    """Verdicts by the hash of what was asked. No text of a policy is kept."""
 
     file: Path
 
@@ -232,38 +223,6 @@ class VerdictStore:
         self._run("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", key, json.dumps(verdict))
         return self.find(key) or verdict
 
-    def reserve(self, judge: str, max_calls: int | None = None, max_tokens: int | None = None) -> None:
-        """Count a call before it is made; the limits hold for all runs that use the same file.
-
-        Raises:
-            CallFailed: the budget is used up.
-        """
-        limits = (math.inf if limit is None else limit for limit in (max_calls, max_tokens))
-        counted = self._run(
-            "INSERT INTO spent VALUES (?, 1, 0) ON CONFLICT (judge) DO UPDATE SET calls = calls + 1"
-            " WHERE calls < ? AND tokens < ? RETURNING calls",
-            judge,
-            *limits,
-        )
-        if not counted:
-            calls, tokens = self.spent(judge)
-            raise CallFailed(
-                Failure(
-                    "raised",
-                    f"the judge {judge}: its budget is used up, by {calls} calls and {tokens} tokens: raise max_calls"
-                    f" or max_tokens, or move {self.file} away, as a new file starts a new budget",
-                )
-            )
-
-    def add_tokens(self, judge: str, tokens: int) -> None:
-        """Count the tokens of a call that was reserved."""
-        self._run("UPDATE spent SET tokens = tokens + ? WHERE judge = ?", tokens, judge)
-
-    def spent(self, judge: str) -> tuple[int, int]:
-        """Calls and tokens that a judge has spent."""
-        rows = self._run("SELECT calls, tokens FROM spent WHERE judge = ?", judge)
-        return rows[0] if rows else (0, 0)
-
     def _run(self, statement: str, *values: object) -> list[Any]:
         """The rows of one statement, which is its own transaction, on a connection of its own, as threads and forked
         processes must not share one.
@@ -274,8 +233,7 @@ class VerdictStore:
         try:
             with closing(sqlite3.connect(self.file, timeout=BUSY_SECONDS, isolation_level=None)) as database:
                 database.execute("PRAGMA synchronous = OFF")  # what a power failure loses is asked for again
-                for table in TABLES:
-                    database.execute(table)
+                database.execute(TABLE)
                 return database.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             what = f"the judges' file {self.file} cannot be used: {error}\nName another one with cache, or delete it."
@@ -299,15 +257,11 @@ class ModelJudge(JudgeServer, frozen=True):
     structured: bool = True
     """Whether the server is given the JSON schema of the reply; some servers refuse it."""
     cache: str | bool = True
-    """File of the verdicts and of what was spent; False: equal questions are asked again."""
-    max_calls: int | None = Field(None, ge=1)
-    """Calls that may be spent through the file of `cache`, in all runs together."""
-    max_tokens: int | None = Field(None, ge=1)
-    """Tokens of prompts and replies that may be spent likewise."""
+    """File of the verdicts; False: equal questions are asked again."""
 
     @property
     def store(self) -> VerdictStore:
-        """The file of the verdicts and of what was spent."""
+        """The file of the verdicts."""
         return VerdictStore(Path(self.cache if isinstance(self.cache, str) else CACHE).expanduser().absolute())
 
     async def ask(self, rule: str, parts: Sequence[str], fields: Mapping[str, Any], read: Verdict) -> list[float]:
@@ -315,7 +269,7 @@ class ModelJudge(JudgeServer, frozen=True):
         question gets the same verdict, also in other processes and runs.
 
         Raises:
-            CallFailed: the server fails, its reply is no verdict, or the budget is used up.
+            CallFailed: the server fails, or its reply is no verdict.
         """
         messages = [{"role": "system", "content": rule}, {"role": "user", "content": "\n\n".join(parts)}]
         body: dict[str, Any] = {"model": self.model, "messages": messages, "temperature": 0}
@@ -333,19 +287,12 @@ class ModelJudge(JudgeServer, frozen=True):
             return self.store.keep(key, await self._asked(body, read)) if found is None else found
 
     async def _asked(self, body: Mapping[str, Any], read: Verdict) -> list[float]:
-        has_budget = self.max_calls is not None or self.max_tokens is not None
-        judge = f"{self.model} at {self.url}"
-        if has_budget:
-            self.store.reserve(judge, self.max_calls, self.max_tokens)
         answer = await self.post("/chat/completions", body)
         try:
             said = str(answer["choices"][0]["message"]["content"] or "")
-            tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
-        except (LookupError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError):
             problem = f"the judge at {self.url} gave no chat completion: {str(answer)[:200]}"
             raise CallFailed(Failure("server", problem)) from None
-        if has_budget:
-            self.store.add_tokens(judge, tokens)
         try:
             return read(json_object(said))
         except ValueError as error:

@@ -14,13 +14,11 @@ from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, as_tex
 
 
 class Ranking(ModelJudge, frozen=True):
-    """Ranks the answers of a group: 1.0 for the best, 0.0 for the worst; equal answers have equal scores."""
+    """Ranks the answers of a group: 1.0 for the best, 0.0 for the worst; equal answers have equal scores. It ranks them
+    in a shuffled order and in its reverse, as models prefer answers by their place."""
 
     rubric: str = Field(min_length=1)
     """What makes an answer better."""
-    orders: int = Field(2, ge=1)
-    """How often the model ranks them: in a shuffled order, in its reverse, in another shuffled order; the scores are
-    averaged, as models prefer answers by their place."""
 
     async def __call__(self, texts: Sequence[str], prompt: Prompt = "") -> list[float | None]:
         """The score of each answer; None for an answer that is alone.
@@ -55,11 +53,10 @@ class Ranking(ModelJudge, frozen=True):
 
         seed = hashlib.sha256("\0".join([as_text(prompt), *distinct]).encode(errors="replace")).hexdigest()
         totals = dict.fromkeys(distinct, 0.0)
-        for number in range(self.orders):
-            order = random.Random(f"{seed}{number // 2}").sample(distinct, count)
-            order = order[::-1] if number % 2 else order
+        shuffled = random.Random(seed).sample(distinct, count)
+        for order in (shuffled, shuffled[::-1]):
             parts = [quoted("task", prompt)] if prompt else []
             parts += [quoted(f"answer-{place}", text) for place, text in enumerate(order, 1)]
             for text, share in zip(order, await self.ask(rule, parts, fields, shares_below), strict=True):
-                totals[text] += share / self.orders
+                totals[text] += share / 2
         return [totals[text] for text in texts]

@@ -17,22 +17,18 @@ class Rubric(ModelJudge, frozen=True):
     """Scores one answer from 0.0 to 1.0: the mean of its criteria, each of which is a metric."""
 
     rubric: Text | Annotated[Mapping[str, Text], Field(min_length=1)]
-    """What to score by: one text, or a text for each criterion; none is called reason."""
+    """What to score by: one text, or a text for each criterion."""
     scale: tuple[int, int] = (0, 10)
     """Lowest and highest number that the model may give."""
     reference: str = "ground_truth"
     """Column with a right answer, which the model sees if the row has it."""
-    reason: bool = False
-    """Whether the model writes its reasons before the numbers, which costs tokens."""
 
-    @field_validator("rubric", "scale")
+    @field_validator("scale")
     @classmethod
-    def _check(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and "reason" in value:
-            raise ValueError("no criterion can be called reason")
-        if isinstance(value, tuple) and value[0] >= value[1]:
+    def _check(cls, scale: tuple[int, int]) -> tuple[int, int]:
+        if scale[0] >= scale[1]:
             raise ValueError("scale must be two whole numbers with the lower one first, such as [0, 10]")
-        return value
+        return scale
 
     async def __call__(
         self,
@@ -50,8 +46,7 @@ class Rubric(ModelJudge, frozen=True):
             return Score(None)
         criteria = {"score": self.rubric} if isinstance(self.rubric, str) else self.rubric
         low, high = self.scale
-        form = ", ".join([*(['"reason": "your reasons in a few sentences"'] if self.reason else []),
-                          *(f'"{name}": N' for name in criteria)])  # fmt: skip
+        form = ", ".join(f'"{name}": N' for name in criteria)
         rule = (
             f"You score an answer to a task.\n{DATA_RULE}\n\nScore by:\n"
             + "\n".join(f"- {name}: {criterion}" for name, criterion in criteria.items())
@@ -59,7 +54,7 @@ class Rubric(ModelJudge, frozen=True):
             f" Reply with one JSON object and nothing else: {{{form}}}"
         )
         number = {"type": "integer", "enum": list(range(low, high + 1))}
-        fields = {**({"reason": {"type": "string"}} if self.reason else {}), **dict.fromkeys(criteria, number)}
+        fields = dict.fromkeys(criteria, number)
 
         def shares_of_scale(reply: Mapping[str, Any]) -> list[float]:
             for name in criteria:

@@ -91,18 +91,15 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
     start = time.monotonic()
     played = subject.play(islice(cycle(subject.pairs), count), again=True, at_once=count)
     seconds = (time.monotonic() - start) * wanted / count
-    slowest = max(episode.seconds for episode in played)
-    is_slow = seconds > SLOW
-    yield EnvFinding(
-        "warning" if is_slow else "info",
-        f"The environment adds {seconds:.2g} seconds to each step of {wanted} episodes; the slowest took"
-        f" {slowest:.2g} seconds.",
-        "The GPU waits for it in every step." if is_slow else "",
-        "Load data once in __init__; await what takes long in an `async def`, where time.sleep or requests block all"
-        " others; use --rl-env-isolation process for code that computes."
-        if is_slow
-        else "",
-    )
+    if seconds > SLOW:
+        yield EnvFinding(
+            "warning",
+            f"The environment adds {seconds:.2g} seconds to each step of {wanted} episodes; the slowest took"
+            f" {max(episode.seconds for episode in played):.2g} seconds.",
+            "The GPU waits for it in every step.",
+            "Load data once in __init__; await what takes long in an `async def`, where time.sleep or requests block"
+            " all others; use --rl-env-isolation process for code that computes.",
+        )
 
 
 # -- effects

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ COLOURS = {"ok": typer.colors.GREEN, "fail": typer.colors.RED, "warning": typer.
 
 def messages_of(request: Message, variables: Mapping[str, str] | None = None) -> Iterator[Message]:
     """What the process `python -m MODULE` sends, which has these environment variables as well. If it ends in a check,
-    this is what the check found, and those after it are skipped."""
+    this is what the check found, and those after it are not made."""
     with tempfile.TemporaryDirectory(prefix="aitrain-check-") as folder:
         file, log = Path(folder, "request.json"), Path(folder, "output.log")
         file.write_text(json.dumps(request), encoding="utf-8")
@@ -48,11 +48,11 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
         command = [sys.executable, "-P", "-m", MODULE, str(file)]
         with log.open("wb") as output:
             tree = ProcessTree(command, env=environment, stdout=subprocess.PIPE, stderr=output)
-        name, left = "", list[str]()
+        name = ""
         try:
             for line in tree.stdout:
                 message = json.loads(line)
-                name, left = message.get("running", name), message.get("left", left)
+                name = message.get("running", name)
                 yield message
                 if "episodes" in message or "error" in message:
                     return
@@ -71,15 +71,13 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
                 return
             finding = EnvFinding(
                 "fail",
-                f"The environment's process {how} while the check {name} runs.",
+                f"The environment's process {how} while the check {name} runs. The checks after it are not made.",
                 "Nothing ends such a call in a thread: a training hangs or ends with it.",
                 "Bound what it does for a long or odd reply. With --rl-env-isolation process all checks run, as"
                 " training does then.",
                 check=name,
             )
             yield {"result": asdict(CheckResult(name, findings=[finding]))}
-            for other in left:
-                yield {"result": asdict(CheckResult(other, skipped=f"the process ended in the check {name}"))}
         except KeyboardInterrupt:
             yield {"error": "Stopped.", "exit_code": Interrupted.exit_code}
         finally:
@@ -90,8 +88,6 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
 # -- before a training
 
 FAST_SECONDS = 10.0
-SHOWN = 3
-"""Findings that are noted."""
 
 
 @dataclass
@@ -99,10 +95,8 @@ class FastCheck:
     """What the fast checks have found."""
 
     passed: int = 0
-    left_out: int = 0
-    """Number of checks that were not made."""
     reason: str = ""
-    """Why."""
+    """Why not all checks were made."""
     findings: list[str] = field(default_factory=list)
     """The findings as sentences, without those that are only worth knowing."""
     all_failed: str = ""
@@ -118,11 +112,9 @@ class FastCheck:
         if self.reason and not self.passed:
             yield f"The environment was not checked: {self.reason}."
         elif not self.findings:
-            late = f", {self.left_out} not made: {self.reason}" if self.reason else ""
+            late = f", the others not made: {self.reason}" if self.reason else ""
             yield f"Environment checks: {self.passed} passed{late}."
-        yield from self.findings[:SHOWN]
-        if len(self.findings) > SHOWN:
-            yield f"{len(self.findings) - SHOWN} more findings about the environment: aitrain env check shows all."
+        yield from self.findings
 
 
 def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastCheck:
@@ -130,11 +122,9 @@ def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastChe
     request = {"options": config.model_dump(mode="json", exclude_unset=True), "seconds": seconds}
     found = FastCheck()
     for message in messages_of(request, {"HF_HUB_OFFLINE": "1"}):  # what the run has downloaded is in the cache
-        found.left_out = 1 + len(message["left"]) if "left" in message else found.left_out
         found.reason = message.get("error", "").partition("\n")[0]
         found.all_failed = message.get("all_failed") or ""
         if result := message.get("result"):
-            found.left_out -= 1
             found.passed += not (result["skipped"] or result["findings"])
             for one in result["findings"]:
                 if one["level"] != "info":
@@ -146,52 +136,50 @@ def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastChe
 # -- the report
 
 
-def report_lines(messages: Iterable[Message], is_verbose: bool) -> Iterator[str]:
-    """The report, line by line, as the messages arrive; advice on what is no defect only if it is verbose."""
-    counts, skipped, seconds, episodes = Counter[str](), dict[str, list[str]](), 0.0, 0
-    width = max(30, min(100, shutil.get_terminal_size().columns) - 6)
-    for message in messages:
-        episodes = message.get("episodes", episodes)
-        if opened := message.get("opened"):
-            held_out = f", {opened['held_out']} held out" if opened["held_out"] else ""
-            cases = f"{opened['cases']} case{'' if opened['cases'] == 1 else 's'}"
-            yield _plain(f"{opened['name']}: {cases}{held_out}, opened in {opened['seconds']:.1f}s\n{opened['note']}")
-        result = message.get("result")
-        if result and result["skipped"]:
-            skipped.setdefault(result["skipped"], []).append(result["name"])
-        elif result:
-            findings = sorted(result["findings"], key=lambda finding: LEVELS.index(finding["level"]))
-            levels = [finding["level"] for finding in findings] or ["ok"]
-            seconds += result["seconds"]
-            counts.update(["check", *levels])
-            yield (
-                typer.style(f"{levels[0]:8}", COLOURS.get(levels[0])) + f" {result['name']:18} {result['description']}"
-            )
-            for one in [one for one in findings if is_verbose or one["level"] != "info" or not one["why"]]:
-                case = "" if one["case_idx"] is None else f" (case {one['case_idx']})"
-                for label, text in (("", f"{one['what']}{case}"), ("why", one["why"]), ("fix", one["fix"])):
-                    for paragraph in _plain(text).splitlines():
-                        for line in textwrap.wrap(paragraph, width, break_long_words=False, break_on_hyphens=False):
-                            yield f"  {label:4}{line}"
-                            label = ""
-    for reason, names in skipped.items():
-        yield _plain(f"-        not checked        {', '.join(names)}: {reason}")
-    if counts or skipped:
-        named = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
-        checks = f"{counts['check']} check{'' if counts['check'] == 1 else 's'}"
-        yield f"\n{checks} with {episodes} episodes in {seconds:.1f}s: {named or 'nothing found'}"
-
-
-def document_of(messages: Iterable[Message]) -> Message:
-    """The report as a JSON object. Its exit code is 0 if nothing failed, else 3, or that of the error that ended it."""
+def report(messages: Iterable[Message], show: Callable[[str], object], is_verbose: bool = False) -> Message:
+    """Show the report line by line, as the messages arrive, advice on what is no defect only if it is verbose; returns
+    it as a JSON object. Its exit code is 0 if nothing failed, else 3, or that of the error that ended it."""
     document: Message = {"checks": [], "exit_code": 0}
     for message in messages:
         document |= {name: message[name] for name in ("opened", "error", "exit_code", "episodes") if name in message}
-        if "result" in message:
-            document["checks"].append(message["result"])
-            if any(finding["level"] == "fail" for finding in message["result"]["findings"]):
-                document["exit_code"] = 3
+        if opened := message.get("opened"):
+            held_out = f", {opened['held_out']} held out" if opened["held_out"] else ""
+            cases = f"{opened['cases']} case{'' if opened['cases'] == 1 else 's'}"
+            show(_plain(f"{opened['name']}: {cases}{held_out}, opened in {opened['seconds']:.1f}s\n{opened['note']}"))
+        if result := message.get("result"):
+            document["checks"].append(result)
+            if not result["skipped"]:
+                for line in _result_lines(result, is_verbose):
+                    show(line)
+    skipped, made = dict[str, list[str]](), [one for one in document["checks"] if not one["skipped"]]
+    for one in document["checks"]:
+        if one["skipped"]:
+            skipped.setdefault(one["skipped"], []).append(one["name"])
+    for reason, names in skipped.items():
+        show(_plain(f"-        not checked        {', '.join(names)}: {reason}"))
+    counts = Counter(finding["level"] for one in made for finding in one["findings"])
+    if counts["fail"] and "error" not in document:
+        document["exit_code"] = 3
+    if document["checks"]:
+        named = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
+        checks = f"{len(made)} check{'' if len(made) == 1 else 's'} with {document.get('episodes', 0)} episodes"
+        show(f"\n{checks} in {sum(one['seconds'] for one in made):.1f}s: {named or 'nothing found'}")
     return document
+
+
+def _result_lines(result: Message, is_verbose: bool) -> Iterator[str]:
+    findings = sorted(result["findings"], key=lambda finding: LEVELS.index(finding["level"]))
+    level = findings[0]["level"] if findings else "ok"
+    yield typer.style(f"{level:8}", COLOURS.get(level)) + f" {result['name']:18} {result['description']}"
+    width = max(36, min(106, shutil.get_terminal_size().columns))
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+    for one in [one for one in findings if is_verbose or one["level"] != "info" or not one["why"]]:
+        case = "" if one["case_idx"] is None else f" (case {one['case_idx']})"
+        for label, text in (("", f"{one['what']}{case}"), ("why", one["why"]), ("fix", one["fix"])):
+            for paragraph in _plain(text).splitlines():
+                wrapper.initial_indent = f"  {label:4}"
+                yield wrapper.fill(paragraph)
+                label = ""
 
 
 def _plain(text: str) -> str:

@@ -123,21 +123,20 @@ def chosen(only: Iterable[str]) -> list[EnvCheck]:
     return [check for check in CHECKS if check.name in names]
 
 
-def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckResult]:
-    """Run the checks one after another; those for which there is no time are skipped."""
-    for check in checks:
-        start, found, skipped = time.monotonic(), list[EnvFinding](), ""
-        try:
-            skipped = check.reason_to_skip(subject)
-            for finding in () if skipped else check.find(subject):
-                found.append(replace(finding, check=check.name))
-        except NotCheckedError as stopped:
-            skipped = "" if found else str(stopped)
-        except ConfigError:  # a run would be refused
-            raise
-        except Exception as error:  # one check that fails must not hide what the others find
-            skipped = f"the check itself failed: {describe_error(error)}"
-        yield CheckResult(check.name, check.description, found, skipped, time.monotonic() - start)
+def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
+    """Run a check; it is skipped if there is no time for it."""
+    start, found, skipped = time.monotonic(), list[EnvFinding](), ""
+    try:
+        skipped = check.reason_to_skip(subject)
+        for finding in () if skipped else check.find(subject):
+            found.append(replace(finding, check=check.name))
+    except NotCheckedError as stopped:
+        skipped = "" if found else str(stopped)
+    except ConfigError:  # a run would be refused
+        raise
+    except Exception as error:  # one check that fails must not hide what the others find
+        skipped = f"the check itself failed: {describe_error(error)}"
+    return CheckResult(check.name, check.description, found, skipped, time.monotonic() - start)
 
 
 # -- the process
@@ -178,11 +177,9 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
     send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
     limit = SAMPLE if seconds is None else FAST_SAMPLE
     with closing(Subject(opened, config, tokenizer, limit, SECONDS)) as subject:
-        for place, one in enumerate(checks):
-            left = [other.name for other in checks[place + 1 :]]
-            send({"running": one.name, "left": left})
-            for result in run_checks(subject, [one]):
-                send({"result": asdict(result)})
+        for one in checks:
+            send({"running": one.name})
+            send({"result": asdict(run_check(subject, one))})
             if subject.model.used and seconds is not None:
                 raise AitrainError("its scores need the model")
         failures = [episode.result.failure for episode in subject.episodes]

@@ -164,10 +164,6 @@ def _failures(subject: Subject) -> Iterator[EnvFinding]:
             "Return 0 for a wrong reply, and None only if the score is unknown.",
             unscored[0].case.case_idx,
         )
-    scores = {one.result.score for one in subject.episodes if one.result.score is not None}
-    if len(scores) == 1 and not subject.referenced:
-        what = f"All {len(subject.episodes)} replies got the score {scores.pop():g}, also values of columns."
-        yield EnvFinding("info", f"{what} A method `reference` would show whether right answers earn more.")
 
 
 def _last_reply(episode: Episode) -> str:
