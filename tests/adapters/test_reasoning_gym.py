@@ -117,7 +117,7 @@ def test_tasks_and_their_settings_are_checked_when_they_are_made() -> None:
     for id, settings, words in (
         ("sum", {}, "Did you mean sums?"),
         ("shouts", {"max_nunber": 3}, "Did you mean max_number?"),
-        ("composite", {"datasets": parts}, "does not take maximum"),
+        ("composite", {"datasets": parts}, "argument 'maximum'"),
     ):
         with pytest.raises(ConfigError) as refused:
             made(f"reasoning-gym:{id}", **settings)  # type: ignore[arg-type]
