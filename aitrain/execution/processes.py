@@ -5,7 +5,6 @@ memory until they write to it; nothing is imported or constructed again."""
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import os
@@ -30,6 +29,7 @@ from typing import Any
 
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed, Failure, as_failure
+from aitrain.execution.process_tree import PR_SET_PDEATHSIG, set_process
 from aitrain.execution.task import on_cancel, paused
 from aitrain.execution.user_code import describe_error, stack_of_dump
 from aitrain.machine import allow_open_files
@@ -166,7 +166,9 @@ def fork(body: Callable[[], object]) -> int:
         return pid
     try:
         if is_main:
-            _end_with(parent)
+            set_process(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(0)
         body()
     except BaseException:
         traceback.print_exc()
@@ -188,15 +190,6 @@ def kill_group(pid: int) -> int:
         with suppress(OSError):
             kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
-
-
-def _end_with(parent: int) -> None:
-    """Have this process killed when its parent ends; Linux only. Elsewhere it ends when the socket is closed."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(0)
 
 
 # -- in the training process
