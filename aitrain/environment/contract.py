@@ -209,23 +209,14 @@ def check_methods(environment: object) -> None:
     """Check that the environment has the methods it needs, without building a dataset.
 
     Raises:
-        EnvironmentFailed: a method is missing, `episode` is async, or `rollout` a generator.
+        EnvironmentFailed: a method is missing, or there is one too many.
     """
     if not callable(getattr(environment, "build_dataset", None)):
         raise EnvironmentFailed(
             f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
             f"{_misspelt(environment, ['build_dataset'])}"
         )
-    kind = env_kind(environment)
-    method, place = inspect.unwrap(getattr(environment, kind)), f"{type(environment).__name__}.{kind}"
-    is_async = inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method)
-    if kind == "episode" and is_async:
-        raise EnvironmentFailed(f"{place} is async\nWrite it with `def`, or use `start`, whose methods may be async.")
-    if kind == "rollout" and (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
-        raise EnvironmentFailed(
-            f"{place} has a `yield`, but it asks the model with endpoint.chat and returns the score"
-            "\nA generator that is sent the answers is called `episode`."
-        )
+    env_kind(environment)
 
 
 def check_contract(environment: Any, columns: Iterable[str]) -> None:
