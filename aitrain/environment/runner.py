@@ -22,7 +22,6 @@ from aitrain.environment.contract import (
 from aitrain.environment.rollout_session import is_served, session_for
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, ResetResult, SessionLike
-from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import GRACE, DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
@@ -183,14 +182,8 @@ class EnvRunner:
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; read it after build_dataset, which sets attributes too."""
-        by_episode = self.kind != "score_episode"
-        if not by_episode:
-            try:
-                by_episode = len(Tools.of(self.environment)) > 0
-            except EnvironmentFailed:
-                by_episode = True  # each episode fails with it
         is_watched = self.is_watched and self.processes is None and not self.is_served
-        return CallPolicy(self.environment, by_episode, is_watched, self.notify)
+        return CallPolicy(self.environment, self.has_sessions, is_watched, self.notify)
 
     @cached_property
     def max_calls(self) -> int:

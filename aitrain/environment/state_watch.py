@@ -51,9 +51,6 @@ LOOKS = 3
 """Comparisons after one line, in a call that runs alone."""
 MOST_BLOCKS = 1_000
 """Blocks of 624 random numbers that a call may draw; one that draws more is taken for one that seeds the generator."""
-LARGE_TENSOR = 1 << 20
-"""Bytes of a tensor above which only what PyTorch counts as writing is seen."""
-
 _LEAVES = {
     str, bytes, int, float, complex, bool, type(None), type(Ellipsis), type(NotImplemented), range, slice, re.Pattern,
     re.Match, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal,
@@ -178,11 +175,8 @@ class Walk:
             namespace = object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
             if not isinstance(item, type):
                 self.owners[id(namespace)] = item
-        if isinstance(item, BaseException):  # raised again, it only gets another traceback and context
-            parts = [kind, item.args, vars(item)]
-        else:
-            self.tracked.append(item)
-            parts = gc.get_referents(item)
+        self.tracked.append(item)
+        parts = gc.get_referents(item)
         if not self._is_through_code:
             parts = [part for part in parts if not isinstance(part, type)]
         if _is_array(item) and item.dtype.hasobject:
@@ -203,11 +197,12 @@ def _imported(code: CodeType) -> list[ModuleType]:
 
 
 def _cached_values(cache: Any) -> list[Any]:
-    """The keys and values of an `lru_cache`, and its attributes, without the containers that it keeps them in."""
-    parts = gc.get_referents(cache)
-    inside = [part for part in parts if isinstance(part, dict) and part is not vars(cache)]
-    parts += [value for part in inside for value in part.values() if type(value).__name__ != "_lru_list_elem"]
-    return [part for part in parts if not isinstance(part, type) and not any(part is each for each in inside)]
+    """The keys and values of an `lru_cache`, and its attributes, without the dict that it keeps them in."""
+    parts = list[Any]()
+    for part in gc.get_referents(cache):
+        is_inside = isinstance(part, dict) and part is not vars(cache)
+        parts += [value for value in part.values() if type(value).__name__ != "_lru_list_elem"] if is_inside else [part]
+    return parts
 
 
 class StateSnapshot:
@@ -316,8 +311,8 @@ def _value(item: Any) -> object:
     kind = type(item)
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(item, torch.Tensor):
-        is_small = item.device.type == "cpu" and item.layout is torch.strided and item.nbytes <= LARGE_TENSOR
-        content = item.detach().flatten().view(torch.uint8).numpy().tobytes() if is_small else None
+        is_plain = item.device.type == "cpu" and item.layout is torch.strided
+        content = item.detach().flatten().view(torch.uint8).numpy().tobytes() if is_plain else None
         return item.data_ptr(), item._version, content  # writing to `.data` makes no new version
     try:
         reduce = copyreg.dispatch_table.get(kind)
@@ -692,8 +687,7 @@ class CopyPlan:
         Raises:
             Exception: the environment cannot be copied.
         """
-        kind, attributes = type(environment), vars(environment)
-        copied = object.__new__(kind)
+        copied, attributes = object.__new__(type(environment)), vars(environment)
         memo = {id(value): value for name, value in attributes.items() if name not in self.own}
         memo[id(environment)] = copied
         for name, value in attributes.items():
