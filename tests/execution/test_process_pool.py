@@ -222,7 +222,7 @@ def test_what_cannot_be_passed_between_processes_is_told(processes: ProcessPool)
     lease = processes.lease(Episode)
 
     assert re.match(r"raised: .*pickle .*lambda", asked(lease, "echo", None).message)
-    with pytest.raises(TypeError, match="pickle .*lock"):
+    with pytest.raises(TypeError, match="pickle"):
         lease.call("echo", threading.Lock())
     assert asked(lease, "ask", 1) == [1]
 
