@@ -52,7 +52,8 @@ class LateClient(Nothing):
     client: httpx.Client | None = None
 
     def use(self, text: str) -> None:
-        self.client = self.client or httpx.Client()
+        if self.client is None:
+            self.client = httpx.Client()
 
 
 class Logger(Nothing):

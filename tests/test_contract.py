@@ -71,15 +71,9 @@ def test_a_method_gets_the_words_that_it_names_and_no_others(method: str, names:
 # -- what is refused before a model is loaded
 
 
-async def slowly(self: Any) -> Any:
-    yield "?"
-
-
 @pytest.mark.parametrize(
     ("members", "word"),
     [
-        ({"episode": slowly}, "episode is async"),
-        ({"rollout": slowly}, "has a `yield`"),
         ({"episode": print, "start": print}, r"Hotel has both \w+ and \w+"),
         ({"episode": print, "score_episode": print}, r"Hotel has both \w+ and \w+"),
         ({"score_episode": 0.5}, "Hotel has no score_episode"),

@@ -13,7 +13,7 @@ from aitrain.environment.http_server import MAX_BODY
 from aitrain.execution.async_calls import running_loop, shared_loop
 from aitrain.rollout.limits import Limits
 from tests.rollout.scripted import Asks, cases, play_one, play_with_notes, user
-from tests.test_rollout_session import ECHO
+from tests.test_rollout_session import echo
 
 Ask = Callable[..., httpx.Response]
 
@@ -55,7 +55,7 @@ def test_an_answer_has_openais_format_with_the_true_numbers_of_tokens() -> None:
         assert answer["usage"] == {"prompt_tokens": 8, "completion_tokens": 2, "total_tokens": 10}
         return float(said(ask([user("one"), message, user("two")]))["content"])
 
-    episode = play_one(ByHttp(body), ECHO, rl_score_range="any")
+    episode = play_one(ByHttp(body), echo(), rl_score_range="any")
     assert (episode.result.score, episode.failure_message) == (2.0, "")
     assert "".join(map(chr, episode.trajectory.ids)) == "1$u:two$a:2$"
 
@@ -81,7 +81,7 @@ def test_a_limit_is_an_error_of_the_context_length_and_scores_0_if_it_is_not_cau
                 caught.append(refused(response))
             messages += [said(response), user("on")]
 
-    episode = play_one(ByHttp(body), ECHO, Limits(2, 9))
+    episode = play_one(ByHttp(body), echo(), Limits(2, 9))
     assert caught == [(400, "context_length_exceeded")]
     assert (episode.stop, episode.result.score, episode.failure_message) == ("max_turns", 0.0, "")
 
@@ -112,7 +112,7 @@ def test_a_wrong_request_is_refused_in_openais_format_and_the_episode_goes_on_un
             assert refused(client.post("/chat/completions", **request_)) == expected
         return float(said(ask([user("first")]))["content"])
 
-    episode = play_one(ByHttp(body), ECHO)
+    episode = play_one(ByHttp(body), echo())
     assert (episode.result.score, episode.failure_message) == (1.0, "")
     with client_of(used[0]) as client:
         assert refused(client.get("/models")) == (404, "episode_over")
@@ -130,7 +130,7 @@ def test_many_episodes_ask_at_the_same_time_from_other_processes() -> None:
         messages += [said(ask(messages)), user("two")]
         return float(said(ask(messages))["content"]) / 2
 
-    episodes, _ = play_with_notes(ByHttp(body), ECHO, of=cases(12), rl_env_isolation="process")
+    episodes, _ = play_with_notes(ByHttp(body), echo(), of=cases(12), rl_env_isolation="process")
     assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * 12
 
 
@@ -146,5 +146,5 @@ def test_a_client_that_blocks_the_event_loop_is_named_where_another_call_waits_f
 
     running_loop()
     shared_loop.cache_clear()  # as after a call that blocked it for good: its thread is still there
-    episodes, _ = play_with_notes(Blocks(), ECHO, of=cases(2), rl_env_timeout=1.0)
+    episodes, _ = play_with_notes(Blocks(), echo(), of=cases(2), rl_env_timeout=1.0)
     assert 'client.post("/chat/completions"' in "".join(episode.failure_message for episode in episodes)

@@ -24,7 +24,7 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
     [
         (GOOD, "--rl-num-generatons 4", 2, "Did you mean --rl-num-generations?"),
         (SINKS, """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3, "env.py, line 7, in __init__"),
-        ("input()\n" + GOOD, "", 3, "aitrain env play"),
+        ("input()\n" + GOOD, "", 3, "EOFError"),
         ("open('rows.txt')\n" + GOOD, "", 3, "There is data/rows.txt."),
     ],
     ids=case_name,

@@ -15,8 +15,11 @@ from aitrain import EpisodeTruncated, Score
 from aitrain.rollout.limits import Limits
 from tests.rollout.scripted import Asks, Scripted, cases, play_one, play_with_notes, text, trained, user
 
-ECHO = Scripted(lambda so_far: f"{so_far.count('u:')}$")
-"""Answers with the number of questions so far."""
+
+def echo() -> Scripted:
+    """Answers with the number of questions so far."""
+    return Scripted(lambda so_far: f"{so_far.count('u:')}$")
+
 
 CALCULATOR = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
@@ -46,7 +49,7 @@ class TwiceInAThread(Asks):
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_the_answers_are_trained_and_what_the_rollout_says_is_not(environment: Any, isolation: Any) -> None:
     rows = [replace(case, row={"word": f"w{case.number}"}) for case in cases(3)]
-    episodes, _ = play_with_notes(environment, ECHO, of=rows, rl_env_isolation=isolation)
+    episodes, _ = play_with_notes(environment, echo(), of=rows, rl_env_isolation=isolation)
     for number, episode in enumerate(episodes):
         assert text(episode.trajectory.prompt_ids) == f"u:first w{number}$a:"
         assert text(episode.trajectory.ids) == "1$u:more$a:2$"
@@ -199,7 +202,7 @@ class Mistake(Asks):
     ],
 )  # fmt: skip
 def test_a_conversation_that_is_rewritten_fails_with_what_was_rewritten(second: Any, message: str) -> None:
-    episode = play_one(Mistake(second), ECHO)
+    episode = play_one(Mistake(second), echo())
     assert episode.stop == "env_error"
     assert episode.failure_message.startswith(f"rollout of case 0 {message}")
     assert "trained=False" in episode.failure_message

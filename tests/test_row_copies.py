@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aitrain import TrainConfig
-from aitrain.environment.contract import Case, Transcript, copy_arguments, copy_rows
+from aitrain.environment.contract import Case, Transcript, copied
 from aitrain.environment.runner import start_runner
 from tests import runner_calls
 from tests.rollout.scripted import assistant, user
@@ -62,24 +62,23 @@ def test_what_a_call_changes_in_its_row_is_seen_by_no_other_call() -> None:
 def test_arrays_tuples_and_own_objects_are_copied_and_what_cannot_be_is_shared() -> None:
     cells, lock = [1], threading.Lock()
     own, array = SimpleNamespace(cell=0), np.zeros(3)
-    given: dict[str, Any] = {"a": array, "c": (cells, 2), "d": own, "e": cells, "f": [lock, {}]}
+    given: dict[str, Any] = {"a": array, "c": (cells, 2), "d": own, "f": [lock, {}]}
 
-    copied = copy_arguments(given)
-    copied["a"][0] = copied["d"].cell = 7
-    copied["e"].append(2)
+    taken = copied(given)
+    taken["a"][0] = taken["d"].cell = 7
+    taken["c"][0].append(2)
 
-    assert copied["c"] == ([1, 2], 2)  # what is one object stays one
     assert array[0] == own.cell == 0
     assert given["c"] == ([1], 2)
-    assert copied["f"][0] is lock
-    assert copied["f"][1] is not given["f"][1]
+    assert taken["f"][0] is lock
+    assert taken["f"][1] is not given["f"][1]
 
 
 def test_rows_of_the_dataset_are_not_those_that_the_environment_kept() -> None:
     board = object()
     kept = [{"prompt": [user("?")], "board": board}]
 
-    taken = copy_rows(kept)
+    taken = copied(kept, shares_objects=True)
     kept[0]["prompt"].append(assistant("the answer"))  # type: ignore[attr-defined]
 
     assert len(taken[0]["prompt"]) == 1

@@ -16,48 +16,25 @@ from aitrain.errors import EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import Failure
 
-_IMMUTABLE = frozenset({str, int, float, bool, complex, bytes, type(None), type(Ellipsis), range, slice})
+_IMMUTABLE = (str, int, float, bool, type(None))
 
 
-def copy_arguments(arguments: Mapping[str, object], shared: Collection[str] = ()) -> dict[str, object]:
-    """Deep copies of the values, except those named in `shared`.
-
-    Callables (functions, bound methods, models) and objects that cannot be copied (locks, clients, open files) are
-    shared. Containers of immutable values are copied shallowly, which is fast for long lists.
-    """
-    memo = dict[int, Any]()
-    return {name: value if name in shared else _copied(value, memo) for name, value in arguments.items()}
-
-
-def copy_rows(rows: list[object]) -> list[object]:
-    """Rows with copies of their lists, dicts and sets; other objects are shared, as they may be large."""
-    memo = dict[int, Any]()
-    return [_copied(row, memo, shares_objects=True) for row in rows]
-
-
-def _copied(value: Any, memo: dict[int, Any], shares_objects: bool = False) -> Any:
-    """A copy; `memo` has those that were made, by the id of their original, so that what is one object stays one."""
+def copied(value: Any, shares_objects: bool = False) -> Any:
+    """A copy of a value, also of what its containers hold. Callables (functions, models) and objects that cannot be
+    copied (locks, clients, open files) are shared; with `shares_objects`, all that are no containers are."""
     kind = type(value)
-    if kind in _IMMUTABLE or id(value) in memo:
-        return memo.get(id(value), value)
-    if kind in (list, dict, set, frozenset):
-        copied = memo[id(value)] = value.copy()
-        if kind is list and not set(map(type, value)) <= _IMMUTABLE:
-            copied[:] = [_copied(item, memo, shares_objects) for item in value]
-        if kind is dict and not set(map(type, value.values())) <= _IMMUTABLE:
-            copied.update((key, _copied(item, memo, shares_objects)) for key, item in value.items())
-        return copied
-    if kind is tuple:
-        return tuple(_copied(item, memo, shares_objects) for item in value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind in (list, tuple, set, frozenset):
+        return kind(copied(item, shares_objects) for item in value)
+    if kind is dict:
+        return {key: copied(item, shares_objects) for key, item in value.items()}
     if callable(value) or shares_objects:
         return value
-    attempt = dict(memo)  # a failed copy must not leave entries in the memo
     try:
-        copied = copy.deepcopy(value, attempt)
+        return copy.deepcopy(value)
     except Exception:
-        copied = value
-    memo[id(value)] = copied
-    return copied
+        return value
 
 
 Prompt = str | list[dict[str, Any]]
@@ -232,23 +209,14 @@ def check_methods(environment: object) -> None:
     """Check that the environment has the methods it needs, without building a dataset.
 
     Raises:
-        EnvironmentFailed: a method is missing, `episode` is async, or `rollout` a generator.
+        EnvironmentFailed: a method is missing, or there is one too many.
     """
     if not callable(getattr(environment, "build_dataset", None)):
         raise EnvironmentFailed(
             f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
             f"{_misspelt(environment, ['build_dataset'])}"
         )
-    kind = env_kind(environment)
-    method, place = inspect.unwrap(getattr(environment, kind)), f"{type(environment).__name__}.{kind}"
-    is_async = inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method)
-    if kind == "episode" and is_async:
-        raise EnvironmentFailed(f"{place} is async\nWrite it with `def`, or use `start`, whose methods may be async.")
-    if kind == "rollout" and (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
-        raise EnvironmentFailed(
-            f"{place} has a `yield`, but it asks the model with endpoint.chat and returns the score"
-            "\nA generator that is sent the answers is called `episode`."
-        )
+    env_kind(environment)
 
 
 def check_contract(environment: Any, columns: Iterable[str]) -> None:
@@ -294,7 +262,8 @@ def call_reference(environment: Any, case: Case) -> Any:
 def call_by_name(method: Callable[..., Any], arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Any:
     """What a method returns, also one that is `async def`, for the arguments that it names; those not in `shared` are
     copied."""
-    return run_if_async(method(**copy_arguments(arguments_for(method, arguments), shared)))
+    named = arguments_for(method, arguments)
+    return run_if_async(method(**{name: named[name] if name in shared else copied(named[name]) for name in named}))
 
 
 def arguments_for(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeAlias, cast, overload
 
-from aitrain.environment.contract import Case, call_with_tokenizer, copy_rows, env_kind, is_message
+from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_kind, is_message
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 
@@ -169,7 +169,7 @@ def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool) 
                 "Return a datasets.Dataset or a list of dicts, one a case."
             )
         if not _is_dataset(rows):  # of which only len() and [] are used
-            rows = copy_rows(list(rows))  # the environment may change its list later
+            rows = copied(list(rows), shares_objects=True)  # the environment may change its list later
     except AitrainError:
         raise
     except (Exception, SystemExit) as error:

@@ -135,8 +135,6 @@ def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
         )
     chain = module_specs(module)
     if chain:
-        if chain[-1].origin is None:
-            raise ConfigError(f"{option}: {module} is a folder, not a module\nName a module in it: {module}.NAME")
         readable = (chain[-1].origin or "").endswith(".py")
         return EnvSource(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
     if module in bundled_modules():

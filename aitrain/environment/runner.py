@@ -4,15 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import os
-import pickle
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from aitrain import activity
@@ -22,13 +17,11 @@ from aitrain.environment.contract import (
     ScoreResult,
     Transcript,
     env_kind,
-    named_by,
     scores_groups,
 )
 from aitrain.environment.rollout_session import is_served, session_for
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, ResetResult, SessionLike
-from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import GRACE, DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
@@ -83,29 +76,6 @@ class AbsentModel:
     def __call__(self, *arguments: object, **keywords: object) -> Any:
         """The tokenizer's own call."""
         return self.call
-
-
-@dataclass(frozen=True)
-class StoredTokenizer:
-    """A tokenizer in a temporary file: pickled, it is the path, and unpickled in another process the tokenizer."""
-
-    file: Path
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> StoredTokenizer:
-        """Pickle a tokenizer into the file."""
-        handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
-        with os.fdopen(handle, "wb") as file:
-            pickle.dump(tokenizer, file)
-        return cls(Path(name))
-
-    def __reduce__(self) -> tuple[Callable[[Path], Any], tuple[Path]]:
-        return _stored, (self.file,)
-
-
-@functools.cache
-def _stored(file: Path) -> Any:
-    return pickle.loads(file.read_bytes())
 
 
 THREADS, SERVED_CALLS = 64, 256
@@ -212,14 +182,8 @@ class EnvRunner:
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; read it after build_dataset, which sets attributes too."""
-        by_episode = self.kind != "score_episode"
-        if not by_episode:
-            try:
-                by_episode = len(Tools.of(self.environment)) > 0
-            except EnvironmentFailed:
-                by_episode = True  # each episode fails with it
         is_watched = self.is_watched and self.processes is None and not self.is_served
-        return CallPolicy(self.environment, by_episode, is_watched, self.notify)
+        return CallPolicy(self.environment, self.has_sessions, is_watched, self.notify)
 
     @cached_property
     def max_calls(self) -> int:
@@ -249,13 +213,14 @@ class EnvRunner:
         return self.policy.by_episode and self.policy.is_serial
 
     def offer(self, model: Any, tokenizer: Any) -> None:
-        """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
+        """Set the arguments `model` and `tokenizer` of `score_episode`, which worker processes do not get."""
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self.kind == "score_episode":
-            is_named = "tokenizer" in (named_by(self.environment.score_episode) or ["tokenizer"])
-            stored = StoredTokenizer.of(tokenizer) if is_named and tokenizer is not None else None
-            self.given = {"model": model if isinstance(model, AbsentModel) else AbsentModel(), "tokenizer": stored}
+            self.given = {
+                "model": model if isinstance(model, AbsentModel) else AbsentModel(),
+                "tokenizer": AbsentModel("tokenizer", "keep that of build_dataset, or use --rl-env-isolation thread"),
+            }
 
     # -- an episode, from its beginning to its end
 
@@ -415,8 +380,6 @@ class EnvRunner:
             lease.release()
         if self.processes is not None:
             self.processes.close()
-        if isinstance(stored := self.given.get("tokenizer"), StoredTokenizer):
-            stored.file.unlink(missing_ok=True)
 
 
 def start_runner(

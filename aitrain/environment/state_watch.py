@@ -51,9 +51,6 @@ LOOKS = 3
 """Comparisons after one line, in a call that runs alone."""
 MOST_BLOCKS = 1_000
 """Blocks of 624 random numbers that a call may draw; one that draws more is taken for one that seeds the generator."""
-LARGE_TENSOR = 1 << 20
-"""Bytes of a tensor above which only what PyTorch counts as writing is seen."""
-
 _LEAVES = {
     str, bytes, int, float, complex, bool, type(None), type(Ellipsis), type(NotImplemented), range, slice, re.Pattern,
     re.Match, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal,
@@ -81,7 +78,6 @@ _HOLD_USERS_CODE = ("aitrain.envs.", "aitrain.environment.judges.judge_set.", "a
 """Beginnings of names of our types that are watched all the same."""
 
 _LRU_CACHE = type(functools.lru_cache(len))
-_FRAMES = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
 _HEAP_TYPE = 1 << 9
 
 
@@ -179,11 +175,8 @@ class Walk:
             namespace = object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
             if not isinstance(item, type):
                 self.owners[id(namespace)] = item
-        if isinstance(item, BaseException):  # raised again, it only gets another traceback and context
-            parts = [kind, item.args, vars(item)]
-        else:
-            self.tracked.append(item)
-            parts = gc.get_referents(item)
+        self.tracked.append(item)
+        parts = gc.get_referents(item)
         if not self._is_through_code:
             parts = [part for part in parts if not isinstance(part, type)]
         if _is_array(item) and item.dtype.hasobject:
@@ -204,11 +197,12 @@ def _imported(code: CodeType) -> list[ModuleType]:
 
 
 def _cached_values(cache: Any) -> list[Any]:
-    """The keys and values of an `lru_cache`, and its attributes, without the containers that it keeps them in."""
-    parts = gc.get_referents(cache)
-    inside = [part for part in parts if isinstance(part, dict) and part is not vars(cache)]
-    parts += [value for part in inside for value in part.values() if type(value).__name__ != "_lru_list_elem"]
-    return [part for part in parts if not isinstance(part, type) and not any(part is each for each in inside)]
+    """The keys and values of an `lru_cache`, and its attributes, without the dict that it keeps them in."""
+    parts = list[Any]()
+    for part in gc.get_referents(cache):
+        is_inside = isinstance(part, dict) and part is not vars(cache)
+        parts += [value for value in part.values() if type(value).__name__ != "_lru_list_elem"] if is_inside else [part]
+    return parts
 
 
 class StateSnapshot:
@@ -225,7 +219,8 @@ class StateSnapshot:
         self.walk = Walk([environment, *kinds, *modules, *called])
         self._contents = [(item, gc.get_referents(item)) for item in self.walk.tracked]
         self._dicts: list[dict[Any, Any]] = [item for item in self.walk.tracked if isinstance(item, dict)]
-        self._copies = {id(item): _shallow_copy(item) for item in self.walk.tracked if isinstance(item, _COPIED)}
+        copied = [item for item in self.walk.tracked if isinstance(item, _COPIED) or _is_array(item)]
+        self._copies = {id(item): _shallow_copy(item) for item in copied}
         self._values: list[tuple[Any, object]] = []
         for item in self.walk.tracked:
             if not isinstance(item, type) and _c_type(type(item)) not in _CONTAINERS:  # type: ignore[arg-type]
@@ -275,18 +270,14 @@ class StateSnapshot:
         return _streams() != self._streams or not all(draws)
 
     def stored_on(self, frame: FrameType, line: int) -> list[object]:
-        """The objects that a line assigns to or deletes from, if other calls see them; without clients."""
-        found = []
+        """The objects that a line assigns to or deletes from, if other calls see them."""
+        targets = list[object]()
         for node in _stores(frame.f_code.co_filename).get(line, ()):
             if not isinstance(node, ast.Name):
-                name, target = getattr(node, "attr", ""), _object_of(node.value, frame)
-            else:
-                is_global = node.id in frame.f_code.co_names and node.id not in frame.f_locals
-                name, target = node.id, frame.f_globals if is_global else None
-            values = target if isinstance(target, dict) else getattr(target, "__dict__", {})
-            if target is not None and target in self.walk and not (name and _is_not_watched(values.get(name))):
-                found.append(target)
-        return found
+                targets.append(_object_of(node.value, frame))
+            elif node.id in frame.f_code.co_names and node.id not in frame.f_locals:
+                targets.append(frame.f_globals)
+        return [target for target in targets if target in self.walk]
 
     def restore(self) -> None:
         """Give what has changed the content that it had.
@@ -295,14 +286,12 @@ class StateSnapshot:
             ValueError: something is no container of items or attributes, and no array.
         """
         changed: list[Any] = self.changed_objects()
-        values: dict[int, Any] = {id(item): value for item, value in self._values}
         for item in changed:
-            if id(item) not in self._copies and not (_is_array(item) and not item.dtype.hasobject):
+            if id(item) not in self._copies:
                 raise ValueError(f"{self.describe(item)} cannot be put back as it was")
         for item in changed:
             if _is_array(item):
-                shape, _, content = values[id(item)]
-                item[...] = sys.modules["numpy"].frombuffer(content, item.dtype).reshape(shape)
+                item[...] = self._copies[id(item)]
             else:
                 item.clear()
                 (item.update if isinstance(item, (dict, set)) else item.extend)(self._copies[id(item)])
@@ -310,7 +299,7 @@ class StateSnapshot:
 
 def _shallow_copy(item: Any) -> Any:
     """A copy by the C type's own method, which calls no code of the user."""
-    return next(kind for kind in _COPIED if isinstance(item, kind)).copy(item)
+    return item.copy() if _is_array(item) else next(kind for kind in _COPIED if isinstance(item, kind)).copy(item)
 
 
 def _value(item: Any) -> object:
@@ -320,17 +309,10 @@ def _value(item: Any) -> object:
         UnknownStateError: it does not say.
     """
     kind = type(item)
-    if kind in _FRAMES:
-        frame = getattr(item, _FRAMES[kind])
-        return frame and frame.f_lasti
-    if _is_array(item):
-        return item.shape, item.dtype.str, item.tobytes()
-    if isinstance(item, (bytearray, memoryview)):
-        return bytes(item)
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(item, torch.Tensor):
-        is_small = item.device.type == "cpu" and item.layout is torch.strided and item.nbytes <= LARGE_TENSOR
-        content = item.detach().flatten().view(torch.uint8).numpy().tobytes() if is_small else None
+        is_plain = item.device.type == "cpu" and item.layout is torch.strided
+        content = item.detach().flatten().view(torch.uint8).numpy().tobytes() if is_plain else None
         return item.data_ptr(), item._version, content  # writing to `.data` makes no new version
     try:
         reduce = copyreg.dispatch_table.get(kind)
@@ -689,8 +671,7 @@ class CopyPlan:
         Raises:
             Exception: the environment cannot be copied.
         """
-        kind, attributes = type(environment), vars(environment)
-        copied = object.__new__(kind)
+        copied, attributes = object.__new__(type(environment)), vars(environment)
         memo = {id(value): value for name, value in attributes.items() if name not in self.own}
         memo[id(environment)] = copied
         for name, value in attributes.items():

@@ -195,25 +195,16 @@ def check_signature(factory: Callable[..., object], name: str, keywords: Mapping
         ConfigError: a keyword is not accepted, or a required one is missing.
     """
     try:
-        parameters = inspect.signature(factory).parameters.values()
+        signature = inspect.signature(factory)
     except (TypeError, ValueError):  # the call itself will show
         return
-    taken = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    for keyword in keywords:
-        if keyword not in taken:
-            raise ConfigError(
-                f"rl_env_config: {name} does not take {keyword}.{did_you_mean(keyword, taken)}\n"
-                f"It takes: {', '.join(taken) or 'nothing'}"
-            )
-    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    missing = [name for name in needed if name in taken and name not in keywords]
-    if missing:
-        raise ConfigError(
-            f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
-            f"Set it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
-        )
+    try:
+        signature.bind(**keywords)
+    except TypeError as error:
+        names = signature.parameters
+        near = "".join(did_you_mean(keyword, names) for keyword in keywords if keyword not in names)
+        takes = ", ".join(names) or "nothing"
+        raise ConfigError(f"rl_env_config: {name}: {error}.{near}\nIt takes: {takes}") from None
 
 
 def source_files(places: Iterable[Place] = (), objects: Iterable[object] = (), framework: str = "") -> list[Path]:

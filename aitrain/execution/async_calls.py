@@ -31,19 +31,13 @@ def run_async(awaitable: Awaitable[T]) -> T:
     import asyncio  # here, because the command line never needs it
     import concurrent.futures
 
-    async def wait() -> T | asyncio.CancelledError:
-        try:
-            return await awaitable
-        except asyncio.CancelledError as error:  # the user's own, unless this task was cancelled
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return error
+    async def wait() -> T:
+        return await awaitable
 
     loop = running_loop()
     if (begin := getattr(sys.gettrace(), "begin_on_loop", None)) is not None:  # the calls of the user are watched
         loop.call_soon_threadsafe(begin)
-    started: list[concurrent.futures.Future[T | asyncio.CancelledError]] = []
+    started: list[concurrent.futures.Future[T]] = []
     is_cancelled = threading.Event()
 
     def cancel(_: object) -> None:
@@ -57,16 +51,13 @@ def run_async(awaitable: Awaitable[T]) -> T:
             started.append(asyncio.run_coroutine_threadsafe(wait(), loop))
             if is_cancelled.is_set():  # it came while the future was made, which `cancel` could not see
                 started[0].cancel()
-            result = started[0].result()
+            return started[0].result()
     except concurrent.futures.CancelledError:
         replace_if_blocked(loop)
         raise
     except BaseException as error:
         cancel(error)
         raise
-    if isinstance(result, asyncio.CancelledError):
-        raise result
-    return result
 
 
 def replace_if_blocked(loop: asyncio.AbstractEventLoop) -> None:

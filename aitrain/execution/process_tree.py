@@ -135,7 +135,7 @@ class Supervisor:
         self.is_any_left = True
         self.is_asked = self.is_killed = False
         """Whether aitrain wants the end of all, and at once."""
-        _set_process(PR_SET_CHILD_SUBREAPER, 1)
+        set_process(PR_SET_CHILD_SUBREAPER, 1)
         self.program = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -214,7 +214,7 @@ class Supervisor:
         return pids | {self.program.pid}
 
 
-def _set_process(option: int, value: int) -> None:
+def set_process(option: int, value: int) -> None:
     """Set one of Linux's process options; other systems rely on the socket alone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
@@ -222,7 +222,7 @@ def _set_process(option: int, value: int) -> None:
 
 def end_with_parent() -> None:
     """Have this process asked to end when the one that started it ends, also if that is killed."""
-    _set_process(PR_SET_PDEATHSIG, signal.SIGTERM)
+    set_process(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def main(patience: str, *command: str) -> None:

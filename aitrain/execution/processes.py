@@ -5,7 +5,6 @@ memory until they write to it; nothing is imported or constructed again."""
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import os
@@ -18,8 +17,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
@@ -30,8 +29,9 @@ from typing import Any
 
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed, Failure, as_failure
+from aitrain.execution.process_tree import PR_SET_PDEATHSIG, set_process
 from aitrain.execution.task import on_cancel, paused
-from aitrain.execution.user_code import describe_error, stack_of_dump
+from aitrain.execution.user_code import stack_of_dump
 from aitrain.machine import allow_open_files
 
 DUMP_SIGNAL = signal.SIGUSR1
@@ -104,10 +104,9 @@ def _run_worker(environment: object, fds: Sequence[int], control: Connection) ->
 
 
 def _seed_generators(environment: object) -> None:
-    """Seed the global random generators, and those that are attributes of the environment or its class: all workers
-    have inherited the same, and would draw the same numbers in each episode."""
-    owners = (*type(environment).__mro__, environment)
-    attributes = [value for owner in owners for value in vars(owner).values()]
+    """Seed the global random generators, and those that are attributes of the environment: all workers have inherited
+    the same, and would draw the same numbers in each episode."""
+    attributes = list(vars(environment).values())
     generators: list[Any] = [random, *(one for one in attributes if isinstance(one, random.Random))]
     if numpy := sys.modules.get("numpy.random"):
         generators += [numpy, *(one for one in attributes if isinstance(one, numpy.RandomState))]
@@ -125,27 +124,12 @@ def _answered(made: list[object], environment: object, request: bytes) -> bytes:
         if not made:
             made.append(run_if_async(make(environment)))
         value = run_if_async(getattr(made[0], method)(*arguments))
-        with _passing("returned"):
-            return pickle.dumps((value, None))
+        return pickle.dumps((value, None))
     except BaseException as error:
         return pickle.dumps((None, as_failure(error)))
 
 
 # -- on both sides
-
-
-@contextmanager
-def _passing(did: str) -> Iterator[None]:
-    """Context in which a message is pickled, or read; `did` begins the failure: "returned", "was given".
-
-    Raises:
-        CallFailed: it cannot be.
-    """
-    try:
-        yield
-    except Exception as error:
-        why = f"{did} what cannot be passed between processes: {describe_error(error)}"
-        raise CallFailed(Failure("wrong_type", why)) from error
 
 
 def fork(body: Callable[[], object]) -> int:
@@ -166,7 +150,9 @@ def fork(body: Callable[[], object]) -> int:
         return pid
     try:
         if is_main:
-            _end_with(parent)
+            set_process(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(0)
         body()
     except BaseException:
         traceback.print_exc()
@@ -188,15 +174,6 @@ def kill_group(pid: int) -> int:
         with suppress(OSError):
             kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
-
-
-def _end_with(parent: int) -> None:
-    """Have this process killed when its parent ends; Linux only. Elsewhere it ends when the socket is closed."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(0)
 
 
 # -- in the training process
@@ -366,8 +343,7 @@ class WorkerLease:
         """
         if self._is_released:
             raise RuntimeError("this lease was released")
-        with _passing("was given"):
-            request = pickle.dumps((self._make, method, arguments))
+        request = pickle.dumps((self._make, method, arguments))
         with self._lock:
             if self._failure is not None:
                 raise CallFailed(self._failure)
@@ -382,8 +358,7 @@ class WorkerLease:
                 self._failure = self._failure or self._pool.end(self._worker)
             if self._failure is not None:
                 raise CallFailed(self._failure)
-        with _passing("returned"):
-            value, failure = pickle.loads(answer)
+        value, failure = pickle.loads(answer)
         if failure is not None:
             raise CallFailed(failure)
         self._make = None

@@ -78,8 +78,7 @@ def _connect(address: str, **settings: Any) -> None:
     if address != "local" and "://" not in address:
         _reach(canonicalize_bootstrap_address(address) or "")
     try:
-        with _silent():
-            ray.init(address, log_to_driver=False, logging_level="ERROR", **settings)
+        ray.init(address, log_to_driver=False, logging_level="ERROR", **settings)
     except SystemExit:  # by Ray's own handler of SIGTERM
         raise Interrupted("Stopped.") from None
 
@@ -103,21 +102,6 @@ def _disconnect() -> None:
         import ray
 
         ray.shutdown()
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keep what Ray prints while it connects off the screen."""
-    with open(os.devnull, "w", encoding="utf-8") as nothing:
-        before = [os.dup(number) for number in (1, 2)]
-        for number in (1, 2):
-            os.dup2(nothing.fileno(), number)
-        try:
-            yield
-        finally:
-            for number, kept in zip((1, 2), before, strict=True):
-                os.dup2(kept, number)
-                os.close(kept)
 
 
 def machines() -> list[ClusterMachine]:

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import FrameType
@@ -39,25 +39,10 @@ def first_of_group(error: BaseException) -> BaseException:
 
 
 def _where(error: BaseException) -> str:
-    """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`. If a
-    library's error was caused by one of the user's, the line of that one, after its description."""
+    """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
-    for cause in _causes(error):
-        stack = traceback.extract_tb(cause.__traceback__)
-        if any(is_users_file(frame.filename) for frame in stack):
-            return ("" if cause is error else f"caused by {describe_error(cause)}\n") + users_line(stack)
     return users_line(traceback.extract_tb(error.__traceback__))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, the one that caused it, and so on."""
-    seen = set[int]()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield first_of_group(cause)
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 def users_line(stack: traceback.StackSummary) -> str:
@@ -79,21 +64,12 @@ own_files: set[str] = set()
 """Files that aitrain writes in this process, also during calls of the environment, which they are no state of."""
 
 
-NEEDS_TERMINAL = "needs a terminal, and a training has none: aitrain env play has one."
-REMEDIES = {
-    "BdbQuit": f"breakpoint() {NEEDS_TERMINAL}",  # of the debugger
-    "EOFError: EOF when reading a line": f"input() {NEEDS_TERMINAL}",
-    "ImportError: attempted relative import": "Name it as a module: --rl-env-module package.module",
-    "SystemExit: 2": "If it reads the command line, which is aitrain's: take settings as arguments of the constructor"
-    " (--rl-env-config).",  # of argparse
-}
-"""What to do, by the beginning of the description of an error."""
-
-
 def _remedy(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str) and not os.path.isabs(error.filename):
         return f"Looked for it from {Path.cwd()}.{there_is(Path(error.filename).name)}"
-    return next((text for start, text in REMEDIES.items() if describe_error(error).startswith(start)), "")
+    if describe_error(error).startswith("ImportError: attempted relative import"):
+        return "Name it as a module: --rl-env-module package.module"
+    return ""
 
 
 def _is_machinery(filename: str) -> bool:

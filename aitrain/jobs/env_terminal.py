@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from aitrain.environment.contract import env_kind, named_by, scores_groups
+from aitrain.environment.contract import env_kind, scores_groups
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
 from aitrain.environment.requirements import requirements_of
