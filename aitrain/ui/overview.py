@@ -238,11 +238,7 @@ class Overview:
         """The further numbers of an eval, by `sampled` and `greedy`."""
         if self.job != "eval" or not self.result:
             return None
-        rows = {"share of cases solved at least once": dict(self.result.get("solved", {}))}
-        for decoding, lengths in self.result.get("lengths", {}).items():
-            for name, length in lengths.items():
-                rows.setdefault(f"tokens of an episode, {name}", {})[decoding] = length
-        rows["turns of an episode, mean"] = self.result.get("turns", {})
+        rows = {"tokens of an episode": dict(self.result.get("lengths", {}))}
         for decoding, metrics in self.result.get("metrics", {}).items():
             for name, value in metrics.items():
                 rows.setdefault(name, {})[decoding] = value
