@@ -14,7 +14,7 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import FrameType
 
-from aitrain.errors import did_you_mean, there_is
+from aitrain.errors import did_you_mean
 from aitrain.packages import BUNDLED, PACKAGE
 
 
@@ -95,8 +95,7 @@ def _remedy(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"Install {error.name}, or correct the import."
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)) and error.filename:
-        file = Path(error.filename)
-        return "" if file.is_absolute() else f"Looked for it from {Path.cwd()}.{there_is(file.name)}"
+        return "" if Path(error.filename).is_absolute() else f"Looked for it from {Path.cwd()}."
     if isinstance(error, (NameError, AttributeError)) and isinstance(error.name, str):
         return did_you_mean(error.name, _names_beside(error)).strip()
     return next((text for start, text in REMEDIES.items() if describe_error(error).startswith(start)), "")
