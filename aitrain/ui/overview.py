@@ -415,7 +415,7 @@ class Overview:
         after = None if self.status == "running" and self.job == "grpo" else row["after"]
         change = row["change"] if after else None
         changed_at = self.run.path.stat().st_mtime if self.run.path.exists() else None
-        state, nodes = self.state, read_nodes(self.recorded)
+        state = self.state
         return {
             **state,
             "name": self.run.path.name,
@@ -433,7 +433,6 @@ class Overview:
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
             "heartbeat": as_float(self.recorded.get("heartbeat")) or changed_at,
-            "hosts": [node.host for node in nodes] or [self.recorded.get("host")],
         }
 
     def _plain_options(self) -> dict[str, str]:
