@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -70,7 +69,6 @@ def export(
     adapter_only: Annotated[
         bool, typer.Option("--adapter-only", help="Export the adapter as it is, to be loaded beside its base.")
     ] = False,
-    shard_size: Annotated[str, typer.Option(help="Maximum size of a weight file, such as 500MB.")] = "5GB",
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the base model.")] = False,
     as_json: AsJson = False,
     **flags: Flag,
@@ -87,18 +85,13 @@ def export(
     hub = resolve(HubOptions, None, given_flags(flags))
     push_to_hub = hub.push_to_hub
     request = ExportRequest(
-        model, out, dtype, adapter_only, shard_size, push_to_hub, hub.repo_id, hub.username, hub.hub_private,
+        model, out, dtype, adapter_only, push_to_hub, hub.repo_id, hub.username, hub.hub_private,
         trust_remote_code, as_json,
     )  # fmt: skip
     if dtype not in (None, *DTYPES):
         raise ConfigError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
-    if not re.fullmatch(r"[1-9]\d*[KMGT]B", shard_size):
-        raise ConfigError(f"--shard-size {shard_size}: write a number and KB, MB, GB or TB, such as 500MB")
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
-        from aitrain.ui.run_registry import places
-
-        places([model])  # raises, with what is near
         raise ConfigError(f"{model} is no run, checkpoint or adapter here")
     if adapter_only and reference.adapter is None:
         raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")

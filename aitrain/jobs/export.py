@@ -147,7 +147,7 @@ def _write(
         try:
             if adapter is None or dtype:
                 _show_progress(f"loading {reference.base} in {dtype}, and merging" if adapter else "loading")
-                check = write_whole_model(reference, config, place, request.shard_size)
+                check = write_whole_model(reference, config, place)
             else:
                 for file in (adapter / ADAPTER_CONFIG, *adapter.glob("adapter_model*.safetensors*")):
                     shutil.copyfile(file, place / file.name)
@@ -205,7 +205,7 @@ class LogitCheck:
         return f"{text}\n! Rounding takes away much of what was trained: export with --dtype float32"
 
 
-def write_whole_model(reference: ModelReference, config: TrainConfig, folder: Path, shard_size: str) -> LogitCheck:
+def write_whole_model(reference: ModelReference, config: TrainConfig, folder: Path) -> LogitCheck:
     """Load a model, merge its adapter, if there is one, and write weights and tokenizer.
 
     Raises:
@@ -223,7 +223,7 @@ def write_whole_model(reference: ModelReference, config: TrainConfig, folder: Pa
         model = merged(model)
     model.config.use_cache = True  # off where a training saved it
     with savable_generation_config(model):
-        model.save_pretrained(folder, max_shard_size=shard_size)
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     dtype = model.dtype
     del model

@@ -47,7 +47,6 @@ class ExportRequest:
     dtype: str | None = None
     """Type of the weights; None for that of the training."""
     adapter_only: bool = False
-    shard_size: str = "5GB"
     push_to_hub: bool = False
     repo_id: str | None = None
     username: str | None = None
