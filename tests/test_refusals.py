@@ -25,14 +25,14 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
         (GOOD, "--rl-num-generatons 4", 2, "Did you mean --rl-num-generations?"),
         (SINKS, """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3, "env.py, line 7, in __init__"),
         ("input()\n" + GOOD, "", 3, "EOFError"),
-        ("open('rows.txt')\n" + GOOD, "", 3, "There is data/rows.txt."),
+        ("open('rows.txt')\n" + GOOD, "", 3, "Looked for it from"),
     ],
     ids=case_name,
 )
 def test_a_bad_command_is_refused_in_a_few_lines_and_leaves_nothing(
     environment: str, arguments: str, code: int, words: str, here: Path, aitrain_grpo: Run
 ) -> None:
-    write(here, {"env.py": environment, "data/rows.txt": ""})
+    write(here, {"env.py": environment})
     before = listing(here)
 
     done = aitrain_grpo("--model", "tiny", "--rl-env", "env.py", *shlex.split(arguments))

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from aitrain.runs.heartbeat import SILENCE, is_alive, sign_of_life, state_of
@@ -41,11 +42,11 @@ def sleeper() -> Any:
 
 
 def test_a_run_lives_as_long_as_its_process(sleeper: subprocess.Popen[bytes]) -> None:
-    stat = Path(f"/proc/{sleeper.pid}/stat").read_text().rpartition(")")[2].split()
-    status = sign_of_life() | {"pid": sleeper.pid, "started": int(stat[19]), "heartbeat": time.time() - 10 * SILENCE}
+    started = psutil.Process(sleeper.pid).create_time()
+    status = sign_of_life() | {"pid": sleeper.pid, "started": started, "heartbeat": time.time() - 10 * SILENCE}
     assert is_alive(status)
     assert state_of({**status, "status": "running", "stalls_at": time.time() - 2 * SILENCE}) == "stalled"
-    assert not is_alive(status | {"started": status["started"] - 1})  # another process with this id
+    assert not is_alive(status | {"started": started - 2 * SILENCE})  # another process with this id
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code yet
     assert not is_alive(status)
@@ -53,9 +54,8 @@ def test_a_run_lives_as_long_as_its_process(sleeper: subprocess.Popen[bytes]) ->
     assert not is_alive(status)
 
 
-@pytest.mark.parametrize("other", [{"host": "elsewhere"}, {"machine": "another boot"}], ids=str)
-def test_where_the_process_cannot_be_seen_silence_counts(other: dict[str, Any]) -> None:
-    here = {**sign_of_life(), **other}
+def test_where_the_process_cannot_be_seen_silence_counts() -> None:
+    here = {**sign_of_life(), "host": "elsewhere"}
     assert is_alive(here | {"heartbeat": time.time() - SILENCE / 2})
     assert not is_alive(here | {"heartbeat": time.time() - 2 * SILENCE})
     assert not is_alive({})

@@ -82,9 +82,6 @@ def export(
         raise ConfigError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
-        from aitrain.ui.run_registry import places
-
-        places([model])  # raises, with what is near
         raise ConfigError(f"{model} is no run, checkpoint or adapter here")
     if adapter_only and reference.adapter is None:
         raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")

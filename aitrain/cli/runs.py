@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import webbrowser
@@ -123,26 +122,22 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     """One line for each run; a name that is too long loses its end."""
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("run")  # the only one that may be narrower than its cells
-    for name in ("status", "step", "", "scores", "age", "host"):
+    for name in ("status", "step", "", "scores", "age"):
         table.add_column(name, justify="right" if name in ("step", "age") else "left", no_wrap=True)
     for row in rows:
-        age, hosts = max(0.0, time.time() - row["heartbeat"]), row["hosts"]
-        host = f"{hosts[0]} +{len(hosts) - 1}" if len(hosts) > 1 else str(hosts[0])
-        is_elsewhere = row["status"] in ("running", "stalled") and hosts != [socket.gethostname()]
+        age = max(0.0, time.time() - row["heartbeat"])
         table.add_row(
-            Text(_printable(row["name"]), no_wrap=True, overflow="ellipsis"),
+            Text(
+                "".join(letter if letter.isprintable() else "?" for letter in row["name"]),
+                no_wrap=True,
+                overflow="ellipsis",
+            ),
             Text(row["status"], COLOURS.get(row["status"], "")),
             "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None),
             *_scores(row),
             duration(age).split()[0] if age < DAY else f"{int(age // DAY)}d",
-            _printable(host) if is_elsewhere else "",
         )
     return table
-
-
-def _printable(text: str) -> str:
-    """A name without control characters and line ends."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _scores(row: dict[str, Any]) -> tuple[str, str]:

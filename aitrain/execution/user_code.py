@@ -13,7 +13,6 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import FrameType
 
-from aitrain.errors import there_is
 from aitrain.packages import BUNDLED, PACKAGE
 
 
@@ -66,7 +65,7 @@ own_files: set[str] = set()
 
 def _remedy(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str) and not os.path.isabs(error.filename):
-        return f"Looked for it from {Path.cwd()}.{there_is(Path(error.filename).name)}"
+        return f"Looked for it from {Path.cwd()}."
     if describe_error(error).startswith("ImportError: attempted relative import"):
         return "Name it as a module: --rl-env-module package.module"
     return ""

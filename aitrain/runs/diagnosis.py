@@ -53,8 +53,6 @@ STAYS = 0.08
 """Upper limit of a rise that counts as none, as a fraction of the score range."""
 RISES = 0.1
 """Change of the score that counts, as a fraction of the score range."""
-MANY_SCORINGS = 6
-"""From this number of scorings on, their noise is measured by how they differ from one to the next."""
 TOP = 1e-6
 """Distance from the highest score, as a fraction of the range, that rounding explains."""
 JUMP = 0.2
@@ -169,19 +167,14 @@ class Past:
 
 def zero_variance(past: Past) -> str | None:
     """In most groups all completions score the same."""
-    now, first = past.rows[-1], past.first
+    now = past.rows[-1]
     if not past.lasts(lambda row: row.get("frac_reward_zero_std", 0.0) >= 0.8 and not past.is_solved(row)):
         return None
     same = f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, "
     where = f"mostly near {now.get('reward', 0.0):.2f}"
     if past.level(now) < TOO_HARD_LEVEL:
         lowest, _ = past.bounds or UNIT
-        if past.level(first) > 2 * TOO_HARD_LEVEL:
-            return (
-                f"{same}at {lowest:g}; the mean was {first['reward']:.2f} in the first step, so the policy has become"
-                " worse. Lower --lr, or raise --rl-kl-coef."
-            )
-        where = f"at {lowest:g}: the cases are too hard"
+        where = f"at {lowest:g}: the cases are too hard, or the policy has become worse (lower --lr)"
     unscored = ", or fewer than two have a score" if now.get("unscored", 0.0) > 0 else ""
     return (
         f"{same}{where}{unscored}. Such groups give no gradient: raise --rl-num-generations or --rl-temperature, give"
@@ -252,23 +245,17 @@ def importance_ratio(past: Past) -> str | None:
     name, now = "sampling/importance_sampling_ratio/mean", past.rows[-1]
     if not past.lasts(lambda row: row.get(name, 1.0) < 0.5):
         return None
-    gap, shift = now.get("sampling/sampling_logp_difference/mean", 0.0), now.get("sampling/logprob_shift/mean", 0.0)
+    gap = now.get("sampling/sampling_logp_difference/mean", 0.0)
     intro = f"The mean importance ratio between vLLM and the trainer is {now[name]:.2f}: the gradient shrinks, because "
-    apart = f"{intro}log-probabilities of the same token differ by {gap:.2f} on average"
-    # a shift is about the correction that is added for truncated sampling
-    if abs(shift) > 0.001 and abs(gap - abs(shift)) < 0.3 * abs(shift):
-        return (
-            f"{intro}vLLM gives log-probabilities before {', '.join(past.config.reshaped_sampling)}, and the trainer"
-            " compares those after it: start the server with --logprobs-mode processed_logprobs."
-        )
     if gap <= ROUNDING:  # tokens differ less than that: with token_truncate their ratio would be near 1
         return (
             f"{intro}it is a product over {now.get('completions/mean_length', 0.0):.0f} tokens of an episode, each of"
             f" which differs by {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
         )
     return (
-        f"{apart}, more than rounding does: vLLM has other weights (with --rl-ahead a rollout old: lower --lr), another"
-        " number format (--dtype, --mixed-precision), or the server ignores the adapter."
+        f"{intro}log-probabilities of the same token differ by {gap:.2f} on average, more than rounding does: vLLM has"
+        " other weights (with --rl-ahead a rollout old: lower --lr), another number format (--dtype, --mixed-precision)"
+        " or no adapter, or was started without --logprobs-mode processed_logprobs."
     )
 
 
@@ -302,37 +289,24 @@ def top_score(past: Past) -> str | None:
 
 
 def length(past: Past) -> str | None:
-    """Completions have become longer and the score no better."""
+    """Completions have become longer and the reward no better; where cases are chosen by their scores, the reward says
+    nothing of the policy."""
+    if past.config.rl_sampling != "uniform":
+        return None
     lengths = past.values("completions/mean_length")
     growth = change_over([math.log(max(length, 1e-9)) for length in lengths])
     if growth is None or min(lengths) <= 0 or growth.mean < math.log(LONGER) or growth.low < math.log(SURELY_LONGER):
         return None
-    before, after = math.exp(growth.before), math.exp(growth.after)
-    scores = _scores_that_stay(past)
-    if after - before < LONGER_TOKENS or scores is None:
+    before, after, reward = math.exp(growth.before), math.exp(growth.after), change_over(past.values("reward"))
+    if after - before < LONGER_TOKENS or reward is None or not past.scale or reward.high > STAYS * past.scale:
         return None
     averages_by_length = past.config.rl_loss_type in ("grpo", "gspo", "sapo")
     loss = "--rl-loss-type dr_grpo or dapo has no bias towards long wrong completions; " if averages_by_length else ""
     return (
-        f"Completions have grown from {before:.0f} to {after:.0f} tokens since step {past.steps[0]}, and {scores}:"
-        f" {loss}--rl-overlong-buffer makes long completions cost reward; and read some of them, whether they repeat"
-        " themselves."
+        f"Completions have grown from {before:.0f} to {after:.0f} tokens since step {past.steps[0]}, and the reward has"
+        f" not risen ({reward.before:.2f}, then {reward.after:.2f}): {loss}--rl-overlong-buffer makes long completions"
+        " cost reward; and read some of them, whether they repeat themselves."
     )
-
-
-def _scores_that_stay(past: Past) -> str | None:
-    """How the score has changed, in words, if it surely has not risen. Where cases are chosen by their scores, the
-    reward says nothing of the policy, and held-out scores are taken."""
-    if past.config.rl_sampling == "uniform":
-        change = change_over(past.values("reward"))
-        if change is None or past.scale == 0.0 or change.high > STAYS * past.scale:
-            return None
-        return f"the reward has not risen ({change.before:.2f}, then {change.after:.2f})"
-    scores = [one.eval_score for one in past.scorings if one.step >= past.steps[0] and one.eval_score is not None]
-    half = len(scores) // 2
-    if half < 3 or fmean(scores[-half:]) - fmean(scores[:half]) > STAYS / 2 * past.scale:
-        return None
-    return f"the held-out score has not risen ({fmean(scores[:half]):.2f}, then {fmean(scores[-half:]):.2f})"
 
 
 # -- scorings of the held-out cases
@@ -358,26 +332,18 @@ def held_out(past: Past) -> str | None:
 
 
 def _fall(scorings: Sequence[MetricsLine], scale: float) -> tuple[int, float, float] | None:
-    """Step and score before a fall that noise does not explain, and the score now."""
-    scores = [one.eval_score or 0.0 for one in scorings]
-    errors = [(s - one.eval_low) / Z for s, one in zip(scores, scorings, strict=True) if one.eval_low is not None]
-    if len(scores) >= MANY_SCORINGS:
-        size = len(scores) // 3
-        means = [fmean(scores[start : start + size]) for start in range(len(scores) - size + 1)]
-        # of a difference of two scorings; half of what the intervals say at least, as few differences are equal by luck
-        noise = max(
-            math.sqrt(fmean((one - other) ** 2 for one, other in pairwise(scores))),
-            math.sqrt(2) * median(errors or [0.0]) / 2,
-        )
-        limit = 4 * noise / math.sqrt(size)
-    elif len(errors) == len(scores) > 1:
-        size, means = 1, scores
-        limit = 4 * math.hypot(errors[scores.index(max(scores[:-1]))], errors[-1])
-    else:
+    """Step and score before a fall that noise does not explain, and the score now: means of a third of the scorings."""
+    known = [(one.step, one.eval_score, one.eval_score - one.eval_low) for one in scorings
+             if one.eval_score is not None and one.eval_low is not None]  # fmt: skip
+    size = max(1, len(known) // 3)
+    means = [fmean(score for _, score, _ in known[start : start + size]) for start in range(len(known) - size + 1)]
+    if len(means) <= size:
         return None
     best = means.index(max(means[:-size]))
+    error = median(below for _, _, below in known) / Z / math.sqrt(size)
     fall = means[best] - means[-1]
-    return (scorings[best + size // 2].step, means[best], means[-1]) if fall > max(limit, RISES * scale) else None
+    is_fall = fall > max(4 * math.sqrt(2) * error, RISES * scale)
+    return (known[best + size // 2][0], means[best], means[-1]) if is_fall else None
 
 
 # -- a run

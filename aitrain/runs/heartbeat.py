@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 
 from pydantic import ConfigDict, TypeAdapter
@@ -127,18 +126,16 @@ def sign_of_life() -> dict[str, object]:
         "pid": os.getpid(),
         "started": _started(os.getpid()),
         "host": socket.gethostname(),
-        "machine": _machine(),
         "heartbeat": time.time(),
     }
 
 
 def is_alive(status: Mapping[str, object]) -> bool:
     """Whether the process that wrote a status runs: by id and start time if it is here, else by its last heartbeat."""
-    machine = _machine()
-    is_here = machine is not None and (status.get("machine"), status.get("host")) == (machine, socket.gethostname())
-    pid, started = status.get("pid"), status.get("started")
-    if is_here and isinstance(pid, int) and started is not None:
-        return _started(pid) == started
+    pid, started = status.get("pid"), as_float(status.get("started"))
+    if status.get("host") == socket.gethostname() and isinstance(pid, int) and started is not None:
+        now = _started(pid)
+        return now is not None and abs(now - started) < SILENCE  # it differs where the clock was set
     age = silence(status)
     return age is not None and age < SILENCE
 
@@ -163,24 +160,14 @@ def silence(status: Mapping[str, object]) -> float | None:
     return max(0.0, time.time() - heartbeat) if heartbeat else None
 
 
-def _started(pid: int) -> int | None:
-    """Start time of a process in the kernel's ticks since boot; None if it is gone, or on systems without /proc.
+def _started(pid: int) -> float | None:
+    """Start time of a process, in seconds since 1970; None if it is gone."""
+    import psutil  # here, as only this needs it
 
-    psutil's create_time() counts from the wall clock, so it changes for a living process when the clock is set.
-    """
     try:
-        after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return None if after_name[0] in "ZX" else int(after_name[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _machine() -> str | None:
-    """Ids of this boot and of the process id namespace (containers have their own); None on systems without /proc."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
         return None
 
 

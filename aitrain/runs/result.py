@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, Self
 
 from aitrain.cells import html_line, html_table
@@ -169,12 +169,10 @@ class EvalResult(StoredResult):
     """Mean score over the cases, by decoding."""
     pass_at: dict[str, IntervalValues | None] = field(default_factory=dict)
     """Unbiased pass@1 to pass@K of the sampled episodes; empty for scores without bounds."""
-    solved: dict[str, float] = field(default_factory=dict)
-    """Share of the scored cases with the highest score in at least one episode, by decoding; empty without bounds."""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     """Means of the environment's metrics, by decoding."""
-    lengths: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Mean, median and maximum of the sampled tokens of an episode, by decoding."""
+    lengths: dict[str, float] = field(default_factory=dict)
+    """Mean of the sampled tokens of an episode, by decoding."""
     stops: dict[str, dict[str, int]] = field(default_factory=dict)
     """Number of episodes by the reason of their end, by decoding."""
     failures: dict[str, int] = field(default_factory=dict)
@@ -189,8 +187,6 @@ class EvalResult(StoredResult):
     """Sampled tokens of all episodes."""
     seconds: float = 0.0
     """Duration of the episodes, over all starts."""
-    turns: dict[str, float] = field(default_factory=dict)
-    """Mean number of turns of an episode, by decoding."""
     environments: dict[str, dict[str, float]] = field(default_factory=dict)
     """Of several environments, share and cases of each; `scores` has their weighted means, and rows such as
     `sampled, NAME`."""
@@ -218,10 +214,6 @@ def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRe
         if name == "sampled" and solvable and scoring:
             for tries in range(1, result.samples + 1):
                 result.pass_at[str(tries)] = of_means(chances(scoring, tries, mixture), solvable)
-        tried = {case: chances({case: scores}, len(scores), mixture) for case, scores in scoring.items()}
-        solved = {case: float(chance[case] > 0) for case, chance in tried.items() if chance}
-        if (share := of_means(solved, solvable)) is not None:
-            result.solved[name] = share["mean"]
         values = grouped(
             (f"{record.environment}/{metric}" if record.environment else metric, value)
             for record in played
@@ -229,8 +221,6 @@ def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRe
             if value is not None
         )
         result.metrics[name] = {metric: fmean(found) for metric, found in values.items()}
-        tokens = [record.tokens for record in played]
-        result.lengths[name] = {"mean": fmean(tokens), "median": median(tokens), "max": max(tokens)}
+        result.lengths[name] = fmean(record.tokens for record in played)
         result.stops[name] = dict(Counter(record.stop for record in played))
-        result.turns[name] = fmean(len(record.turns) for record in played)
     return result

@@ -58,11 +58,11 @@ class WatchedProcess:
     moved: int = 0
     looked: float = field(default_factory=lambda: time.monotonic())
 
-    def look(self, now: Snapshot, is_halted: bool) -> None:
-        """Compare with the last poll. A halted process counts as making progress, and one that has read or written
-        BYTES since this was true for the last time, in a phase that moves files."""
+    def look(self, now: Snapshot) -> None:
+        """Compare with the last poll. In a phase that moves files, a process makes progress that has read or written
+        BYTES since this was true for the last time."""
         before, self.seen = self.seen, now
-        has_progressed = is_halted or before is None or before.count != now.count
+        has_progressed = before is None or before.count != now.count
         if not has_progressed and now.moves_files and self.pid is not None:
             moved = bytes_moved(self.pid)
             if moved >= self.moved + BYTES:
@@ -130,11 +130,9 @@ class Watchdog:
                     return
 
     def _is_stalled(self) -> bool:
-        # whether all processes are stopped by SIGSTOP or a debugger
-        are_halted = bool(self.pids) and all(is_halted(pid) for pid in self.pids.values())
         for process in self.watched:
             process.pid = self.pids.get(process.rank)
-            process.look(self.read(process.rank), are_halted)
+            process.look(self.read(process.rank))
         return all(process.is_stalled(self.timeout) for process in self.watched)
 
     def _judged(self) -> Stall | None:
@@ -203,22 +201,9 @@ def waits_for_another_rank(stacks: str) -> bool:
     return any("/torch/distributed/" in line for thread in current for line in thread.splitlines()[:12])
 
 
-# -- processes; psutil is imported when needed, as light commands import this module
-
-
-def is_halted(pid: int) -> bool:
-    """Whether a process is stopped by SIGSTOP or a debugger."""
-    import psutil
-
-    try:
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        return False
-
-
 def bytes_moved(pid: int) -> int:
     """Bytes that a process has read and written so far, including pages of files; 0 if unknown."""
-    import psutil
+    import psutil  # here, as light commands import this module
 
     try:
         moved = psutil.Process(pid).io_counters()

@@ -238,11 +238,7 @@ class Overview:
         """The further numbers of an eval, by `sampled` and `greedy`."""
         if self.job != "eval" or not self.result:
             return None
-        rows = {"share of cases solved at least once": dict(self.result.get("solved", {}))}
-        for decoding, lengths in self.result.get("lengths", {}).items():
-            for name, length in lengths.items():
-                rows.setdefault(f"tokens of an episode, {name}", {})[decoding] = length
-        rows["turns of an episode, mean"] = self.result.get("turns", {})
+        rows = {"tokens of an episode": dict(self.result.get("lengths", {}))}
         for decoding, metrics in self.result.get("metrics", {}).items():
             for name, value in metrics.items():
                 rows.setdefault(name, {})[decoding] = value
@@ -416,7 +412,7 @@ class Overview:
         after = None if self.status == "running" and self.job == "grpo" else row["after"]
         change = row["change"] if after else None
         changed_at = self.run.path.stat().st_mtime if self.run.path.exists() else None
-        state, nodes = self.state, read_nodes(self.recorded)
+        state = self.state
         return {
             **state,
             "name": self.run.path.name,
@@ -434,7 +430,6 @@ class Overview:
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
             "heartbeat": as_float(self.recorded.get("heartbeat")) or changed_at,
-            "hosts": [node.host for node in nodes] or [self.recorded.get("host")],
         }
 
     def _plain_options(self) -> dict[str, str]:

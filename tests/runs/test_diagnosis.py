@@ -20,7 +20,7 @@ FINE = {
 }  # fmt: skip
 
 BAD = [
-    ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "the policy has become worse", "--lr"),
+    ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "the cases are too hard, or the policy has become worse", "--lr"),
     ({"frac_reward_zero_std": 0.8, "reward": 0.4}, "80% of the groups", "--rl-temperature"),
     ({"frac_reward_zero_std": 0.9, "unscored": 0.2}, "or fewer than two have a score", "refill"),
     ({"completions/clipped_ratio": 0.75}, "75% of the episodes end with an answer", "--rl-max-new-tokens"),
