@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
-from statistics import fmean, pvariance
+from statistics import fmean
 from typing import NamedTuple
 
 from pydantic import ConfigDict
@@ -42,8 +41,7 @@ class Query:
     """A filter of episodes; fields that are None or empty match all.
 
     `eval_phase` is `training`, `held-out`, or one scoring such as `before_sampled`; `case` is a row number, or if no
-    row has that number, a `case_idx`; `failure` is a kind, or `any`; `order` one of groups: `training` (by step),
-    `lowest` or `highest` mean score, `mixed` (by spread of scores), or `longest`.
+    row has that number, a `case_idx`; `failure` is a kind, or `any`.
     """
 
     eval_phase: str = ""
@@ -54,7 +52,6 @@ class Query:
     failure: str = ""
     stop: str = ""
     text: str = ""
-    order: str = "training"
 
     def takes(self, entry: IndexEntry, by_case_idx: bool = False) -> bool:
         """Whether an episode matches all fields but `text`; `case` is a row number, or with `by_case_idx` a name."""
@@ -70,8 +67,14 @@ class Query:
 
 
 def groups_of(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[Group]:
-    """Numbers of episodes, group by group."""
-    return list(grouped((entries[number].group_key, number) for number in numbers).values())
+    """Numbers of episodes, group by group, in the order of the training."""
+    groups = grouped((entries[number].group_key, number) for number in numbers).values()
+
+    def place(group: Group) -> tuple[int, str, int]:
+        first = entries[group[0]]
+        return first.step, first.eval_phase, first.group
+
+    return sorted(groups, key=place)
 
 
 def find(rollouts: RolloutIndex, query: Query) -> list[int]:
@@ -81,7 +84,7 @@ def find(rollouts: RolloutIndex, query: Query) -> list[int]:
     numbers = [number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx)]
     if query.text:
         numbers = list(_searched(rollouts, numbers, query.text))
-    return list(chain(*_ordered(entries, groups_of(entries, numbers), query.order)))
+    return list(chain(*groups_of(entries, numbers)))
 
 
 def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
@@ -101,35 +104,17 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
                 yield number
 
 
-def _ordered(entries: Sequence[IndexEntry], groups: Iterable[Group], order: str) -> list[Group]:
-    """Groups in an order of `Query`; unscored ones come last."""
-
-    def rank(group: Group) -> tuple[float, str, int]:
-        first, scores = entries[group[0]], [score for n in group if (score := entries[n].score) is not None]
-        if order == "longest":
-            return -max(entries[number].tokens for number in group), "", 0
-        if order not in ("lowest", "highest", "mixed"):
-            return first.step, first.eval_phase, first.group
-        if not scores:
-            return math.inf, "", 0
-        ranks = {"lowest": fmean(scores), "highest": -fmean(scores), "mixed": -pvariance(scores) * len(scores)}
-        return ranks[order], "", 0
-
-    return sorted(groups, key=rank)
-
-
 # -- a sample for report.html
 
 
 def choose(entries: Sequence[IndexEntry]) -> list[int]:
     """Numbers of the episodes of a large run that its report holds, in the order in which they were made.
 
-    Until the page is full: held-out cases before and after, the first and the last steps, failures, the groups with
-    the highest, the lowest and the most different scores, and groups from evenly spread steps. Groups are not split, as
-    an advantage has no meaning without the group.
+    Until the page is full: held-out cases before and after, the first and the last steps, failures, and groups from
+    evenly spread steps. Groups are not split, as an advantage has no meaning without the group.
     """
     groups = groups_of(entries, range(len(entries)))
-    training = _ordered(entries, [group for group in groups if not entries[group[0]].eval_phase], "training")
+    training = [group for group in groups if not entries[group[0]].eval_phase]
     cases = grouped(
         ((entry.eval_phase.endswith("greedy"), entry.case), number)
         for number, entry in enumerate(entries)
@@ -139,7 +124,6 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
         evenly(list(cases.values()), 90),
         *(training[:8], training[-8:]),
         evenly([group for group in groups if any(entries[number].failure for number in group)], 40),
-        *(_ordered(entries, training, order)[:12] for order in ("highest", "lowest", "mixed")),
         evenly(groups, MOST_EPISODES),
     ]
     chosen: set[int] = set()

@@ -264,7 +264,7 @@ class Page {
 
   sampleNote() {
     if (!this.source.isSample) return null;
-    return el("p", { class: "sample" }, `This page holds ${count(this.source.held)} of ${count(this.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, the groups with the best, worst and most different scores, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
+    return el("p", { class: "sample" }, `This page holds ${count(this.source.held)} of ${count(this.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
   }
 
   /** What changes during a run. */
