@@ -55,7 +55,11 @@ MOST_METRICS = 32 * 2**20
 """Bytes at the end of metrics.jsonl that the table of runs reads."""
 LOG_BYTES, LOG_LINES = 16_000, 60
 """Limits of the end of train.log that a page shows."""
-COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap")
+SHOWN_RESULTS = (
+    "seconds", "steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap",
+    "model_step", "selection_score", "selection_scorings", "selection_cases", "solved", "lengths", "turns", "metrics",
+)  # fmt: skip
+"""What a page shows of result.json beside the scores."""
 OF_A_PLACE = ("project_name", "output_dir")
 """Options that differ in any two runs."""
 
@@ -210,15 +214,6 @@ class Overview:
         return verdict_of_scores(self.scores)
 
     @property
-    def selection(self) -> dict[str, Any] | None:
-        """The step that --save-best chose, its score, the number of scorings that were compared, and of their cases if
-        they are in no other score."""
-        known = {"score": "selection_score", "step": "model_step"}
-        known |= {"scorings": "selection_scorings", "cases": "selection_cases"}
-        chosen = {name: self.result.get(given) for name, given in known.items()}
-        return None if chosen["score"] is None else chosen
-
-    @property
     def held_out(self) -> list[JsonObject]:
         """The held-out scores by weight version: of the cases that were played during the training, if there are any.
         For the step of model/, the scores after training replace earlier ones."""
@@ -232,21 +227,6 @@ class Overview:
             each = {one.name: _newest(phases, "sampled", (one,)) for one in named(mixture)}
             curve.append({"step": step, "sampled": sampled, "greedy": greedy, "environments": each})
         return curve
-
-    @property
-    def evaluation(self) -> JsonObject | None:
-        """The further numbers of an eval, by `sampled` and `greedy`."""
-        if self.job != "eval" or not self.result:
-            return None
-        rows = {"share of cases solved at least once": dict(self.result.get("solved", {}))}
-        for decoding, lengths in self.result.get("lengths", {}).items():
-            for name, length in lengths.items():
-                rows.setdefault(f"tokens of an episode, {name}", {})[decoding] = length
-        rows["turns of an episode, mean"] = self.result.get("turns", {})
-        for decoding, metrics in self.result.get("metrics", {}).items():
-            for name, value in metrics.items():
-                rows.setdefault(name, {})[decoding] = value
-        return {"model": self.model, "values": {name: values for name, values in rows.items() if values}}
 
     # -- curves
 
@@ -311,8 +291,8 @@ class Overview:
 
     @property
     def learned(self) -> bool:
-        """Whether a step changed the weights."""
-        return not self.steps or any(_differs(step) and step.values.get("learning_rate") != 0.0 for step in self.steps)
+        """Whether the completions of a group differed in score in a step, so that it changed the weights."""
+        return not self.steps or any(step.values.get("frac_reward_zero_std") != 1.0 for step in self.steps)
 
     @property
     def advice(self) -> str:
@@ -329,11 +309,6 @@ class Overview:
             return (
                 "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
                 " smaller differences."
-            )
-        if any(map(_differs, self.steps)):
-            return (
-                "Where the completions of a group differed in score, the learning rate was 0, as in the first step of a"
-                " warm-up, so nothing was learned: train for more steps, or set --warmup-ratio 0."
             )
         return (
             "In no step did the completions of a group differ in score, so nothing was learned. Where the reward is"
@@ -379,7 +354,7 @@ class Overview:
             **self.state,
             "name": self.run.path.name,
             "model": self.model,
-            "result": {name: self.result.get(name) for name in ("seconds", *COUNTS)},
+            "result": {name: self.result.get(name) for name in SHOWN_RESULTS},
             "environment": self.environment,
             "options": self.option_rows,
             "curves": {"step": step, "series": series},
@@ -394,8 +369,6 @@ class Overview:
                 for node in read_nodes(self.recorded)
             ],
             "scores": self.scores,
-            "evaluation": self.evaluation,
-            "selection": self.selection,
             "bounds": bounds_of_mean(self.mixture()),
             "held_out": self.held_out,
             "episodes": self.episodes,
@@ -465,11 +438,6 @@ def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
     if len(items) <= most:
         return items
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
-
-
-def _differs(step: MetricsLine) -> bool:
-    """Whether the completions of a group differed in score."""
-    return step.values.get("frac_reward_zero_std") != 1.0
 
 
 def _scorings(entries: Iterable[IndexEntry]) -> dict[str, dict[str, list[float]]]:

@@ -222,10 +222,11 @@ def outcome_texts(overview: Overview) -> Iterator[Text]:
         yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
     if overview.advice:
         yield Text(overview.advice)
-    if chosen := overview.selection:
-        how = "on other held-out cases" if chosen["cases"] else "with new samples"
-        best = f"whose score of {chosen['score']:.3f} was the best of {chosen['scorings']}"
-        yield Text(f"model/ has the weights of step {chosen['step']}, {best}; after: its score {how}", "dim")
+    result = overview.result
+    if result.get("selection_score") is not None:
+        how = "on other held-out cases" if result["selection_cases"] else "with new samples"
+        best = f"whose score of {result['selection_score']:.3f} was the best of {result['selection_scorings']}"
+        yield Text(f"model/ has the weights of step {result['model_step']}, {best}; after: its score {how}", "dim")
     for finding in overview.findings:
         yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
     if len(overview.rewards) > 1:
