@@ -25,12 +25,11 @@ from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import has_steps
 from aitrain.runs.new_folder import remarks
-from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.page import write_report
-from aitrain.ui.terminal import LogTail, Screen, last_line, on_standard_error, run_texts
+from aitrain.ui.terminal import LogTail, Screen, on_standard_error, run_texts
 
 
 def train_here(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) -> int:
@@ -156,8 +155,6 @@ def _note_end(folder: RunFolder, status: str, reason: str) -> None:
 def _show_result(folder: RunFolder, verbosity: Verbosity) -> None:
     if verbosity.as_json:
         _send(RunResult(str(folder.path), read_object(folder.result)))
-    elif verbosity.quiet:
-        print(last_line(Result.read(folder.path)))
     else:
         console = Console(highlight=False)
         for line in run_texts(Overview(folder.path)):

@@ -23,9 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, RunStarted, Step
-from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, table_texts, verdict_sentence
-from aitrain.runs.result import Result
-from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, number, reward_line
+from aitrain.runs.held_out import VERDICT_STYLES, table_texts, verdict_sentence
+from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, reward_line
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 
@@ -166,15 +165,6 @@ class Screen:
 
 
 # -- when it is over
-
-
-def last_line(result: Result) -> str:
-    """The result on one line: `held-out score 0.245 -> 0.912 (better)  80 steps in 48s  runs/demo`."""
-    scores = f"held-out score {number(result.score_before)} -> {number(result.score_after)}"
-    if result.score_before is result.score_after is None:
-        scores = "no held-out score"
-    words = f" ({VERDICT_WORDS[result.verdict]})" if result.verdict else ""
-    return f"{scores}{words}  {result.steps} steps in {duration(result.seconds)}  {escape_controls(str(result.folder))}"
 
 
 def run_texts(overview: Overview) -> Iterator[Text]:
