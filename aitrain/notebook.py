@@ -78,9 +78,13 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
         if not _training.acquire(blocking=False):  # the two would share torch's random numbers
             raise ConfigError("train: another run trains in this process\nWait for its end, or use another process.")
         locks.callback(_training.release)
-        plan = check(_for_one_process(config), environment is not None, locks)
-        if plan.nodes is not None or plan.launched is not None:
-            raise ConfigError("nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them.")
+        is_one = config.launcher != "ray" and not config.is_env_on_ray and (config.num_processes or 1) == 1
+        plan = check(config.model_copy(update={"num_processes": 1}), environment is not None, locks) if is_one else None
+        if plan is None or plan.nodes is not None or plan.launched is not None:
+            raise ConfigError(
+                "num_processes, nnodes, launcher, rl_env_workers: aitrain.train runs in this one process\n"
+                "Use aitrain grpo for several processes, machines, and Ray."
+            )
         if plan.folder is not None and plan.is_done:
             print(done_text(plan.folder), file=sys.stderr)
             return Result.read(plan.folder.path)
@@ -126,18 +130,6 @@ def errors_in_python() -> Iterator[None]:
     except AitrainError as error:
         error.args = (name_cells(str(error)), *error.args[1:])
         raise
-
-
-def _for_one_process(config: TrainConfig) -> TrainConfig:
-    if config.launcher == "ray" or config.is_env_on_ray:
-        option = "launcher" if config.launcher == "ray" else "rl_env_workers"
-        raise ConfigError(f"{option}: aitrain.train runs on this machine\nUse aitrain grpo to train on Ray.")
-    if (config.num_processes or 1) > 1:
-        raise ConfigError(
-            f"num_processes: aitrain.train runs in this one process, not in {config.num_processes}\n"
-            "Use the command for more: aitrain grpo --num-processes"
-        )
-    return config.model_copy(update={"num_processes": 1})
 
 
 def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
@@ -250,7 +242,7 @@ class Chat:
 
 def chat(
     model: str | Path,
-    *questions: str,
+    *,
     only: str | None = None,
     system: str = "",
     greedy: bool = False,
@@ -264,8 +256,6 @@ def chat(
     Raises:
         ConfigError: the model cannot be loaded, or an option is wrong.
     """
-    if questions:
-        raise ConfigError(f"chat: this loads the models; ask what it returns: chat(...)({questions[0]!r})")
     model = str(model)
     _silence_tqdm()
     from aitrain.jobs.chat import open_session

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import replace
@@ -38,6 +37,7 @@ from aitrain.errors import AitrainError, ConfigError, WorseError
 from aitrain.options.reading import place_of_run, read_recipe, recipes, resolve
 from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
+from aitrain.options.yaml_text import write_yaml
 from aitrain.packages import version_of
 from aitrain.runs.run_folder import RunFolder, read_object
 
@@ -141,14 +141,8 @@ def show(name: Name, *, as_json: AsJson = False) -> int:
     found = read_recipe(name)
     if as_json:
         print_json(found.document())
-        return 0
-    more = {"hardware": found.hardware, "command": f"aitrain recipe run {name}", "options": str(found.config)}
-    for key, text in {**found.facts, **more}.items():
-        if text:
-            lines = textwrap.wrap(text, 70, break_long_words=False, break_on_hyphens=False)
-            typer.echo(f"{key:10}" + f"\n{'':10}".join(lines))
-    typer.echo()
-    typer.echo(found.config.read_text(encoding="utf-8").partition("\n")[2].rstrip())
+    else:
+        typer.echo(write_yaml(found.document()).rstrip())
     return 0
 
 

@@ -126,10 +126,9 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
         ConfigError: the sweep cannot work.
         EnvironmentFailed: the environment's file is not valid Python.
     """
-    for part, options in (("options", config.options), ("search", config.search)):
-        for name in options:
-            if name not in TrainConfig.model_fields:
-                raise ConfigError(unknown_option(name, TrainConfig.model_fields, f" (in {part})"))
+    for name in {**config.options, **config.search}:
+        if name not in TrainConfig.model_fields:
+            raise ConfigError(unknown_option(name, TrainConfig.model_fields))
     kinds = {option.name: option.type_name for option in options_of(TrainConfig)}
     space = {name: _distribution(name, given, kinds[name]) for name, given in config.search.items()}
     plan = SweepPlan(config, space)

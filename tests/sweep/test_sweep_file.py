@@ -25,7 +25,7 @@ def read(**changes: object) -> SweepPlan:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"search": {"lrr": [1e-5, 1e-4]}}, "unknown option lrr (in search). Did you mean lr?"),
+        ({"search": {"lrr": [1e-5, 1e-4]}}, "unknown option lrr. Did you mean lr?"),
         ({"n_trials": 3}, "Use trials."),
         ({"search": {"lr": 1e-5}}, "search: lr: a fixed value belongs under options"),
         ({"search": {"lr": {"low": 1e-5, "hgih": 1e-4}}}, "unexpected keyword argument 'hgih'"),
