@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from aitrain.jobs.chat import ChatSession
     from aitrain.runs.comparison import Comparison
 
-MOST_PRINTED = 5000
-"""Last characters of what a refused run printed that its cell shows."""
 _training = threading.Lock()
 """Held while a run trains in this process."""
 
@@ -94,8 +92,6 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
             return _run(plan, folder, environment)
         except (Exception, KeyboardInterrupt) as error:
             if not (had_log or has_steps(folder) or folder.result.exists()):
-                if folder.log.exists():  # what was printed may say why
-                    print(folder.log.read_text(encoding="utf-8", errors="replace")[-MOST_PRINTED:], end="")
                 folder.discard()
             if isinstance(error, AitrainError):
                 raise

@@ -43,7 +43,6 @@ from aitrain.runs.statistics import (
     interval_of_mean,
     named,
     recorded_mixture,
-    score_table,
 )
 
 Item = TypeVar("Item")
@@ -180,30 +179,20 @@ class Overview:
 
     @cached_property
     def scores(self) -> ScoreTable:
-        """The held-out scores of result.json, or of the rollouts while there is no result; those of an eval are scores
-        after training."""
+        """The held-out scores of result.json, those of an eval as scores after training; without a result, the score
+        before training."""
         if self.job == "eval":
             return {name: {"before": None, "after": value, "change": None} for name, value in self._eval_scores()}
         table = recorded_table(self.result.get("scores"))
-        if table is not None and self.status != "running":
-            return table
-        if self.rollouts is None:
-            return {"sampled": self._bare_scores()}
-        entries = [entry for entry in self.rollouts.entries if entry.eval_phase.startswith(("before", "after"))]
-        played = {entry.case for entry in entries if entry.eval_phase.startswith("after")}
-        scorings = _scorings(entry for entry in entries if entry.case in played or not played)
-        return score_table(scorings, self.mixture(), self.options.get("eval_samples") or 1)
+        return {"sampled": self._bare_scores()} if table is None or self.status == "running" else table
 
     def _bare_scores(self) -> ScoreRow:
         before = self.result.get("score_before", self.recorded.get("score_before"))
-        return {"before": _bare(before), "after": _bare(self.result.get("score_after")), "change": None}
+        after = None if self.status == "running" else self.result.get("score_after")  # that of its earlier end
+        return {"before": _bare(before), "after": _bare(after), "change": None}
 
     def _eval_scores(self) -> Iterable[tuple[str, IntervalValues | None]]:
-        if self.result:
-            yield from self.result.get("scores", {}).items()
-        elif self.rollouts is not None:
-            phases = _scorings(self.rollouts.entries)
-            yield from ((name, _newest(phases, name, self.mixture())) for name in DECODINGS)
+        yield from self.result.get("scores", {}).items()
         for tries, value in self.result.get("pass_at", {}).items():
             if int(tries) > 1 and (int(tries) == self.result["samples"] or int(tries).bit_count() == 1):
                 yield f"pass@{tries}", value
@@ -386,8 +375,7 @@ class Overview:
         scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
         newest = (parse_object(scorings[-1]) if scorings else None) or {}
         row = self.scores.get("sampled") or self.scores.get("greedy") or self._bare_scores()
-        after = None if self.status == "running" and self.job == "grpo" else row["after"]
-        change = row["change"] if after else None
+        after, change = row["after"], row["change"]
         changed_at = self.run.path.stat().st_mtime if self.run.path.exists() else None
         state, nodes = self.state, read_nodes(self.recorded)
         return {
