@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
-from aitrain.redaction import MIN_SECRET_LENGTH, redact, without_secrets
+from aitrain.redaction import is_secret_name, redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import RunFinding, findings_of
 from aitrain.runs.heartbeat import read_nodes, state_of
@@ -399,21 +399,14 @@ class Overview:
         }
 
     def _plain_options(self) -> dict[str, str]:
-        """The options of one line each, by which runs differ; reading YAML of thousands of runs would take long."""
+        """The options of one line each, by which runs differ, without secrets; reading YAML of thousands of runs would
+        take long."""
         text = end_of(self.run.config, 2**16).decode("utf-8", errors="replace")
-        found = re.findall(r"^(\w+): (.{1,100})$", text, re.MULTILINE)
-        plain = {name: text for name, text in found if name not in OF_A_PLACE and text[0] not in "{["}
-        shown = without_secrets({name: _scalar(text) for name, text in plain.items()})  # tokens_per_pass: 64 is none
-        return {name: value if isinstance(value, str) else plain[name] for name, value in shown.items()}
-
-
-@lru_cache(maxsize=4096)  # most runs have the same values
-def _scalar(text: str) -> object:
-    """The short number, boolean or null that a text is in YAML; else the text."""
-    try:
-        return json.loads(text) if len(text) < MIN_SECRET_LENGTH else text
-    except ValueError:
-        return text
+        return {
+            name: str(without_secrets(value))
+            for name, value in re.findall(r"^(\w+): ([^{\[].{0,99})$", text, re.MULTILINE)
+            if name not in OF_A_PLACE and (value.isdecimal() or not is_secret_name(name))  # tokens_per_pass: 64 is none
+        }
 
 
 def short_name(model: str) -> str:

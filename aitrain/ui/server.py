@@ -14,7 +14,6 @@ import re
 import secrets
 import socket
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -172,14 +171,7 @@ def _episodes(registry: RunRegistry, parameters: Parameters) -> JsonObject:
         query = TypeAdapter(Query).validate_python(asked)
     except ValidationError as error:
         raise RefusedRequestError(400, error.errors()[0]["msg"]) from None
-    numbers = _found(run, len(run.rollouts.entries), query)
-    return page_of(run.rollouts, numbers, _number(parameters, "start"))
-
-
-@lru_cache(maxsize=32)
-def _found(run: OpenRun, count: int, query: Query) -> list[int]:
-    """Episodes that match a query, cached for all pages of the result until there are more episodes."""
-    return find(run.rollouts, query)
+    return page_of(run.rollouts, find(run.rollouts, query), _number(parameters, "start"))
 
 
 def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
