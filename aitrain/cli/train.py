@@ -224,13 +224,9 @@ def _ended_run(name: str) -> RunFolder:
     from aitrain.ui.run_registry import run_named
 
     folder = run_named(name)
-    if read_object(folder.status).get("job") is not None:
-        raise ConfigError(
-            f"{folder.path} is an eval\nScore the model again with: aitrain eval --config {folder.config}"
-        )
     if not read_object(folder.result).get("steps"):
         raise ConfigError(
-            f"{folder.path} has no result: a run that has not ended, or trained nothing, cannot be compared"
+            f"{folder.path} has no result of a training: a run that has not ended, or an eval, cannot be compared"
         )
     return folder
 

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from aitrain.environment.completion_parser import short
 from aitrain.runs.held_out import grouped
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
-from aitrain.runs.records import RecordedTurn, RolloutRecord, TranscriptMessage
+from aitrain.runs.records import RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.ui.overview import evenly
 
@@ -192,14 +192,14 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
     other = rollouts.rendered.get(entry.group_key)  # another episode of the group may have the rendered prompt
     rendered = record.rendered_prompt or (rollouts.record(other).rendered_prompt if other else "")
     prompt, messages = record.transcript()
-    answers = _views(messages, record.turns, limit.text)
+    answers = _views(messages, limit.text)
     left_out = max(0, len(messages) - limit.first - limit.last)
     return {
         **_row(number, entry, record),
         "row": [{"name": name, **_cut(_as_shown(value), limit.text)} for name, value in record.row.items()],
         "rendered": _cut(rendered, limit.text),
         "tools": [{"name": tool_name(tool), **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
-        "asked": _views(prompt[: limit.first], (), limit.text),
+        "asked": _views(prompt[: limit.first], limit.text),
         "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
         "skipped": {"after": limit.first, "count": left_out} if left_out else None,
         "weight_version": record.weight_version,
@@ -210,9 +210,8 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
     }
 
 
-def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn], most: int) -> list[JsonObject]:
-    """Messages for a page; those of the policy with their weight version if the turns differ in it."""
-    versions = iter([turn.weight_version for turn in turns] if len({turn.weight_version for turn in turns}) > 1 else [])
+def _views(messages: Sequence[TranscriptMessage], most: int) -> list[JsonObject]:
+    """Messages for a page."""
     views: list[JsonObject] = []
     for message in messages:
         view: JsonObject = {"role": message.role, **_cut(message.text, most)}
@@ -222,8 +221,6 @@ def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn],
             view["thought"] = message.thought[:most]
         if message.calls:
             view["calls"] = [[name, arguments[:most]] for name, arguments in message.calls]
-        if message.role == "assistant" and (version := next(versions, None)) is not None:
-            view["weight_version"] = version
         views.append(view)
     return views
 
@@ -284,10 +281,8 @@ def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
 
 
 def cases_json(rollouts: RolloutIndex, most: int) -> JsonObject:
-    """The cases for a page: at most `most`, those whose score changed most; up to half of them are held out."""
+    """The cases for a page: at most `most`, the held-out ones and those whose score changed most."""
     rows = shown = case_rows(rollouts)
     if len(rows) > most:
-        ranked = sorted(rows, key=lambda row: -abs(row.change or 0.0))
-        held_out = [row for row in ranked if row.is_held_out][: most // 2]
-        shown = [*held_out, *[row for row in ranked if not row.is_held_out][: most - len(held_out)]]
+        shown = sorted(rows, key=lambda row: (not row.is_held_out, -abs(row.change or 0.0)))[:most]
     return {"rows": list(map(asdict, shown)), "count": len(rows)}

@@ -326,11 +326,10 @@ class Overview:
         if not has_environment or not checkpoints_of(self.run):
             return ""
         command = f"aitrain grpo --config {shlex.quote(str(self.run.config))}"
-        because = self.result.get("stopped_because") or ""
         steps = self.result.get("steps")
         if self.recorded.get("status", "finished") == "finished" and steps:
             return f"{command} --resume --max-steps {2 * steps}"
-        if "--patience" in because:
+        if "--patience" in (self.result.get("stopped_because") or ""):
             return f"{command} --resume --patience {2 * self.options['patience']}"
         return f"{command} --resume"
 

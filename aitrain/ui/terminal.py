@@ -180,13 +180,11 @@ def run_texts(overview: Overview) -> Iterator[Text]:
     yield Text(escape_controls(", ".join(filter(None, parts))) + "\n", "dim")
     yield from outcome_texts(overview)
     command = f"aitrain show {shlex.quote(str(run.path))}"
-    if (counted := overview.episodes) and (counted["all"] or counted["damaged"]):
+    if (counted := overview.episodes) and counted["all"]:
         ended = f"ended: {_numbers(counted['stops'])}"
         yield Text(f"\n{counted['all']} episodes, {counted['held_out']} of them held out; {ended}")
         if counted["failed"]:
             yield Text(f"failed: {_numbers(counted['failures'])}", "red")
-        if counted["damaged"]:
-            yield Text(f"{counted['damaged']} lines of the rollout files are damaged", "yellow")
         yield Text(escape_controls(f"episodes: {command} --worst, --failed, --step N, --case N"), "dim")
     elif failures := result.get("failures"):
         failed = f"failures: {sum(failures.values()):,} of {result['episodes']:,} episodes ({_numbers(failures)})"

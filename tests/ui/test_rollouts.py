@@ -66,19 +66,14 @@ def test_a_record_with_a_score_that_is_no_number_is_damaged_and_one_that_is_not_
     assert list(read_rollouts(tmp_path / "rollouts" / "rank0.jsonl")) == [rollouts.record(rollouts.entries[0])]
 
 
-def test_an_episode_has_its_row_its_tools_the_weight_versions_of_its_turns_and_the_prompt_of_its_group(
-    tmp_path: Path,
-) -> None:
+def test_an_episode_has_its_row_its_tools_and_the_prompt_of_its_group(tmp_path: Path) -> None:
     row = {"answer": 2, "text": "x" * 50}
-    messages = [{"role": role, "content": "?"} for role in ("user", "assistant", "user", "assistant")]
-    turns = [{"tokens": 2, "weight_version": version} for version in (3, 4)]
-    first = record(row=row, tools=[{"function": {"name": "add"}}], messages=messages, turns=turns)
+    first = record(row=row, tools=[{"function": {"name": "add"}}])
     first["rendered_prompt"] = "<user>1 + 1"
     rollouts = read(write_run(tmp_path, [first, record(), record(group=2)]))
     shown, same, other = (episode(rollouts, number, Limit(6, 10, 10)) for number in range(3))
     assert shown["row"] == [{"name": "answer", "text": "2"}, {"name": "text", "text": "x" * 6, "length": 50}]
     assert shown["tools"][0]["name"] == "add"
-    assert [message.get("weight_version") for message in shown["said"]] == [3, None, 4]
     assert shown["rendered"] == same["rendered"] == {"text": "<user>", "length": 11}
     assert other["rendered"] == {"text": ""}
 
