@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from aitrain.jobs.chat import ChatSession
     from aitrain.runs.comparison import Comparison
 
-MOST_PRINTED = 5000
-"""Last characters of what a refused run printed that its cell shows."""
 _training = threading.Lock()
 """Held while a run trains in this process."""
 
@@ -78,9 +76,13 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
         if not _training.acquire(blocking=False):  # the two would share torch's random numbers
             raise ConfigError("train: another run trains in this process\nWait for its end, or use another process.")
         locks.callback(_training.release)
-        plan = check(_for_one_process(config), environment is not None, locks)
-        if plan.nodes is not None or plan.launched is not None:
-            raise ConfigError("nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them.")
+        is_one = config.launcher != "ray" and not config.is_env_on_ray and (config.num_processes or 1) == 1
+        plan = check(config.model_copy(update={"num_processes": 1}), environment is not None, locks) if is_one else None
+        if plan is None or plan.nodes is not None or plan.launched is not None:
+            raise ConfigError(
+                "num_processes, nnodes, launcher, rl_env_workers: aitrain.train runs in this one process\n"
+                "Use aitrain grpo for several processes, machines, and Ray."
+            )
         if plan.folder is not None and plan.is_done:
             print(done_text(plan.folder), file=sys.stderr)
             return Result.read(plan.folder.path)
@@ -90,8 +92,6 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
             return _run(plan, folder, environment)
         except (Exception, KeyboardInterrupt) as error:
             if not (had_log or has_steps(folder) or folder.result.exists()):
-                if folder.log.exists():  # what was printed may say why
-                    print(folder.log.read_text(encoding="utf-8", errors="replace")[-MOST_PRINTED:], end="")
                 folder.discard()
             if isinstance(error, AitrainError):
                 raise
@@ -126,18 +126,6 @@ def errors_in_python() -> Iterator[None]:
     except AitrainError as error:
         error.args = (name_cells(str(error)), *error.args[1:])
         raise
-
-
-def _for_one_process(config: TrainConfig) -> TrainConfig:
-    if config.launcher == "ray" or config.is_env_on_ray:
-        option = "launcher" if config.launcher == "ray" else "rl_env_workers"
-        raise ConfigError(f"{option}: aitrain.train runs on this machine\nUse aitrain grpo to train on Ray.")
-    if (config.num_processes or 1) > 1:
-        raise ConfigError(
-            f"num_processes: aitrain.train runs in this one process, not in {config.num_processes}\n"
-            "Use the command for more: aitrain grpo --num-processes"
-        )
-    return config.model_copy(update={"num_processes": 1})
 
 
 def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
@@ -250,7 +238,7 @@ class Chat:
 
 def chat(
     model: str | Path,
-    *questions: str,
+    *,
     only: str | None = None,
     system: str = "",
     greedy: bool = False,
@@ -264,8 +252,6 @@ def chat(
     Raises:
         ConfigError: the model cannot be loaded, or an option is wrong.
     """
-    if questions:
-        raise ConfigError(f"chat: this loads the models; ask what it returns: chat(...)({questions[0]!r})")
     model = str(model)
     _silence_tqdm()
     from aitrain.jobs.chat import open_session

@@ -43,9 +43,7 @@ def shown(run: Path) -> dict[str, Any]:
             row["value"] = Path(row["value"]).name  # no folder of this machine
     summary["environment"] = {"class": summary["environment"].get("class")}
     summary["system"], summary["machines"] = {"minutes": [], "series": {}}, []
-    none = dict.fromkeys(("better", "same", "worse", "once"), 0)
-    cases = {"rows": [], "count": 0, "changes": {"held_out": none, "training": none}}
-    return {**data, "cases": cases, "source": [], "episodes": [], "shared": []}
+    return {**data, "cases": {"rows": [], "count": 0}, "source": [], "episodes": [], "shared": []}
 
 
 def digest(content: bytes) -> str:

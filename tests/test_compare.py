@@ -24,7 +24,7 @@ def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path) -> None:
     assert code == 0
     assert "sampled   0.250 [0.142, 0.402]  1.000 [0.912, 1.000]  +0.750 [+0.575, +0.858]  < 0.001  better" in out
     assert "40 cases, sampled: 30 won, 0 lost, 10 equal" in out
-    assert "\nwon 1 of 30  0.000 -> 1.000  case 1\n    user: case 1\n  low  score 0.000\n" in out
+    assert "\nwon 1 of 30  0.000 -> 1.000  case 1 of low\n    user: case 1\n  low  score 0.000\n" in out
     assert "    assistant: this scores 0.0\n  high  score 1.000\n    assistant: this scores 1.0\n" in out
     assert "won 2" not in out
 

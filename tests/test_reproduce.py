@@ -126,5 +126,3 @@ def test_what_has_not_trained_is_refused(runs: Path) -> None:
     code, _, err = run_in_process("reproduce one")
     assert code == 2
     assert "has no result" in err
-    (runs / "one" / "status.json").write_text('{"job": "eval"}')
-    assert "aitrain eval --config" in run_in_process("reproduce one")[2]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import json_lines, run_in_process, write
+from tests.runs.scorings import interval
 from tests.ui.conftest import record
 
 EVIL = "\x1b[2J\x1b]0;pwned\x07\x9b31m\r over\u202e txt \x00\x08\u2066"
@@ -37,12 +38,14 @@ RECORDS = [
 @pytest.fixture
 def run(here: Path) -> Path:
     """A run named `mine` in runs/, whose model and environment mean harm."""
+    row = {"before": interval(0.1, 0.0, 0.2), "after": interval(0.6, 0.5, 0.7), "change": interval(0.5, 0.3, 0.7)}
+    result = {"steps": 2, "seconds": 61.0, "train_cases": 8, "eval_cases": 2, "scores": {"sampled": row}}
     metrics = [{"step": n, "reward": 0.25 * n} for n in (1, 2)]
     environment = {"class": f"Env{EVIL}", "module": "mine"}
     files = {
         "config.yaml": "model: tiny\n",
         "status.json": json.dumps({"status": "finished", "step": 2}),
-        "result.json": json.dumps({"steps": 2, "seconds": 61.0, "train_cases": 8, "eval_cases": 2}),
+        "result.json": json.dumps(result),
         "environment.json": json.dumps(environment),
         "metrics.jsonl": json_lines(metrics),
         "rollouts/rank0.jsonl": json_lines(RECORDS),
@@ -59,19 +62,17 @@ def shown(arguments: str) -> str:
 
 
 def test_a_run_is_its_scores_its_curve_and_what_its_episodes_came_to(run: Path) -> None:
-    with (run / "rollouts" / "rank0.jsonl").open("a") as file:
-        file.write("{not json}\n")
     text = shown("")
     assert text.startswith("mine  finished  2 steps in 1m 01s\n")
-    assert re.search(r"sampled +0\.100 \[.*\] +0\.600 \[.*\] +\+0\.800 \[", text)
+    assert re.search(r"sampled +0\.100 \[.*\] +0\.600 \[.*\] +\+0\.500 \[", text)
     assert "reward    ▁█  0.25 to 0.50" in text
     assert "9 episodes, 3 of them held out; ended: done 8, env_error 1" in text
     assert "failed: raised 1" in text
-    assert "1 lines of the rollout files are damaged" in text
 
 
 def test_an_eval_has_episodes_and_no_steps(run: Path) -> None:
-    write(run, {"status.json": json.dumps({"status": "finished", "job": "eval", "step": 9})})
+    status = {"status": "finished", "job": "eval", "step": 9}
+    write(run, {"status.json": json.dumps(status), "result.json": json.dumps({"seconds": 61.0})})
     assert shown("").startswith("mine  finished  9 episodes in ")
 
 

@@ -14,7 +14,7 @@ from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.result import Result
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
-from aitrain.ui.terminal import LogTail, Screen, last_line, run_texts
+from aitrain.ui.terminal import LogTail, Screen, run_texts
 from tests.conftest import json_lines, write
 from tests.runs.scorings import interval
 from tests.screens import Terminal
@@ -135,4 +135,3 @@ def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_
         f"aitrain compare {tmp_path}",
     ):
         assert part in text
-    assert last_line(made).startswith("held-out score 0.500 -> 0.250")

@@ -189,18 +189,15 @@ def _remarks(results: Sequence[EvalResult]) -> Iterator[str]:
             details += [f"{stops[limit] / sum(stops.values()):.0%} ended by {limit}" for limit in limits]
             if details:
                 yield f"{label}, {decoding}: {', '.join(details)}"
-        sampled, most = result.scores.get("sampled"), result.pass_at.get(str(result.samples))
-        if sampled and most and most["count"] != sampled["count"]:
-            yield f"{label}: pass@{result.samples} is that of {most['count']} cases, whose samples all have a score"
         if result.failures:
             kinds = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())
             yield f"{label}: the environment failed on {sum(result.failures.values())} episodes, left out: {kinds}"
-        if result.unscored:
-            yield f"{label}: {result.unscored} episodes have no score (None)"
-        if result.dropped:
-            yield f"{label}: {result.dropped} episodes dropped, as their prompt leaves no room for an answer"
-        if result.overlap:
-            yield f"{label}: {result.overlap} of {result.cases} cases were trained on, or chose its step"
+        counts = {
+            "episodes have no score (None)": result.unscored,
+            "episodes dropped, as their prompt leaves no room for an answer": result.dropped,
+            f"of {result.cases} cases were trained on, or chose its step": result.overlap,
+        }
+        yield from (f"{label}: {count} {what}" for what, count in counts.items() if count)
 
 
 def _names(results: Sequence[EvalResult]) -> list[str]:

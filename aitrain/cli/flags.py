@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from aitrain.errors import ConfigError
 from aitrain.runs.run_folder import RUNS
 
 if TYPE_CHECKING:
@@ -63,19 +62,13 @@ AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lin
 
 @dataclass(frozen=True)
 class Verbosity:
-    """How much of a run its command shows. Quiet and verbose at the same time raise ConfigError."""
+    """How much of a run its command shows."""
 
     quiet: bool = False
     verbose: bool = False
     debug: bool = False
     as_json: bool = False
     """Events as JSON lines on standard output, instead of a screen."""
-
-    def __post_init__(self) -> None:
-        if self.as_json and (self.quiet or self.verbose):
-            raise ConfigError("--json: leave out --quiet and --verbose, which are about the screen")
-        if self.quiet and self.verbose:
-            raise ConfigError("--quiet and --verbose: give one of them")
 
 
 def print_json(value: object) -> None:

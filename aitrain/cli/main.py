@@ -46,20 +46,6 @@ MODULES = {
     **dict.fromkeys(("show", "view", "compare"), "runs"),
 }
 """Modules of commands that are not in one of their own name."""
-OTHER_COMMANDS = {
-    "llm": "aitrain grpo",
-    "train": "aitrain grpo",
-    "rl": "aitrain grpo",
-    "merge": "aitrain export",
-    "merge-llm-adapter": "aitrain export",
-    "infer": "aitrain chat",
-    "evaluate": "aitrain eval",
-    "api": "aitrain serve",
-    "runs": "aitrain show",
-    "schema": "aitrain options --schema",
-}
-"""Commands of other tools and of earlier versions, and what they are here."""
-
 LAUNCHED = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 """Variables of processes that torchrun, accelerate launch, srun or mpirun started."""
 
@@ -69,8 +55,6 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """The called command, imported."""
-        if args and (command := OTHER_COMMANDS.get(args[0])):
-            ctx.fail(f"No such command '{args[0]}'. Here it is {command}.")
         name, placeholder, rest = super().resolve_command(ctx, args)
         return name, placeholder and load_command(str(name)), rest
 
@@ -158,24 +142,10 @@ def _usage(error: typer.TyperException) -> str:
     return (f"{error.message}.{near}" if near else error.format_message()) + see
 
 
-ARGUMENTS = {
-    "model": ("model", "models", "run"),
-    "run": ("run", "runs", "model", "models"),
-    "env": ("env",),
-    "rl_env": ("env",),
-    "output_dir": ("folder", "run"),
-}
-"""Arguments of commands, by the flags that other commands have for them."""
-
-
 def _unknown_flag(flag: str, context: typer.Context) -> str:
-    """Message for an unknown flag, with what to use if the command has an argument or an option like it."""
+    """Message for an unknown flag, with what to use if the command has an option like it."""
     from aitrain.options.other_names import unknown_option  # here, because only this message needs it
 
-    wanted = ARGUMENTS.get(flag.lstrip("-").replace("-", "_"), ())
-    for parameter in context.command.params:
-        if parameter.param_type_name == "argument" and parameter.name in wanted:
-            return f"unknown option {flag}. Leave it out, and write only its value: {context.command_path} VALUE"
     names = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
     return unknown_option(flag, [name.lstrip("-").replace("-", "_") for name in names if name.startswith("--")])
 

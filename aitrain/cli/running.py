@@ -25,12 +25,11 @@ from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import has_steps
 from aitrain.runs.new_folder import remarks
-from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.page import write_report
-from aitrain.ui.terminal import LogTail, Screen, last_line, on_standard_error, run_texts
+from aitrain.ui.terminal import LogTail, Screen, on_standard_error, run_texts
 
 
 def train_here(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) -> int:
@@ -156,8 +155,6 @@ def _note_end(folder: RunFolder, status: str, reason: str) -> None:
 def _show_result(folder: RunFolder, verbosity: Verbosity) -> None:
     if verbosity.as_json:
         _send(RunResult(str(folder.path), read_object(folder.result)))
-    elif verbosity.quiet:
-        print(last_line(Result.read(folder.path)))
     else:
         console = Console(highlight=False)
         for line in run_texts(Overview(folder.path)):
@@ -184,9 +181,6 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
 
 # -- on several machines
 
-REFUSAL_SECONDS = 5.0
-"""Seconds for the attempt to tell the other machines that this one cannot run the command."""
-
 
 def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConfig, group: NodeGroup | None) -> int:
     """Train on several machines, which must be equal, of which this is one; returns the exit code. `given`: the options
@@ -199,7 +193,10 @@ def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConf
         own = facts(given, [source.file for source in plan.sources.values()], plan.processes)
         whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
         _say(nodes, f"waiting for {whom} at {nodes.place}")
-        group = group or _connect(nodes, given.ddp_timeout)
+        if group is None and nodes.rank == 0:
+            is_local = nodes.address in ("127.0.0.1", "localhost")
+            group = NodeGroup(nodes, serve_store(nodes.address, nodes.port, is_local))
+        group = group or NodeGroup(nodes, join_store(nodes.address, nodes.port, given.ddp_timeout))
         group.silence = silence(given.ddp_timeout)
         group.meet(own, len(plan.gpus), given.ddp_timeout)
         try:
@@ -207,21 +204,6 @@ def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConf
         except BaseException:
             group.leave()
             raise
-
-
-def _connect(nodes: Nodes, seconds: float) -> NodeGroup:
-    if nodes.rank == 0:
-        is_local = nodes.address in ("127.0.0.1", "localhost")
-        return NodeGroup(nodes, serve_store(nodes.address, nodes.port, is_local))
-    return NodeGroup(nodes, join_store(nodes.address, nodes.port, seconds))
-
-
-def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
-    """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
-    why = str(error).partition("\n")[0]
-    with suppress(AitrainError, OSError):
-        group = group or _connect(nodes, REFUSAL_SECONDS)
-        group.refuse(f"nnodes: node {nodes.rank} cannot run this command: {why}")
 
 
 def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -44,7 +43,6 @@ def sweep(
     from aitrain.launch.sweep import Sweep, check_sweep, device_shares
     from aitrain.options.reading import resolve
     from aitrain.options.sweep import SweepConfig
-    from aitrain.options.yaml_text import write_yaml
     from aitrain.ui.sweep_page import best_trial, open_study
     from aitrain.ui.terminal import Screen, on_standard_error
 
@@ -55,8 +53,7 @@ def sweep(
         plan = check_sweep(resolve(SweepConfig, file, flags))
     if dry_run:
         derived = {"trials": plan.trials, "folder": str(plan.folder), "notes": [*plan.notes]}
-        document = {**plan.config.written(), **derived}
-        typer.echo(json.dumps(document, indent=2) if as_json else write_yaml(document).rstrip())
+        print_json({**plan.config.written(), **derived})
         return 0
     shares = device_shares(visible_gpus(), parallel)
     folder = file

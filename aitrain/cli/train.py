@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from collections.abc import Mapping
-from contextlib import ExitStack, redirect_stdout, suppress
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,10 +33,11 @@ from aitrain.cli.flags import (
     run_argument,
     with_options,
 )
-from aitrain.errors import AitrainError, ConfigError, WorseError
+from aitrain.errors import ConfigError, WorseError
 from aitrain.options.reading import place_of_run, read_recipe, recipes, resolve
 from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
+from aitrain.options.yaml_text import write_yaml
 from aitrain.packages import version_of
 from aitrain.runs.run_folder import RunFolder, read_object
 
@@ -84,7 +84,7 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
     Raises:
         AitrainError: an option is wrong, or the run failed.
     """
-    from aitrain.launch.machines import find_nodes, launched_rank  # these here, because help needs none of them
+    from aitrain.launch.machines import launched_rank  # these here, because help needs none of them
     from aitrain.launch.preflight import check
 
     if options_only and not dry_run:
@@ -101,15 +101,7 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
         group, store = open_group(rank)
         options = restarted(options, rank, store)
     with ExitStack() as locks:
-        try:
-            plan = check(options, locks=locks)
-        except AitrainError as error:
-            with suppress(AitrainError):  # the refusal itself is said below
-                if (nodes := find_nodes(options)) is not None:
-                    from aitrain.cli.running import report_refusal
-
-                    report_refusal(nodes, group, error)
-            raise
+        plan = check(options, locks=locks)
         from aitrain.cli.running import train_here, train_on
 
         if plan.nodes is not None:
@@ -141,14 +133,8 @@ def show(name: Name, *, as_json: AsJson = False) -> int:
     found = read_recipe(name)
     if as_json:
         print_json(found.document())
-        return 0
-    more = {"hardware": found.hardware, "command": f"aitrain recipe run {name}", "options": str(found.config)}
-    for key, text in {**found.facts, **more}.items():
-        if text:
-            lines = textwrap.wrap(text, 70, break_long_words=False, break_on_hyphens=False)
-            typer.echo(f"{key:10}" + f"\n{'':10}".join(lines))
-    typer.echo()
-    typer.echo(found.config.read_text(encoding="utf-8").partition("\n")[2].rstrip())
+    else:
+        typer.echo(write_yaml(found.document()).rstrip())
     return 0
 
 
@@ -238,13 +224,9 @@ def _ended_run(name: str) -> RunFolder:
     from aitrain.ui.run_registry import run_named
 
     folder = run_named(name)
-    if read_object(folder.status).get("job") is not None:
-        raise ConfigError(
-            f"{folder.path} is an eval\nScore the model again with: aitrain eval --config {folder.config}"
-        )
     if not read_object(folder.result).get("steps"):
         raise ConfigError(
-            f"{folder.path} has no result: a run that has not ended, or trained nothing, cannot be compared"
+            f"{folder.path} has no result of a training: a run that has not ended, or an eval, cannot be compared"
         )
     return folder
 

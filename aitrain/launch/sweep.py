@@ -25,10 +25,11 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.events import Announce, Evaluated, Event, Failed, Note, RunResult, decode
+from aitrain.events import Announce, Evaluated, Failed, Note, RunResult, decode
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
 from aitrain.machine import usable_cores
+from aitrain.options.other_names import unknown_option
 from aitrain.options.reading import resolve
 from aitrain.options.section import options_of
 from aitrain.options.sweep import SweepConfig
@@ -125,6 +126,9 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
         ConfigError: the sweep cannot work.
         EnvironmentFailed: the environment's file is not valid Python.
     """
+    for name in {**config.options, **config.search}:
+        if name not in TrainConfig.model_fields:
+            raise ConfigError(unknown_option(name, TrainConfig.model_fields))
     kinds = {option.name: option.type_name for option in options_of(TrainConfig)}
     space = {name: _distribution(name, given, kinds[name]) for name, given in config.search.items()}
     plan = SweepPlan(config, space)
@@ -215,7 +219,6 @@ class Sweep:
     _unfinished: list[FrozenTrial] = field(default_factory=list)
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _noted: set[str] = field(default_factory=set)
     _pruned: set[int] = field(default_factory=set)
 
     def run(self) -> None:
@@ -228,7 +231,7 @@ class Sweep:
         self.study.pruner = NopPruner() if first is None else MedianPruner(PRUNING_TRIALS, first)
         self._unfinished = self.study.get_trials(states=(TrialState.RUNNING,))
         for note in self.plan.notes:
-            self._show(Note(note))
+            self.announce(Note(note))
         self._record("running")
         try:
             with ThreadPoolExecutor(len(self.shares), thread_name_prefix="trial") as pool:
@@ -261,14 +264,6 @@ class Sweep:
         }
         write_json(folder.result, result)
         write_page(self.study, self.folder)
-
-    def _show(self, event: Event) -> None:
-        """Announce an event, and a note only once, as all trials have the same ones."""
-        if isinstance(event, Note):
-            if event.text in self._noted:
-                return
-            self._noted.add(event.text)
-        self.announce(event)
 
     def _say(self, trial: Trial | FrozenTrial, text: str) -> None:
         self.announce(Note(f"{trial_name(trial)} ({trial.number + 1} of {self.plan.trials}): {text}", "info"))
@@ -356,8 +351,10 @@ class Sweep:
                     error = event.message
                 elif event is None:
                     error = line.strip() or error  # the last line of a traceback, if there is one
-                elif len(self.shares) == 1 or isinstance(event, Note):
-                    self._show(event)
+                elif isinstance(event, Note):
+                    continue  # all trials have the same ones at first, and later ones are in their reports
+                elif len(self.shares) == 1:
+                    self.announce(event)
                 elif isinstance(event, Evaluated):  # of several trials at a time, their scores
                     self._say(trial, event_line(event))
                 if isinstance(event, Evaluated) and self._should_prune(trial, event):

@@ -63,7 +63,6 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
         is_adapter=_is_adapter(place),
         is_merged_beside=(place / "merged").exists(),
         scores=table_texts(recorded_table(overview.result.get("scores")) or {}),
-        selection=overview.selection,
         curve=reward_line(rewards).plain if len(rewards) > 1 else "",
         made=made,
         environments=list((made.get("environments") or {"": made}).values()),

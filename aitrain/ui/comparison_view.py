@@ -91,16 +91,13 @@ def p_text(p_value: float) -> str:
 def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[RenderableType]:
     """One case: its prompt, and what each model said, in the episodes that show the difference best."""
     a, b = comparison.a, comparison.b
-    names = pair.a.case if pair.a.case == pair.b.case else f"{pair.a.case} in {a.label}, {pair.b.case} in {b.label}"
     scores = f"{number(pair.score_a)} -> {number(pair.score_b)}"
-    yield Text.assemble((f"{title}  ", "bold"), escape_controls(f"{scores}  case {names}"))
-    for scoring, sample, case in zip((a, b), telling_samples(comparison, pair), (pair.a, pair.b), strict=True):
+    yield Text.assemble((f"{title}  ", "bold"), escape_controls(f"{scores}  case {pair.a.case} of {a.label}"))
+    for scoring, sample in zip((a, b), telling_samples(comparison, pair), strict=True):
         asked, said = scoring.record(sample).transcript()
         if scoring is a:
             yield from messages_text(asked)
-        count = len(case.samples[comparison.decoding])
-        of = f", one of {count} samples" if count > 1 else ""
-        yield Text.assemble("  ", (escape_controls(scoring.label), "bold"), "  ", score_text(sample.score), (of, "dim"))
+        yield Text.assemble("  ", (escape_controls(scoring.label), "bold"), "  ", score_text(sample.score))
         for message in messages_text(said):
             message.text.truncate(LONGEST_TEXT, overflow="ellipsis")
             yield message

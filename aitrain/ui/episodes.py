@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
-from statistics import fmean, pvariance
+from statistics import fmean
 from typing import NamedTuple
 
 from pydantic import ConfigDict
@@ -18,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from aitrain.environment.completion_parser import short
 from aitrain.runs.held_out import grouped
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
-from aitrain.runs.records import RecordedTurn, RolloutRecord, TranscriptMessage
+from aitrain.runs.records import RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.ui.overview import evenly
 
@@ -42,8 +41,7 @@ class Query:
     """A filter of episodes; fields that are None or empty match all.
 
     `eval_phase` is `training`, `held-out`, or one scoring such as `before_sampled`; `case` is a row number, or if no
-    row has that number, a `case_idx`; `failure` is a kind, or `any`; `order` one of groups: `training` (by step),
-    `lowest` or `highest` mean score, `mixed` (by spread of scores), or `longest`.
+    row has that number, a `case_idx`; `failure` is a kind, or `any`.
     """
 
     eval_phase: str = ""
@@ -54,7 +52,6 @@ class Query:
     failure: str = ""
     stop: str = ""
     text: str = ""
-    order: str = "training"
 
     def takes(self, entry: IndexEntry, by_case_idx: bool = False) -> bool:
         """Whether an episode matches all fields but `text`; `case` is a row number, or with `by_case_idx` a name."""
@@ -70,8 +67,14 @@ class Query:
 
 
 def groups_of(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[Group]:
-    """Numbers of episodes, group by group."""
-    return list(grouped((entries[number].group_key, number) for number in numbers).values())
+    """Numbers of episodes, group by group, in the order of the training."""
+    groups = grouped((entries[number].group_key, number) for number in numbers).values()
+
+    def place(group: Group) -> tuple[int, str, int]:
+        first = entries[group[0]]
+        return first.step, first.eval_phase, first.group
+
+    return sorted(groups, key=place)
 
 
 def find(rollouts: RolloutIndex, query: Query) -> list[int]:
@@ -81,7 +84,7 @@ def find(rollouts: RolloutIndex, query: Query) -> list[int]:
     numbers = [number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx)]
     if query.text:
         numbers = list(_searched(rollouts, numbers, query.text))
-    return list(chain(*_ordered(entries, groups_of(entries, numbers), query.order)))
+    return list(chain(*groups_of(entries, numbers)))
 
 
 def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
@@ -101,35 +104,17 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
                 yield number
 
 
-def _ordered(entries: Sequence[IndexEntry], groups: Iterable[Group], order: str) -> list[Group]:
-    """Groups in an order of `Query`; unscored ones come last."""
-
-    def rank(group: Group) -> tuple[float, str, int]:
-        first, scores = entries[group[0]], [score for n in group if (score := entries[n].score) is not None]
-        if order == "longest":
-            return -max(entries[number].tokens for number in group), "", 0
-        if order not in ("lowest", "highest", "mixed"):
-            return first.step, first.eval_phase, first.group
-        if not scores:
-            return math.inf, "", 0
-        ranks = {"lowest": fmean(scores), "highest": -fmean(scores), "mixed": -pvariance(scores) * len(scores)}
-        return ranks[order], "", 0
-
-    return sorted(groups, key=rank)
-
-
 # -- a sample for report.html
 
 
 def choose(entries: Sequence[IndexEntry]) -> list[int]:
     """Numbers of the episodes of a large run that its report holds, in the order in which they were made.
 
-    Until the page is full: held-out cases before and after, the first and the last steps, failures, the groups with
-    the highest, the lowest and the most different scores, and groups from evenly spread steps. Groups are not split, as
-    an advantage has no meaning without the group.
+    Until the page is full: held-out cases before and after, the first and the last steps, failures, and groups from
+    evenly spread steps. Groups are not split, as an advantage has no meaning without the group.
     """
     groups = groups_of(entries, range(len(entries)))
-    training = _ordered(entries, [group for group in groups if not entries[group[0]].eval_phase], "training")
+    training = [group for group in groups if not entries[group[0]].eval_phase]
     cases = grouped(
         ((entry.eval_phase.endswith("greedy"), entry.case), number)
         for number, entry in enumerate(entries)
@@ -139,7 +124,6 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
         evenly(list(cases.values()), 90),
         *(training[:8], training[-8:]),
         evenly([group for group in groups if any(entries[number].failure for number in group)], 40),
-        *(_ordered(entries, training, order)[:12] for order in ("highest", "lowest", "mixed")),
         evenly(groups, MOST_EPISODES),
     ]
     chosen: set[int] = set()
@@ -208,14 +192,14 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
     other = rollouts.rendered.get(entry.group_key)  # another episode of the group may have the rendered prompt
     rendered = record.rendered_prompt or (rollouts.record(other).rendered_prompt if other else "")
     prompt, messages = record.transcript()
-    answers = _views(messages, record.turns, limit.text)
+    answers = _views(messages, limit.text)
     left_out = max(0, len(messages) - limit.first - limit.last)
     return {
         **_row(number, entry, record),
         "row": [{"name": name, **_cut(_as_shown(value), limit.text)} for name, value in record.row.items()],
         "rendered": _cut(rendered, limit.text),
         "tools": [{"name": tool_name(tool), **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
-        "asked": _views(prompt[: limit.first], (), limit.text),
+        "asked": _views(prompt[: limit.first], limit.text),
         "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
         "skipped": {"after": limit.first, "count": left_out} if left_out else None,
         "weight_version": record.weight_version,
@@ -226,9 +210,8 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
     }
 
 
-def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn], most: int) -> list[JsonObject]:
-    """Messages for a page; those of the policy with their weight version if the turns differ in it."""
-    versions = iter([turn.weight_version for turn in turns] if len({turn.weight_version for turn in turns}) > 1 else [])
+def _views(messages: Sequence[TranscriptMessage], most: int) -> list[JsonObject]:
+    """Messages for a page."""
     views: list[JsonObject] = []
     for message in messages:
         view: JsonObject = {"role": message.role, **_cut(message.text, most)}
@@ -238,8 +221,6 @@ def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn],
             view["thought"] = message.thought[:most]
         if message.calls:
             view["calls"] = [[name, arguments[:most]] for name, arguments in message.calls]
-        if message.role == "assistant" and (version := next(versions, None)) is not None:
-            view["weight_version"] = version
         views.append(view)
     return views
 
@@ -300,10 +281,8 @@ def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
 
 
 def cases_json(rollouts: RolloutIndex, most: int) -> JsonObject:
-    """The cases for a page: at most `most`, those whose score changed most; up to half of them are held out."""
+    """The cases for a page: at most `most`, the held-out ones and those whose score changed most."""
     rows = shown = case_rows(rollouts)
     if len(rows) > most:
-        ranked = sorted(rows, key=lambda row: -abs(row.change or 0.0))
-        held_out = [row for row in ranked if row.is_held_out][: most // 2]
-        shown = [*held_out, *[row for row in ranked if not row.is_held_out][: most - len(held_out)]]
+        shown = sorted(rows, key=lambda row: (not row.is_held_out, -abs(row.change or 0.0)))[:most]
     return {"rows": list(map(asdict, shown)), "count": len(rows)}

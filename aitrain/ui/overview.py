@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
-from aitrain.redaction import MIN_SECRET_LENGTH, redact, without_secrets
+from aitrain.redaction import is_secret_name, redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import RunFinding, findings_of
 from aitrain.runs.heartbeat import read_nodes, state_of
@@ -43,7 +43,6 @@ from aitrain.runs.statistics import (
     interval_of_mean,
     named,
     recorded_mixture,
-    score_table,
 )
 
 Item = TypeVar("Item")
@@ -55,7 +54,11 @@ MOST_METRICS = 32 * 2**20
 """Bytes at the end of metrics.jsonl that the table of runs reads."""
 LOG_BYTES, LOG_LINES = 16_000, 60
 """Limits of the end of train.log that a page shows."""
-COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap")
+SHOWN_RESULTS = (
+    "seconds", "steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap",
+    "model_step", "selection_score", "selection_scorings", "selection_cases", "solved", "lengths", "turns", "metrics",
+)  # fmt: skip
+"""What a page shows of result.json beside the scores."""
 OF_A_PLACE = ("project_name", "output_dir")
 """Options that differ in any two runs."""
 
@@ -176,30 +179,20 @@ class Overview:
 
     @cached_property
     def scores(self) -> ScoreTable:
-        """The held-out scores of result.json, or of the rollouts while there is no result; those of an eval are scores
-        after training."""
+        """The held-out scores of result.json, those of an eval as scores after training; without a result, the score
+        before training."""
         if self.job == "eval":
             return {name: {"before": None, "after": value, "change": None} for name, value in self._eval_scores()}
         table = recorded_table(self.result.get("scores"))
-        if table is not None and self.status != "running":
-            return table
-        if self.rollouts is None:
-            return {"sampled": self._bare_scores()}
-        entries = [entry for entry in self.rollouts.entries if entry.eval_phase.startswith(("before", "after"))]
-        played = {entry.case for entry in entries if entry.eval_phase.startswith("after")}
-        scorings = _scorings(entry for entry in entries if entry.case in played or not played)
-        return score_table(scorings, self.mixture(), self.options.get("eval_samples") or 1)
+        return {"sampled": self._bare_scores()} if table is None or self.status == "running" else table
 
     def _bare_scores(self) -> ScoreRow:
         before = self.result.get("score_before", self.recorded.get("score_before"))
-        return {"before": _bare(before), "after": _bare(self.result.get("score_after")), "change": None}
+        after = None if self.status == "running" else self.result.get("score_after")  # that of its earlier end
+        return {"before": _bare(before), "after": _bare(after), "change": None}
 
     def _eval_scores(self) -> Iterable[tuple[str, IntervalValues | None]]:
-        if self.result:
-            yield from self.result.get("scores", {}).items()
-        elif self.rollouts is not None:
-            phases = _scorings(self.rollouts.entries)
-            yield from ((name, _newest(phases, name, self.mixture())) for name in DECODINGS)
+        yield from self.result.get("scores", {}).items()
         for tries, value in self.result.get("pass_at", {}).items():
             if int(tries) > 1 and (int(tries) == self.result["samples"] or int(tries).bit_count() == 1):
                 yield f"pass@{tries}", value
@@ -208,15 +201,6 @@ class Overview:
     def verdict(self) -> Verdict | None:
         """Whether the model is better."""
         return verdict_of_scores(self.scores)
-
-    @property
-    def selection(self) -> dict[str, Any] | None:
-        """The step that --save-best chose, its score, the number of scorings that were compared, and of their cases if
-        they are in no other score."""
-        known = {"score": "selection_score", "step": "model_step"}
-        known |= {"scorings": "selection_scorings", "cases": "selection_cases"}
-        chosen = {name: self.result.get(given) for name, given in known.items()}
-        return None if chosen["score"] is None else chosen
 
     @property
     def held_out(self) -> list[JsonObject]:
@@ -232,17 +216,6 @@ class Overview:
             each = {one.name: _newest(phases, "sampled", (one,)) for one in named(mixture)}
             curve.append({"step": step, "sampled": sampled, "greedy": greedy, "environments": each})
         return curve
-
-    @property
-    def evaluation(self) -> JsonObject | None:
-        """The further numbers of an eval, by `sampled` and `greedy`."""
-        if self.job != "eval" or not self.result:
-            return None
-        rows = {"tokens of an episode": dict(self.result.get("lengths", {}))}
-        for decoding, metrics in self.result.get("metrics", {}).items():
-            for name, value in metrics.items():
-                rows.setdefault(name, {})[decoding] = value
-        return {"model": self.model, "values": {name: values for name, values in rows.items() if values}}
 
     # -- curves
 
@@ -307,8 +280,8 @@ class Overview:
 
     @property
     def learned(self) -> bool:
-        """Whether a step changed the weights."""
-        return not self.steps or any(_differs(step) and step.values.get("learning_rate") != 0.0 for step in self.steps)
+        """Whether the completions of a group differed in score in a step, so that it changed the weights."""
+        return not self.steps or any(step.values.get("frac_reward_zero_std") != 1.0 for step in self.steps)
 
     @property
     def advice(self) -> str:
@@ -325,11 +298,6 @@ class Overview:
             return (
                 "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
                 " smaller differences."
-            )
-        if any(map(_differs, self.steps)):
-            return (
-                "Where the completions of a group differed in score, the learning rate was 0, as in the first step of a"
-                " warm-up, so nothing was learned: train for more steps, or set --warmup-ratio 0."
             )
         return (
             "In no step did the completions of a group differ in score, so nothing was learned. Where the reward is"
@@ -358,11 +326,10 @@ class Overview:
         if not has_environment or not checkpoints_of(self.run):
             return ""
         command = f"aitrain grpo --config {shlex.quote(str(self.run.config))}"
-        because = self.result.get("stopped_because") or ""
         steps = self.result.get("steps")
         if self.recorded.get("status", "finished") == "finished" and steps:
             return f"{command} --resume --max-steps {2 * steps}"
-        if "--patience" in because:
+        if "--patience" in (self.result.get("stopped_because") or ""):
             return f"{command} --resume --patience {2 * self.options['patience']}"
         return f"{command} --resume"
 
@@ -375,7 +342,7 @@ class Overview:
             **self.state,
             "name": self.run.path.name,
             "model": self.model,
-            "result": {name: self.result.get(name) for name in ("seconds", *COUNTS)},
+            "result": {name: self.result.get(name) for name in SHOWN_RESULTS},
             "environment": self.environment,
             "options": self.option_rows,
             "curves": {"step": step, "series": series},
@@ -390,8 +357,6 @@ class Overview:
                 for node in read_nodes(self.recorded)
             ],
             "scores": self.scores,
-            "evaluation": self.evaluation,
-            "selection": self.selection,
             "bounds": bounds_of_mean(self.mixture()),
             "held_out": self.held_out,
             "episodes": self.episodes,
@@ -409,8 +374,7 @@ class Overview:
         scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
         newest = (parse_object(scorings[-1]) if scorings else None) or {}
         row = self.scores.get("sampled") or self.scores.get("greedy") or self._bare_scores()
-        after = None if self.status == "running" and self.job == "grpo" else row["after"]
-        change = row["change"] if after else None
+        after, change = row["after"], row["change"]
         changed_at = self.run.path.stat().st_mtime if self.run.path.exists() else None
         state = self.state
         return {
@@ -433,21 +397,14 @@ class Overview:
         }
 
     def _plain_options(self) -> dict[str, str]:
-        """The options of one line each, by which runs differ; reading YAML of thousands of runs would take long."""
+        """The options of one line each, by which runs differ, without secrets; reading YAML of thousands of runs would
+        take long."""
         text = end_of(self.run.config, 2**16).decode("utf-8", errors="replace")
-        found = re.findall(r"^(\w+): (.{1,100})$", text, re.MULTILINE)
-        plain = {name: text for name, text in found if name not in OF_A_PLACE and text[0] not in "{["}
-        shown = without_secrets({name: _scalar(text) for name, text in plain.items()})  # tokens_per_pass: 64 is none
-        return {name: value if isinstance(value, str) else plain[name] for name, value in shown.items()}
-
-
-@lru_cache(maxsize=4096)  # most runs have the same values
-def _scalar(text: str) -> object:
-    """The short number, boolean or null that a text is in YAML; else the text."""
-    try:
-        return json.loads(text) if len(text) < MIN_SECRET_LENGTH else text
-    except ValueError:
-        return text
+        return {
+            name: str(without_secrets(value))
+            for name, value in re.findall(r"^(\w+): ([^{\[].{0,99})$", text, re.MULTILINE)
+            if name not in OF_A_PLACE and (value.isdecimal() or not is_secret_name(name))  # tokens_per_pass: 64 is none
+        }
 
 
 def short_name(model: str) -> str:
@@ -460,11 +417,6 @@ def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
     if len(items) <= most:
         return items
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
-
-
-def _differs(step: MetricsLine) -> bool:
-    """Whether the completions of a group differed in score."""
-    return step.values.get("frac_reward_zero_std") != 1.0
 
 
 def _scorings(entries: Iterable[IndexEntry]) -> dict[str, dict[str, list[float]]]:

@@ -95,28 +95,24 @@ class RunRegistry:
         self._opened: dict[Path, OpenRun] = {}
         self._lock = threading.Lock()
 
-    def look(self) -> tuple[dict[str, OpenRun], dict[str, Path]]:
-        """All runs by id, with the trials of sweeps, those of a folder with the newest first; and the folders of sweeps
-        by id. An id is a name; a second one of the name is `name (2)`."""
-        runs, sweeps = dict[str, Path](), dict[str, Path]()
+    def look(self) -> dict[str, OpenRun]:
+        """All runs by id, a sweep before its trials, those of a folder with the newest first. An id is a name; a second
+        one of the name is `name (2)`."""
+        found = dict[str, Path]()
         for path in dict.fromkeys(path for place in self.places for path in _found_in(place)):
             names = chain([path.name], (f"{path.name} ({number})" for number in count(2)))
-            id = next(name for name in names if name not in runs and name not in sweeps)
+            id = next(name for name in names if name not in found)
+            found[id] = path
             if is_sweep(path):
-                sweeps[id] = path
                 trials = sorted(trial for trial in path.iterdir() if _may_enter(trial) and is_run(trial))
-                runs |= {f"{id}/{trial.name}": trial for trial in trials}
-            else:
-                runs[id] = path
+                found |= {f"{id}/{trial.name}": trial for trial in trials}
         with self._lock:
-            shown = islice(runs.items(), MOST_RUNS)
-            return {id: self._opened.setdefault(path, OpenRun(path)) for id, path in shown}, sweeps
+            return {id: self._opened.setdefault(path, OpenRun(path)) for id, path in islice(found.items(), MOST_RUNS)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table of runs, sweeps first; `is_given` is set for a run that was named itself, and not by its folder."""
-        runs, sweeps = self.look()
-        ids = {folder: id for id, folder in sweeps.items()}
-        paths = sweeps | {id: run.path for id, run in runs.items()}
+        """The table of runs; `is_given` is set for a run that was named itself, and not by its folder."""
+        paths = {id: run.path for id, run in self.look().items()}
+        ids = {path: id for id, path in paths.items()}
         return [
             {**_row(path, stamp(path)), "id": id, "sweep": ids.get(path.parent), "is_given": path in self.places}
             | _heartbeat(path)

@@ -14,9 +14,8 @@ import re
 import secrets
 import socket
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -44,7 +43,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 OWN_POLICY = {"Content-Security-Policy": "frame-ancestors 'none'"}
-"""For self-contained pages, which have a policy of their own with the hashes of their scripts."""
+"""For a comparison, which has a policy of its own with the hashes of its scripts."""
 MOST_CASES = 10_000
 Parameters = dict[str, str]
 
@@ -82,7 +81,7 @@ class PageServer:
         except (RefusedRequestError, ConfigError) as refused:
             status = refused.status if isinstance(refused, RefusedRequestError) else 400
             response = _json({"error": str(refused)}, status)
-            if request.scope["path"] in ("/", *PAGES):
+            if request.scope["path"] in PAGES:
                 response = HTMLResponse(problem_page(str(refused)), status)
         except Exception as error:
             response = _json({"error": str(error) or type(error).__name__}, 500)
@@ -99,7 +98,7 @@ class PageServer:
         if folder == "assets" and name in (*STYLES, *SERVED_SCRIPTS):  # also of the page that says: no key
             kind = "text/css" if name.endswith(".css") else "text/javascript"
             return Response(asset(name), media_type=kind)
-        given = parameters.pop("key", None) if path in ("/", *PAGES) else None
+        given = parameters.pop("key", None) if path in PAGES else None
         key = request.cookies.get(self.cookie, "") if given is None else given
         if not hmac.compare_digest(key.encode(), self.key.encode()) and folder != "assets":
             raise RefusedRequestError(403, "The key is missing: open the address of aitrain view.")
@@ -109,8 +108,8 @@ class PageServer:
             return response
         if path == "/":
             return HTMLResponse(served())
-        if path in PAGES:
-            return HTMLResponse(PAGES[path](self.registry, parameters), headers=OWN_POLICY)
+        if path == "/compare":
+            return HTMLResponse(_comparison(self.registry, parameters), headers=OWN_POLICY)
         if path in ANSWERS:
             return _json(ANSWERS[path](self.registry, parameters))
         raise RefusedRequestError(404, "There is nothing here.")
@@ -142,7 +141,7 @@ def _json(content: object, status: int = 200) -> Response:
 
 def _run(registry: RunRegistry, parameters: Parameters, name: str = "run") -> OpenRun:
     """The run with the id of a request, never by a path."""
-    run = registry.look()[0].get(parameters.get(name, ""))
+    run = registry.look().get(parameters.get(name, ""))
     if run is None:
         raise RefusedRequestError(404, "There is no such run.")
     return run
@@ -153,21 +152,6 @@ def _comparison(registry: RunRegistry, parameters: Parameters) -> str:
     from aitrain.ui.comparison_view import comparison_page  # here, as the first page comes sooner without it
 
     return comparison_page(*(_run(registry, parameters, name).path for name in ("a", "b")))
-
-
-def _sweep(registry: RunRegistry, parameters: Parameters) -> str:
-    """The page of a sweep."""
-    id = parameters.get("sweep", "")
-    folder = registry.look()[1].get(id)
-    if folder is None:
-        raise RefusedRequestError(404, "There is no such sweep.")
-    try:
-        from aitrain.ui.sweep_page import open_study, sweep_page  # here, because only this page needs Optuna
-
-        return sweep_page(open_study(folder), folder, f"/?run={quote(f'{id}/', safe='')}{{}}")
-    except ImportError:
-        text = 'Optuna or Plotly is not installed.\nInstall them with: pip install "aitrain[sweep]"'
-        raise ConfigError(text) from None
 
 
 # -- /api/
@@ -187,14 +171,7 @@ def _episodes(registry: RunRegistry, parameters: Parameters) -> JsonObject:
         query = TypeAdapter(Query).validate_python(asked)
     except ValidationError as error:
         raise RefusedRequestError(400, error.errors()[0]["msg"]) from None
-    numbers = _found(run, len(run.rollouts.entries), query)
-    return page_of(run.rollouts, numbers, _number(parameters, "start"))
-
-
-@lru_cache(maxsize=32)
-def _found(run: OpenRun, count: int, query: Query) -> list[int]:
-    """Episodes that match a query, cached for all pages of the result until there are more episodes."""
-    return find(run.rollouts, query)
+    return page_of(run.rollouts, find(run.rollouts, query), _number(parameters, "start"))
 
 
 def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
@@ -204,8 +181,7 @@ def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
     return episode(rollouts, number)
 
 
-PAGES: dict[str, Callable[[RunRegistry, Parameters], str]] = {"/compare": _comparison, "/sweep": _sweep}
-"""Self-contained pages."""
+PAGES = ("/", "/compare")
 ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
     "/api/runs": lambda registry, _: registry.rows(),
     "/api/run": lambda registry, asked: {**_run(registry, asked).overview(), "id": asked["run"]},

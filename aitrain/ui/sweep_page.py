@@ -128,11 +128,8 @@ def write_page(study: Study, folder: Path) -> None:
     write_text(folder / PAGE, sweep_page(study, folder), durable=False)
 
 
-def sweep_page(study: Study, folder: Path, link: str = "{}/report.html") -> str:
-    """The page of a sweep: its result, Optuna's plots, and its trials. It loads nothing.
-
-    `link` is the address of a trial's page, with `{}` for its name.
-    """
+def sweep_page(study: Study, folder: Path) -> str:
+    """The page of a sweep: its result, Optuna's plots, and its trials. It loads nothing."""
     from plotly.offline import get_plotlyjs  # here, because the terminal does not need it
 
     scripts = [get_plotlyjs(), asset("theme.js"), asset("sweep.js")]
@@ -146,7 +143,7 @@ def sweep_page(study: Study, folder: Path, link: str = "{}/report.html") -> str:
         "best": "\n".join(best_lines(study, folder)),
         "figures": figures,
         "head": head,
-        "rows": [(link.format(trial_name(trial)), cells) for trial, cells in zip(trials, rows, strict=True)],
+        "rows": [(f"{trial_name(trial)}/report.html", cells) for trial, cells in zip(trials, rows, strict=True)],
         "styles": [asset("page.css"), asset("comparison.css")],
         "data": as_inert_json(figures),
         "scripts": scripts,

@@ -23,9 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, RunStarted, Step
-from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, table_texts, verdict_sentence
-from aitrain.runs.result import Result
-from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, number, reward_line
+from aitrain.runs.held_out import VERDICT_STYLES, table_texts, verdict_sentence
+from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, reward_line
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 
@@ -167,15 +166,6 @@ class Screen:
 # -- when it is over
 
 
-def last_line(result: Result) -> str:
-    """The result on one line: `held-out score 0.245 -> 0.912 (better)  80 steps in 48s  runs/demo`."""
-    scores = f"held-out score {number(result.score_before)} -> {number(result.score_after)}"
-    if result.score_before is result.score_after is None:
-        scores = "no held-out score"
-    words = f" ({VERDICT_WORDS[result.verdict]})" if result.verdict else ""
-    return f"{scores}{words}  {result.steps} steps in {duration(result.seconds)}  {escape_controls(str(result.folder))}"
-
-
 def run_texts(overview: Overview) -> Iterator[Text]:
     """A run, now or at its end: scores, verdict, advice, findings, reward, episodes, where its files are, and what to
     do next."""
@@ -189,13 +179,11 @@ def run_texts(overview: Overview) -> Iterator[Text]:
     yield Text(escape_controls(", ".join(filter(None, parts))) + "\n", "dim")
     yield from outcome_texts(overview)
     command = f"aitrain show {shlex.quote(str(run.path))}"
-    if (counted := overview.episodes) and (counted["all"] or counted["damaged"]):
+    if (counted := overview.episodes) and counted["all"]:
         ended = f"ended: {_numbers(counted['stops'])}"
         yield Text(f"\n{counted['all']} episodes, {counted['held_out']} of them held out; {ended}")
         if counted["failed"]:
             yield Text(f"failed: {_numbers(counted['failures'])}", "red")
-        if counted["damaged"]:
-            yield Text(f"{counted['damaged']} lines of the rollout files are damaged", "yellow")
         yield Text(escape_controls(f"episodes: {command} --worst, --failed, --step N, --case N"), "dim")
     elif failures := result.get("failures"):
         failed = f"failures: {sum(failures.values()):,} of {result['episodes']:,} episodes ({_numbers(failures)})"
@@ -221,10 +209,11 @@ def outcome_texts(overview: Overview) -> Iterator[Text]:
         yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
     if overview.advice:
         yield Text(overview.advice)
-    if chosen := overview.selection:
-        how = "on other held-out cases" if chosen["cases"] else "with new samples"
-        best = f"whose score of {chosen['score']:.3f} was the best of {chosen['scorings']}"
-        yield Text(f"model/ has the weights of step {chosen['step']}, {best}; after: its score {how}", "dim")
+    result = overview.result
+    if result.get("selection_score") is not None:
+        how = "on other held-out cases" if result["selection_cases"] else "with new samples"
+        best = f"whose score of {result['selection_score']:.3f} was the best of {result['selection_scorings']}"
+        yield Text(f"model/ has the weights of step {result['model_step']}, {best}; after: its score {how}", "dim")
     for finding in overview.findings:
         yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
     if len(overview.rewards) > 1:

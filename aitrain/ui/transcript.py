@@ -70,8 +70,6 @@ def _heading(group: list[IndexEntry]) -> Text:
 def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
     facts = ["" if entry.advantage is None else f"advantage {entry.advantage:+.2f}", escape_controls(entry.stop)]
     facts += [f"{entry.turns} turns" if entry.turns > 1 else "", f"{entry.tokens} tokens"]
-    versions = [str(turn.weight_version) for turn in record.turns]
-    facts += [f"weight versions {', '.join(versions)}"] if len(set(versions)) > 1 else []
     facts += [f"environment {brief(record.seconds)}"] if record.seconds and record.seconds >= 0.01 else []
     facts += [f"{escape_controls(name)} {value:.3g}" for name, value in record.metrics.items() if value is not None]
     return Text.assemble("  ", score_text(entry.score), ("  " + ", ".join(filter(None, facts)), "dim"))

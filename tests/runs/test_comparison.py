@@ -16,7 +16,8 @@ from aitrain.runs.comparison import Comparison, compare_all
 from aitrain.runs.recorded_scoring import CaseKey, match_cases, read_scorings
 from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.overview import Overview
+from aitrain.runs.statistics import score_table
+from aitrain.ui.overview import Overview, _scorings
 from tests.runs.scorings import ENVIRONMENT, episode, episodes, table_of, write_scoring
 from tests.ui.conftest import read
 
@@ -120,9 +121,8 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_
             records.append(episode(f"{env} {row}", score, **of))
     run = RunFolder(write_scoring(tmp_path / "run", records, eval_samples=4))
     run.environment.write_text(json.dumps(ENVIRONMENT | {"environments": envs}))
-    run.result.unlink()
-    run.write_status("finished", job="grpo")
-    table = Overview(run.path, read(run.path)).scores
+    rollouts = read(run.path)
+    table = score_table(_scorings(rollouts.entries), Overview(run.path, rollouts).mixture(), 4)
     (comparison,) = compare_all(read_scorings([run.path]))
 
     for name in ("sampled", "sampled, half", "sampled, game", "pass@4"):

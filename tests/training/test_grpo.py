@@ -77,7 +77,7 @@ def test_evaluating_leaves_the_training_alone(train: Train, finished: FinishedRu
 
 
 def test_what_a_run_in_this_process_cannot_do_is_refused(train: Train) -> None:
-    with pytest.raises(ConfigError, match="aitrain grpo --num-processes"):
+    with pytest.raises(ConfigError, match="Use aitrain grpo for several processes"):
         train(Vowels(), num_processes=2)
 
     class Trains(Vowels):

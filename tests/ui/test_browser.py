@@ -198,7 +198,7 @@ def test_the_table_of_runs_is_sorted_filtered_unfolded_and_found_again_by_its_ad
     page = tab.page
 
     def names() -> list[str]:
-        return tab.texts(".runs tbody th a")
+        return tab.texts(".runs tbody th > :first-child")
 
     assert page.locator("[data-run=better] td[data-label=Change]").inner_text().split()[:2] == ["+0.375", "better"]
     shown = {"eval-sums": "seed 7", "better": "seed 42"}  # an evaluation has no max_steps

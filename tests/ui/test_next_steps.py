@@ -54,9 +54,8 @@ def test_a_better_model_is_to_be_talked_to_and_handed_over(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("line", "advised"),
-    [({}, "In no step"), ({"frac_reward_zero_std": 0.5}, "More steps"),
-     ({"frac_reward_zero_std": 0.0, "learning_rate": 0.0}, "the learning rate was 0")],
-)  # fmt: skip
+    [({}, "In no step"), ({"frac_reward_zero_std": 0.5}, "More steps")],
+)
 def test_more_steps_are_advised_only_where_groups_differed_in_score(
     tmp_path: Path, line: dict[str, float], advised: str
 ) -> None:

@@ -144,7 +144,7 @@ function seconds(value) {
 
 /** The name in the bar: a link to all runs on a page of `aitrain view`, to the top of a page that is a file. */
 function brand() {
-  return el("a", { class: "brand", href: ["/", "/compare", "/sweep"].includes(location.pathname) ? "/" : "#" }, "aitrain");
+  return el("a", { class: "brand", href: ["/", "/compare"].includes(location.pathname) ? "/" : "#" }, "aitrain");
 }
 
 function section(id, title, hint, ...children) {

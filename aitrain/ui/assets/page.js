@@ -17,8 +17,8 @@ function results(summary) {
     .map(([name, one]) => [name, scoreHint(name, { sampled: "sampled as in training", greedy: "the likeliest answer" }), one])
     .filter(([, , one]) => one.before || one.after);
   if (!rows.length) return el("div", { class: "card empty" }, note(summary.job === "eval" ? "No score yet." : `No held-out score${summary.status === "running" ? " yet" : ""}: it is taken before and after training, of cases that are not trained on (--eval-cases).`));
-  if (summary.job === "eval") return el("div", { class: "card result" }, rows.map(([name, hint, one]) => evalRow(name, hint, one)), overlapNote({ eval_overlap: summary.result.overlap, eval_cases: summary.result.cases }), intervalNote(rows), evaluationTable(summary.evaluation));
-  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name), summary.verdicts[name])), selectionNote(summary), overlapNote(summary.result), intervalNote(rows), nextSteps(summary));
+  if (summary.job === "eval") return el("div", { class: "card result" }, rows.map(([name, hint, one]) => evalRow(name, hint, one)), overlapNote({ eval_overlap: summary.result.overlap, eval_cases: summary.result.cases }), intervalNote(rows), evaluationTable(summary.result));
+  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name), summary.verdicts[name])), selectionNote(summary.result), overlapNote(summary.result), intervalNote(rows), nextSteps(summary));
 }
 
 /** What the result suggests, and the commands that follow on it. */
@@ -29,9 +29,9 @@ function nextSteps({ advice, next_steps: steps }) {
 }
 
 /** Which step --save-best chose, as the score it was chosen by is not the score after. */
-function selectionNote({ selection }) {
-  if (!selection) return null;
-  return el("p", { class: "hint selection" }, `The model is that of step ${count(selection.step)}: its score of ${score(selection.score)} was the best of ${plural(selection.scorings, "scoring")}. The best of several is high by luck as well, so the score after training is of ${selection.cases ? "other cases" : "new samples"}.`);
+function selectionNote(result) {
+  if ((result.selection_score ?? null) === null) return null;
+  return el("p", { class: "hint selection" }, `The model is that of step ${count(result.model_step)}: its score of ${score(result.selection_score)} was the best of ${plural(result.selection_scorings, "scoring")}. The best of several is high by luck as well, so the score after training is of ${result.selection_cases ? "other cases" : "new samples"}.`);
 }
 
 /** How many held-out cases were seen in training. */
@@ -69,8 +69,16 @@ function evalRow(name, hint, { after }) {
 }
 
 /** Further numbers of an eval, by decoding. */
-function evaluationTable(evaluation) {
-  const rows = Object.entries(evaluation?.values ?? {});
+function evaluationTable({ solved, lengths, turns, metrics }) {
+  const found = {};
+  const add = (beginning, values) => {
+    for (const [decoding, named] of Object.entries(values ?? {})) for (const [name, value] of Object.entries(named)) (found[beginning + name] ??= {})[decoding] = value;
+  };
+  if (solved) found["share of cases solved at least once"] = solved;
+  add("tokens of an episode, ", lengths);
+  if (turns) found["turns of an episode, mean"] = turns;
+  add("", metrics);
+  const rows = Object.entries(found).filter(([, values]) => Object.keys(values).length);
   if (!rows.length) return null;
   const names = [...new Set(rows.flatMap(([, values]) => Object.keys(values)))];
   const head = el("thead", {}, el("tr", {}, el("th", {}, el("span", { class: "unseen" }, "What")), names.map((name) => el("th", { scope: "col" }, isolated(name)))));
@@ -264,7 +272,7 @@ class Page {
 
   sampleNote() {
     if (!this.source.isSample) return null;
-    return el("p", { class: "sample" }, `This page holds ${count(this.source.held)} of ${count(this.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, the groups with the best, worst and most different scores, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
+    return el("p", { class: "sample" }, `This page holds ${count(this.source.held)} of ${count(this.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
   }
 
   /** What changes during a run. */

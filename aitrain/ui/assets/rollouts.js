@@ -1,7 +1,7 @@
 "use strict";
 // The rollouts: filtered and searched, group by group.
 
-const EMPTY_QUERY = { eval_phase: "", step: "", case: "", low: "", high: "", failure: "", stop: "", text: "", order: "training" };
+const EMPTY_QUERY = { eval_phase: "", step: "", case: "", low: "", high: "", failure: "", stop: "", text: "" };
 
 class RolloutList {
   constructor(source, run, summary) {
@@ -35,7 +35,6 @@ class RolloutList {
     const phaseOptions = [["", "all episodes"], ["training", "training"], ["held-out", "all held-out scorings"], ...eval_phases.map((phase) => [phase, `held-out, ${moment({ eval_phase: phase, step: Number(phase.match(/\d+/)?.[0] ?? 0) })}`])];
     const failureOptions = [["", "any or none"], ["any", "failed ones"], ...Object.entries(failures).map(([kind, number]) => [kind, `${failed(kind)} (${count(number)})`])];
     const stopOptions = [["", "any way"], ...Object.entries(stops).map(([stop, number]) => [stop, `${stopped(stop)} (${count(number)})`])];
-    const orderOptions = [["training", "as they were made"], ["lowest", "lowest score first"], ["highest", "highest score first"], ["mixed", "most different scores first"], ["longest", "longest first"]];
     replaceChildren(
       this.form,
       box("Text", "text", { type: "search", placeholder: "search what was said", class: "search", autocomplete: "off" }),
@@ -45,7 +44,6 @@ class RolloutList {
       el("div", { class: "pair" }, box("Score from", "low", { type: "number", ...range, step: "any" }), box("to", "high", { type: "number", ...range, step: "any" })),
       select("Failure", failureOptions, query.failure, set("failure")),
       select("Ended", stopOptions, query.stop, set("stop")),
-      select("Order", orderOptions, query.order, set("order")),
       el("button", { type: "button", class: "quiet", onclick: () => this.change({ ...EMPTY_QUERY }) }, "Clear"),
     );
   }

@@ -150,10 +150,9 @@ class RunTable {
       this.show();
       this.body.querySelector(`[data-run="${CSS.escape(row.id)}"] .unfold`)?.focus();
     };
-    const page = row.job === "sweep" ? `/sweep?${new URLSearchParams({ sweep: row.id })}` : `/?${new URLSearchParams({ run: row.id })}`;
     const about = [row.model, row.environment].filter(Boolean);
     return [
-      el("a", { href: page }, isolated(row.name)),
+      row.job === "sweep" ? isolated(row.name) : el("a", { href: `/?${new URLSearchParams({ run: row.id })}` }, isolated(row.name)),
       row.job !== "grpo" && el("span", { class: "tag job" }, JOBS[row.job] ?? row.job),
       children.length > 0 && el("button", { type: "button", class: "quiet unfold", "aria-expanded": String(isOpen), onclick: toggle }, plural(children.length, "trial")),
       about.length > 0 && el("span", { class: "hint" }, about.flatMap((text, index) => [index ? " · " : "", isolated(text)])),

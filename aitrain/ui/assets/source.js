@@ -1,12 +1,6 @@
 "use strict";
 // Where the page's data come from: from the page itself (report.html), or from `aitrain view`. Both answer the same.
 
-const SCORE_ORDER = {
-  lowest: (scores) => mean(scores),
-  highest: (scores) => -mean(scores),
-  mixed: (scores) => -scores.reduce((sum, value) => sum + (value - mean(scores)) ** 2, 0),
-};
-
 function mean(values) {
   return values.reduce((sum, value) => sum + value, 0) / values.length;
 }
@@ -35,7 +29,7 @@ function embedded({ summary, cases, source, episodes: all, shared, written }) {
   function episodes(run, query, start = 0) {
     const wanted = query.text.toLowerCase();
     const isRow = all.some((episode) => episode.case === query.case);
-    const rows = sorted(all.filter((episode) => takes(query, episode, isRow) && (!wanted || holds(episode, wanted))), query.order);
+    const rows = sorted(all.filter((episode) => takes(query, episode, isRow) && (!wanted || holds(episode, wanted))));
     const end = start + 48;
     return { rows: rows.slice(start, end), total: rows.length, next: end < rows.length ? end : null };
   }
@@ -64,18 +58,10 @@ function holds(episode, wanted) {
   return [...texts, episode.error.message ?? ""].some((text) => text.toLowerCase().includes(wanted));
 }
 
-function sorted(episodes, order) {
+/** Group by group, in the order of the training. */
+function sorted(episodes) {
   const groups = grouped([...episodes].sort((one, other) => one.step - other.step || one.eval_phase.localeCompare(other.eval_phase) || one.group - other.group));
-  if (order === "training") return groups.flatMap((group) => group.members);
-  const rank = (group) => {
-    if (order === "longest") return -Math.max(...group.members.map((episode) => episode.tokens));
-    const scores = group.members.map((episode) => episode.score).filter((value) => value !== null);
-    return scores.length ? SCORE_ORDER[order](scores) : Infinity;
-  };
-  return groups
-    .map((group) => ({ ...group, rank: rank(group) }))
-    .sort((one, other) => one.rank - other.rank)
-    .flatMap((group) => group.members);
+  return groups.flatMap((group) => group.members);
 }
 
 /** The data of `aitrain view`. */

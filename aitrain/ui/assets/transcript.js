@@ -55,7 +55,7 @@ function transcript(episode) {
     fact("ended", stopped(episode.stop)),
     fact("turns", count(episode.turns)),
     fact("tokens", count(episode.tokens)),
-    episode.said.every((message) => message.weight_version === undefined) && fact("weight version", count(episode.weight_version)),
+    fact("weight version", count(episode.weight_version)),
     episode.seconds !== null && fact("environment", seconds(episode.seconds)),
     Object.entries(episode.metrics).map(([name, value]) => fact(isolated(name), short(value))),
   ];
@@ -91,8 +91,7 @@ function conversation(episode) {
   let turn = 0;
   const asked = episode.asked.map((message) => [message, message.role === "system" ? "System" : message.role === "user" ? "Prompt" : message.role, "asked"]);
   const said = episode.said.map((message) => {
-    const version = message.weight_version === undefined ? "" : `, weight version ${count(message.weight_version)}`;
-    if (message.role === "assistant") return [message, `Model${episode.turns > 1 ? `, turn ${count((turn += 1))}` : ""}${version}`, "model"];
+    if (message.role === "assistant") return [message, `Model${episode.turns > 1 ? `, turn ${count((turn += 1))}` : ""}`, "model"];
     if (message.role === "tool") return [message, "Tool result", "tool"];
     return [message, message.role === "user" ? "Environment" : `Environment, as ${message.role || "unknown"}`, "environment"];
   });
