@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -101,17 +102,41 @@ def test_an_error_is_told_with_the_users_line_and_harms_no_other_episode() -> No
     assert "Traceback" in failed.failure.trace
 
 
+def answered(status: int) -> Exception:
+    request = httpx.Request("GET", "http://judge")
+    return httpx.HTTPStatusError("", request=request, response=httpx.Response(status))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        *((answered(status), "server") for status in (429, 503)),
+        *((answered(status), "raised") for status in (401,)),
+        (ConnectionRefusedError("refused"), "server"),
+        (type("ClientResponseError", (Exception,), {"status": 503})(), "server"),  # aiohttp
+        (type("RateLimitError", (Exception,), {"status_code": 429})(), "server"),  # openai
+    ],
+)
+def test_a_service_that_cannot_be_reached_or_is_busy_is_a_failure_of_its_own_kind(error: Exception, kind: str) -> None:
+    assert as_failure(error).kind == kind
+
+
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aitrain.environment.runner.PAUSE", 0.0)
+    monkeypatch.setattr("aitrain.environment.runner.PAUSES", (0.0, 0.0))
 
 
 @pytest.mark.usefixtures("no_pause")
 @pytest.mark.parametrize(
     ("error", "retries", "tries"),
-    [(OSError("no"), 0, 1), (OSError("no"), 2, 3), (OSError("no"), 5, 4), (None, 3, 1)],
-)
-def test_a_failed_score_is_tried_again_as_the_option_says(error: Exception | None, retries: int, tries: int) -> None:
+    [
+        (ConnectionRefusedError("refused"), None, 3), (ConnectionRefusedError("refused"), 0, 1),
+        (OSError("no"), None, 1), (OSError("no"), 5, 4), (None, 3, 1),
+    ],
+)  # fmt: skip
+def test_a_failed_score_is_tried_again_as_the_option_says_and_twice_where_a_service_failed(
+    error: Exception | None, retries: int | None, tries: int
+) -> None:
     """The fourth try would succeed; None is no failure."""
     attempts: list[int] = []
 

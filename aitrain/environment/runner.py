@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -85,8 +86,8 @@ PROCESSES_PER_CORE = 4
 REPEATABLE = ("raised", "timed_out", "crashed", "server")
 """Kinds of failures that are retried; a wrong score would be returned again."""
 
-PAUSE = 1.0
-"""Seconds before a call is tried again."""
+PAUSES = (0.5, 2.0)
+"""Seconds before a call is tried again that failed because of a service."""
 
 T = TypeVar("T")
 MakeCall = Callable[..., Awaitable[Outcome[Any]]]
@@ -326,15 +327,22 @@ class EnvRunner:
         return [*values, *await asyncio.gather(*(self._tried(*each, place) for each in pending))]
 
     async def _tried(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall | None = None) -> T | None:
-        """The value of a call, which is made again after a failure, as often as was asked. Code that was to return the
-        score of a cut episode, and raised, has ended: it would not be asked again, and the score be that of code that
-        says nothing."""
+        """The value of a call, which is made again after a failure: as often as was asked; else twice if the own code
+        of a `score_episode` (which has a trace: judges and served environments try again themselves) could not reach
+        a service. Code that was to return the score of a cut episode, and raised, has ended: it would not be asked
+        again, and the score be that of code that says nothing."""
         has_ended = one.session is not None and self.kind in ("episode", "rollout")
-        for left in range(self.config.rl_env_retries, -1, -1):
+        for tries in itertools.count():
             value = await self._call(one, job, place, call)
-            if one.failure is None or one.failure.kind not in REPEATABLE or has_ended or not left:
+            failure = one.failure
+            if failure is None or failure.kind not in REPEATABLE or has_ended:
                 break
-            await asyncio.sleep(PAUSE)
+            is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
+            asked = self.config.rl_env_retries
+            if tries >= (asked if asked is not None else len(PAUSES) if is_own else 0):
+                break
+            if failure.kind == "server":
+                await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
         return value
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall | None = None) -> T | None:
