@@ -16,7 +16,7 @@ from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import Case, ScoreResult, Transcript, parse_score
 from aitrain.environment.runner import EnvRunner
 from aitrain.environment.session import AssistantTurn
-from aitrain.execution.failure import FailureCount
+from aitrain.execution.failure import FailureCount, as_failure
 from tests import runner_calls
 from tests.conftest import case_name
 
