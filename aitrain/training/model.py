@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import time
@@ -92,6 +93,8 @@ def _print_note(text: str) -> None:
 
 HUB_SECONDS = 5.0
 """Seconds within which the Hub has to answer."""
+HUB_PAUSES = (0, 1, 3)
+"""Seconds before each of its tries."""
 HUB_MEMORY = 300
 """Seconds for which it is known whether it answers."""
 
@@ -208,9 +211,10 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
         )
     options |= config.trl_table("model_init_kwargs")  # TRL loads the reference model with the same ones
-    path, configuration = model_path(config.model), _without_noise(load_configuration(config))
+    path = model_path(config.model)
     with _loading(config, path):
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, config=configuration, **options)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, **options)
+    disable_dropout(model)
     return model
 
 
@@ -245,14 +249,32 @@ def _model_options(config: TrainConfig) -> dict[str, object]:
     return options
 
 
-def _without_noise(configuration: PretrainedConfig) -> PretrainedConfig:
-    """The configuration without dropout and router noise (`attn_pdrop`, `router_jitter_noise`): with them, the policy
-    would differ between forward passes, and from the reference."""
-    for owner in (configuration, configuration.get_text_config()):
-        for name, value in vars(owner).items():
-            if isinstance(value, float) and value > 0 and ("drop" in name or "jitter" in name):
-                setattr(owner, name, 0.0)
-    return configuration
+def disable_dropout(model: PreTrainedModel) -> None:
+    """Disable dropout and router noise: with them, the policy differs between forward passes, and from the reference.
+
+    A model reads the probabilities from layers, from attributes of its modules or from its configuration. The modules
+    get a changed copy of the configuration, so that the one saved with the model stays as it was.
+    """
+    copies: dict[int, object] = {}
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name in list(_noise_of(module)):
+            setattr(module, name, 0.0)
+        config = None if module is model else vars(module).get("config")
+        if config is not None and any(True for _ in _noise_of(config)):
+            copies.setdefault(id(config), copy.deepcopy(config))
+            module.config = copies[id(config)]
+    for config in copies.values():
+        for name in list(_noise_of(config)):
+            setattr(config, name, 0.0)
+
+
+def _noise_of(owner: object) -> Iterator[str]:
+    """Names of attributes with a dropout or noise level above 0, such as `attn_pdrop` or `router_jitter_noise`."""
+    for name, value in vars(owner).items():
+        if isinstance(value, float) and value > 0 and ("drop" in name or "jitter" in name):
+            yield name
 
 
 def count_forward_passes(model: torch.nn.Module) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PretrainedConfig
 
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule, plan_batch
@@ -61,7 +60,7 @@ def weights(config: TrainConfig) -> object:
     """What transformers is asked to load, on a machine with a GPU and bitsandbytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.AutoModelForCausalLM, "from_pretrained", lambda path, **options: f"{path} {options}")
-        patch.setattr(model, "load_configuration", lambda _: PretrainedConfig())
+        patch.setattr(model, "disable_dropout", lambda _: None)
         patch.setattr(torch.cuda, "is_available", lambda: config.quantization is not None)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
         return model.load_model(config, choose_precision(config).dtype)
