@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from aitrain.environment.http_server import MAX_BODY
-from aitrain.execution.async_calls import running_loop, shared_loop
 from aitrain.rollout.limits import Limits
 from tests.rollout.scripted import Asks, cases, play_one, play_with_notes, user
 from tests.test_rollout_session import echo
@@ -132,19 +131,3 @@ def test_many_episodes_ask_at_the_same_time_from_other_processes() -> None:
 
     episodes, _ = play_with_notes(ByHttp(body), echo(), of=cases(12), rl_env_isolation="process")
     assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * 12
-
-
-def test_a_client_that_blocks_the_event_loop_is_named_where_another_call_waits_for_it() -> None:
-    class Blocks(Asks):
-        concurrent = True
-
-        async def rollout(self, endpoint: Any) -> float:
-            with client_of(endpoint) as client:
-                body = {"model": endpoint.model, "messages": [user("x")]}
-                client.post("/chat/completions", json=body).raise_for_status()
-            return 1.0
-
-    running_loop()
-    shared_loop.cache_clear()  # as after a call that blocked it for good: its thread is still there
-    episodes, _ = play_with_notes(Blocks(), echo(), of=cases(2), rl_env_timeout=1.0)
-    assert 'client.post("/chat/completions"' in "".join(episode.failure_message for episode in episodes)
