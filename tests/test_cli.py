@@ -19,7 +19,7 @@ def test_options_are_searched_by_words_of_names_and_descriptions_and_by_other_to
     def found(words: str) -> str:
         return run_in_process(f"options {words}")[1]
 
-    assert re.findall(r"^  --\S+", found("entropy bonus"), re.MULTILINE) == ["  --rl-entropy-coef"]
+    assert re.findall(r"^  --\S+", found("clip rise"), re.MULTILINE) == ["  --rl-clip-range-high"]
     assert "--rl-kl-coef" in found("-- --beta")
     assert {"max_steps": "--max-steps"}.items() <= {
         one["name"]: one["flag"] for one in json.loads(found("max-steps --json"))

@@ -117,7 +117,7 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
             lack = "drafts tokens on the CPU, where vLLM samples them from another distribution"
         else:
             lack = await _lack(client, base["id"], needs)
-    except (RunFailed, KeyError, TypeError) as error:
+    except (RunFailed, ServerGoneError, KeyError, TypeError) as error:
         lack = f"cannot be used ({type(error).__name__}: {error})"
         if isinstance(error, ServerRefusedError) and error.status == 401:
             lack = f"needs a key, and does not take that of {KEY_VARIABLE} in the environment"
