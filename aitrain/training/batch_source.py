@@ -319,13 +319,14 @@ class MixedOrder:
     def others(self, replaced: Sequence[int], used: Collection[int]) -> Sequence[int | None]:
         """Another case of the same environment for each of the `replaced` ones, without those that are in use; None if
         that environment has none left."""
-        found = {}
-        for name, order in self.orders.items():
-            in_use = {case - self._first[name] for case in used if self._env_of[case] == name}
-            own = [case - self._first[name] for case in replaced if self._env_of[case] == name]
-            found[name] = iter(order.others(own, in_use))
-        chosen = [(name, next(found[name], None)) for name in (self._env_of[case] for case in replaced)]
-        return [None if case is None else self._first[name] + case for name, case in chosen]
+        found = list[int | None]()
+        for case in replaced:
+            name = self._env_of[case]
+            first = self._first[name]
+            in_use = {one - first for one in (*used, *found) if one is not None and self._env_of[one] == name}
+            other = next(iter(self.orders[name].others([case - first], in_use)), None)
+            found.append(None if other is None else first + other)
+        return found
 
     def state(self) -> dict[str, Any]:
         """The states of the orders by the names of their environments."""

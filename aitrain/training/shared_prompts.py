@@ -115,7 +115,8 @@ class SharedPrompts:
         pairs = [(tensor, leaf.grad) for tensor, leaf in computed if leaf.grad is not None]
         pairs += [(output, torch.zeros_like(output)) for output in self._outputs]
         if pairs:  # none for a gradient of 0
-            torch.autograd.backward(*zip(*pairs, strict=True))
+            tensors, gradients = zip(*pairs, strict=True)
+            torch.autograd.backward(tensors, gradients)
 
 
 def _forward(model: Any, cache: DynamicCache, **inputs: Any) -> Any:

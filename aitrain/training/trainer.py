@@ -25,7 +25,6 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
                                                             episode
     GRPOTrainer.use_vllm, .vllm_importance_sampling_correction, .importance_sampling_level, .scale_rewards,
     .aux_loss_enabled                                       read
-    GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
     trl.trainer.grpo_trainer.prepare_fsdp(model, accelerator)   replaced while TRL makes the reference model
     trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see engines/logprob_check.py
@@ -533,9 +532,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             logs |= server.metrics
         super().log(logs, start_time)
         agree_on(self.control)
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """No-op: ui/card.py writes the card of a run."""
 
     # -- weights and checkpoints
 
