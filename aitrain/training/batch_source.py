@@ -159,15 +159,14 @@ class AheadSource(BatchSource):
             if self._next is None or self._next[0] != step:
                 self.settle()
                 self.rollouts.load_weights()
-                self._begin(step)
-            assert self._next is not None
+                self._next = self._begin(step)
             batch = self._next[1].result()
         self._state, self._next = self.order.state(), None
         self._clock.add(batch.seconds)
         following = step + self.schedule.updates
         if self.index_of(following) < self.schedule.batches:
             self.rollouts.load_weights()
-            self._begin(following)
+            self._next = self._begin(following)
         return batch
 
     def settle(self) -> None:
@@ -175,7 +174,7 @@ class AheadSource(BatchSource):
         if self._next is not None:
             wait([self._next[1]])
 
-    def _begin(self, step: int) -> None:
+    def _begin(self, step: int) -> tuple[int, Future[TrainingBatch]]:
         """Begin to play a batch, with the weights that the engine has."""
         server = self.rollouts.server
         version = 0 if server is None else server.weight_version or 0
@@ -189,7 +188,7 @@ class AheadSource(BatchSource):
             batch.seconds = {"generate": parts["generate"], "environment": parts["environment"]}
             return batch
 
-        self._next = step, _in_thread(play)
+        return step, _in_thread(play)
 
 
 def batch_source(
