@@ -175,7 +175,7 @@ def _save(context: RunContext, prepared: Prepared) -> None:
     with explain_write_errors(context.folder):
         save_model(trainer, context.folder)
         if config.peft and config.merge_adapter and trainer.accelerator.is_main_process:
-            merge_adapter(trainer, context.folder, config, prepared.precision.dtype)
+            merge_adapter(trainer, context.folder, config)
     trainer.accelerator.wait_for_everyone()
 
 

@@ -161,15 +161,14 @@ class AheadSource(BatchSource):
             if self._next is None or self._next[0] != step:
                 self.settle()
                 self.rollouts.load_weights()
-                self._begin(step)
-            assert self._next is not None
+                self._next = self._begin(step)
             batch = self._next[1].result()
         self._state, self._next = self.order.state(), None
         self._clock.add(batch.seconds)
         following = step + self.schedule.updates
         if self.index_of(following) < self.schedule.batches:
             self.rollouts.load_weights()
-            self._begin(following)
+            self._next = self._begin(following)
         return batch
 
     def settle(self) -> None:
@@ -177,7 +176,7 @@ class AheadSource(BatchSource):
         if self._next is not None:
             wait([self._next[1]])
 
-    def _begin(self, step: int) -> None:
+    def _begin(self, step: int) -> tuple[int, Future[TrainingBatch]]:
         """Begin to play a batch, with the weights that the engine has."""
         server = self.rollouts.server
         version = 0 if server is None else server.weight_version or 0
@@ -191,7 +190,7 @@ class AheadSource(BatchSource):
             batch.seconds = {"generate": parts["generate"], "environment": parts["environment"]}
             return batch
 
-        self._next = step, _in_thread(play)
+        return step, _in_thread(play)
 
 
 def batch_source(
@@ -321,13 +320,14 @@ class MixedOrder:
     def others(self, replaced: Sequence[int], used: Collection[int]) -> Sequence[int | None]:
         """Another case of the same environment for each of the `replaced` ones, without those that are in use; None if
         that environment has none left."""
-        found = {}
-        for name, order in self.orders.items():
-            in_use = {case - self._first[name] for case in used if self._env_of[case] == name}
-            own = [case - self._first[name] for case in replaced if self._env_of[case] == name]
-            found[name] = iter(order.others(own, in_use))
-        chosen = [(name, next(found[name], None)) for name in (self._env_of[case] for case in replaced)]
-        return [None if case is None else self._first[name] + case for name, case in chosen]
+        found = list[int | None]()
+        for case in replaced:
+            name = self._env_of[case]
+            first = self._first[name]
+            in_use = {one - first for one in (*used, *found) if one is not None and self._env_of[one] == name}
+            other = next(iter(self.orders[name].others([case - first], in_use)), None)
+            found.append(None if other is None else first + other)
+        return found
 
     def state(self) -> dict[str, Any]:
         """The states of the orders by the names of their environments."""

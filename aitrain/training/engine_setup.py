@@ -71,14 +71,14 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         engine = ColocatedEngine(trainer.vllm_generation, trainer.sampling, end, context)
         completer = None if engine.is_shared else engine
     else:
-        largest = partial(largest_over_ranks, accelerator) if trainer.is_sharded and not is_alone else None
+        largest = partial(largest_over_ranks, accelerator) if trainer.is_fsdp_enabled and not is_alone else None
         engine = _hf_engine(trainer, end, context, largest)
         engine.shares_prompts = runner.config.share_prefixes and not draws_dropout(trainer.model)
     engine.clock = clock
     if trainer.use_vllm:
         # in the place of TRL's vLLM, as `PolicyRollouts.play` loads the weights into the engine
         trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
-    refusal = NOT_CALLED if is_ahead or (trainer.is_sharded and not is_alone) else ""
+    refusal = NOT_CALLED if is_ahead or (trainer.is_fsdp_enabled and not is_alone) else ""
     scoring = offer_model(runner, policy, inputs.chat.tokenizer, completer, refusal)
     return PolicyRollouts(
         Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),

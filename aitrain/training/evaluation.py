@@ -28,8 +28,6 @@ from aitrain.training.training_batch import MemberKey, PlannedEpisode, PlayedEpi
 BATCH = 32
 """Minimum number of episodes that a rank plays at a time, as there is memory for them without gradients."""
 
-_DECODINGS = {"sampled": Decoding.SEEDED, "greedy": Decoding.GREEDY}
-
 
 @dataclass(frozen=True)
 class EvalPlan:
@@ -125,7 +123,7 @@ def evaluate(
             first = case * len(numbers) + numbers.index(number)
             rollouts.settle()  # a batch that is played ahead draws from the generators that are seeded now
             with isolated_random_state(rollouts.run_seed + first), rollouts.evaluating():
-                own, played = _play(rollouts, plan, batch, _DECODINGS[name])
+                own, played = _play(rollouts, plan, batch, Decoding.SEEDED if name == "sampled" else Decoding.GREEDY)
             write([_record(one, here) for one in own])
             scores += [(str(one.number), one.score) for one in played if one.score is not None]
             failures += [one for one in played if one.failure is not None]

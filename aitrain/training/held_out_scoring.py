@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain import activity
-from aitrain.batch import CaseSchedule
 from aitrain.errors import EpisodesFailed
 from aitrain.events import Evaluated
-from aitrain.options.train import TrainConfig
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import interval_of_mean, named
@@ -151,7 +149,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         """Make up for the evaluation that the end of the training skipped."""
-        if self._is_due(state) and self.state.last_scored < state.global_step:
+        if self.is_due(state.global_step) and self.state.last_scored < state.global_step:
             self.after_step(state.global_step)
         if self._ends_at(state.global_step):
             raise TrainingOver
@@ -159,7 +157,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Stop if any process was asked to. Else score if it is due, or a callback of the user's asks for it; with
         --save-best, save the best step so far. A collective operation, so that every process calls it in every step."""
-        is_due = agree_on(control) or self._is_due(state)
+        is_due = agree_on(control) or self.is_due(state.global_step)
         if self.context.stop.on_any_rank() and state.global_step < state.max_steps:
             self.stopped = control.should_training_stop = control.should_save = True
         is_last = state.global_step >= state.max_steps
@@ -173,8 +171,12 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """Agree on what callbacks ask for at the end of the training, which transformers takes for one epoch."""
         agree_on(control)
 
-    def _is_due(self, state: TrainerState) -> bool:
-        return is_due(self.context.config, self.trainer.schedule, state.global_step)
+    def is_due(self, step: int) -> bool:
+        """Whether an evaluation is due after a step."""
+        config = self.context.config
+        if config.eval_strategy == "steps":
+            return step % config.eval_steps == 0
+        return config.eval_strategy == "epoch" and self.trainer.schedule.ends_epoch(step)
 
     def _ends_at(self, step: int) -> bool:
         patience, seen = self.context.config.patience, self.state
@@ -214,13 +216,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         self.context.announce(evaluated)
         self.tracking.take(evaluated)
         return scores
-
-
-def is_due(config: TrainConfig, schedule: CaseSchedule, step: int) -> bool:
-    """Whether an evaluation is due after a step."""
-    if config.eval_strategy == "steps":
-        return step % config.eval_steps == 0
-    return config.eval_strategy == "epoch" and schedule.ends_epoch(step)
 
 
 def reason_to_stop(patience: int, before: float | None, scorings: Sequence[MetricsLine]) -> str | None:

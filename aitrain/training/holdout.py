@@ -45,11 +45,6 @@ class DatasetSplit:
     """With --save-best, the held-out cases that the step is chosen by: the score of the best of several steps is too
     high on the cases that it was chosen by."""
 
-    @property
-    def during(self) -> CaseList:
-        """The held-out cases that evaluations during the training play."""
-        return self.choosing if len(self.choosing) else self.held_out
-
     def __str__(self) -> str:
         others = f", and {len(self.choosing)} to choose the best step by" if len(self.choosing) else ""
         return f"{len(self.train)} cases to train on, {len(self.held_out)} held out{others}"

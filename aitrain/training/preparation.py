@@ -70,7 +70,6 @@ class Prepared:
 
     inputs: TrainerInputs
     trainer: EpisodeTrainer
-    precision: Precision
     held_out: HeldOutScoring
     tracking: Tracking
 
@@ -133,7 +132,7 @@ def prepare(context: RunContext) -> Prepared | None:
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_sources(context.runner, context.folder)
-    return Prepared(inputs, trainer, precision, held_out, tracking)
+    return Prepared(inputs, trainer, held_out, tracking)
 
 
 def _inputs(context: RunContext, precision: Precision, processes: int) -> TrainerInputs | None:

@@ -26,7 +26,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.packages import public_base
 from aitrain.runs.checkpoint import STAGING, publish
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.training.model import load_model
+from aitrain.training.model import choose_precision, load_model
 
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer
@@ -62,13 +62,13 @@ def save_model(trainer: EpisodeTrainer, folder: RunFolder) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
-def merge_adapter(trainer: EpisodeTrainer, folder: RunFolder, config: TrainConfig, dtype: torch.dtype) -> None:
+def merge_adapter(trainer: EpisodeTrainer, folder: RunFolder, config: TrainConfig) -> None:
     """Write model/merged atomically: base plus adapter in the dtype of training, with the tokenizer.
 
     Loads the base a second time, on the CPU: the weights in use stay unchanged, and a quantized base is merged in full
     precision. Only one process may call this.
     """
-    base = load_model(config.model_copy(update={"quantization": None}), dtype)
+    base = load_model(config.model_copy(update={"quantization": None}), choose_precision(config).dtype)
     whole = merged(PeftModel.from_pretrained(base, str(folder.model), use_safetensors=True))
     partial = folder.path / f"{STAGING}merged"
     with savable_generation_config(whole):

@@ -37,8 +37,6 @@ from aitrain.engines.sharded_tensors import is_sharded, whole
 from aitrain.engines.shared_cache import CACHE, can_share, distinct_prompts
 from aitrain.training.passes import log_probs_of_rows
 
-TESTED = 12, 6
-"""Tokens of prompt and completion of the two rows by which a model is tested."""
 ROUNDING = 0.25
 """Relative differences of gradients by rounding to bfloat16 are smaller: those of SmolLM2 are 0.06."""
 
@@ -66,13 +64,13 @@ class _UnchangedCache(DynamicCache):  # type: ignore[misc]  # transformers has n
 class SharedPrompts:
     """The cache of one block's prompts, on which the block's passes are computed."""
 
-    def __init__(self, model: Any, config: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
+    def __init__(self, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
         """`ids`, `mask`: the prompts of the block's rows, padded on the left, of shape (rows, tokens)."""
         longest = int(mask.sum(1).max())
         ids, mask, _ = distinct_prompts(ids[:, -longest:], mask[:, -longest:])
         self.tokens = longest - 1
         """Tokens of the cache; a pass begins with the last token of the prompts."""
-        self._cache = _UnchangedCache(config=config)
+        self._cache = _UnchangedCache(config=getattr(model, "module", model).config)  # of DDP, the model inside
         self._cache.updated = updated = dict[int, Any]()
         given = {"input_ids": ids[:, :-1], "attention_mask": mask[:, :-1]}
         output = _forward(model, self._cache, **given, logits_to_keep=1)
@@ -115,7 +113,8 @@ class SharedPrompts:
         pairs = [(tensor, leaf.grad) for tensor, leaf in computed if leaf.grad is not None]
         pairs += [(output, torch.zeros_like(output)) for output in self._outputs]
         if pairs:  # none for a gradient of 0
-            torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+            tensors, gradients = zip(*pairs, strict=True)
+            torch.autograd.backward(tensors, gradients)
 
 
 def _forward(model: Any, cache: DynamicCache, **inputs: Any) -> Any:
@@ -150,7 +149,7 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
         return "dropout is drawn for each row"
     if not can_share(model):
         return "its keys and values cannot be shared"
-    prompt, answer = TESTED
+    prompt, answer = 12, 6  # tokens of the two rows
     vocabulary, generator = model.get_input_embeddings().weight.shape[0], torch.Generator().manual_seed(0)
     # special tokens, which cause large rounding errors, are at the ends of a vocabulary
     ids = torch.randint(vocabulary // 4, vocabulary - vocabulary // 4, (2, prompt + answer), generator=generator)
@@ -165,7 +164,7 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
         yield log_probs_of_rows(model, ids, mask, in_loss)[0]
 
     def shared() -> Iterator[torch.Tensor]:
-        prompts = SharedPrompts(model, model.config, ids[:1, :prompt], mask[:1, :prompt])
+        prompts = SharedPrompts(model, ids[:1, :prompt], mask[:1, :prompt])
         for row in range(2):
             yield prompts.log_probs(model, *(part[row : row + 1] for part in (ids, mask, in_loss)))[0]
         prompts.backward()

@@ -25,7 +25,6 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
                                                             episode
     GRPOTrainer.use_vllm, .vllm_importance_sampling_correction, .importance_sampling_level, .scale_rewards,
     .aux_loss_enabled                                       read
-    GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
     trl.trainer.grpo_trainer.prepare_fsdp(model, accelerator)   replaced while TRL makes the reference model
     trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see engines/logprob_check.py
@@ -166,8 +165,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     _buffered_inputs: list[MicroBatch] | None
     _batch: TrainingBatch
-    shares_prompts = False
-    """Whether the prompt of several rows is computed once."""
     _prompts: SharedPrompts | None = None
     """Those of the forward passes that are being made, if they are computed once."""
     _in_loss: torch.Tensor | None = None
@@ -208,7 +205,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if inputs.peft_config is not None:
             keep_adapter_float32(self.model)
         # transformers does this in `train`, before which held-out cases are scored, and the warm-up makes a pass
-        if self.is_sharded:
+        if self.is_fsdp_enabled:
             shard_now(self)
         elif self.is_deepspeed_enabled:
             self.model.to(self.accelerator.device)
@@ -223,7 +220,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.pass_limit = self.planned_limit = inputs.batch.limit  # the warm-up may lower the first
         # the router's loss depends on which rows share a pass
         self.trims = inputs.batch.trims and not self.aux_loss_enabled
-        self.has_kept_rows = True
         self.non_finite = NonFiniteGuard(self.accelerator, run.note)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
@@ -342,10 +338,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             with activity.own.doing("forward and backward pass"):
                 if number - 1 in begins:
                     with alone():
-                        self._prompts = self.share_prompts(model, rows["prompt_ids"], rows["prompt_mask"])
+                        self._prompts = SharedPrompts(model, rows["prompt_ids"], rows["prompt_mask"])
                 if self._prompts is not None and is_last:
                     self._prompts.is_joined = isinstance(model, DistributedDataParallel)
-                with nullcontext() if is_last or self.is_sharded else alone():
+                with nullcontext() if is_last or self.is_fsdp_enabled else alone():
                     loss = self.loss_of_pass(model, rows, divisor)
                     if not is_last:
                         total += loss.detach()
@@ -476,21 +472,17 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 (blocks,), are_shared = shares, True
         forwards = sum(are_shared + len(block) for block in blocks)
         # sharded weights are gathered equally often on each process
-        more = max(gather_object([forwards])) - forwards if self.is_sharded else 0
+        more = max(gather_object([forwards])) - forwards if self.is_fsdp_enabled else 0
         values = torch.zeros(len(ids), keep, device=ids.device)
         for block in blocks:
             for number, rows in enumerate(block):
                 if are_shared and number == 0:
-                    self._prompts = self.share_prompts(model, ids[rows, :end], mask[rows, :end])
+                    self._prompts = SharedPrompts(model, ids[rows, :end], mask[rows, :end])
                 values[rows], *_ = self._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], keep)
             self._prompts = None
         for _ in range(more):
             self._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], keep)
         return values
-
-    def share_prompts(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> SharedPrompts:
-        """Compute the different ones of the prompts of some rows."""
-        return SharedPrompts(model, self.accelerator.unwrap_model(model).config, ids, mask)
 
     def _own_passes(self, lengths: list[int]) -> list[Rows]:
         """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,
@@ -533,15 +525,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         super().log(logs, start_time)
         agree_on(self.control)
 
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """No-op: ui/card.py writes the card of a run."""
-
     # -- weights and checkpoints
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether the weights are sharded, so that no process can run the model before training starts."""
-        return bool(self.is_fsdp_enabled)
 
     def _prepare_for_training(self, *arguments: Any, **keywords: Any) -> Any:
         """Does not shard the model a second time."""

@@ -91,7 +91,7 @@ def fit_passes(trainer: EpisodeTrainer, lengths: LongestShapes) -> PassLimit:
     Raises:
         RuntimeError: a single completion does not fit, or their number changes what is learned.
     """
-    if trainer.is_sharded:  # a process that fails would leave the others waiting inside of the pass
+    if trainer.is_fsdp_enabled:  # a process that fails would leave the others waiting inside of the pass
         warm_up(trainer, lengths)
         return trainer.pass_limit
 
@@ -129,7 +129,7 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
     model.train()
     trainer.current_gradient_accumulation_steps = 1  # as in a step
     # the memory of what later passes find: gradients, which several processes hold twice, and Adam's two moments
-    copies = 2 if trainer.accelerator.num_processes > 1 and not trainer.is_sharded else 1
+    copies = 2 if trainer.accelerator.num_processes > 1 and not trainer.is_fsdp_enabled else 1
     if "adam" in str(arguments.optim) and "bit" not in str(arguments.optim):
         copies += 2
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

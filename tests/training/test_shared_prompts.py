@@ -131,7 +131,7 @@ def test_gradients_of_any_groups_are_those_of_rows_apart(
         labels = ids.masked_fill(mask == 0, -100)
         expected = apart(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -width:]
         (expected * weights[shown, :width]).sum().backward()
-        shared = SharedPrompts(model, model.config, ids[:, :-width], mask[:, :-width])
+        shared = SharedPrompts(model, ids[:, :-width], mask[:, :-width])
         for number, rows in enumerate(block):
             places = [shown.index(row) for row in rows]
             shared.is_joined = joins and number == len(block) - 1

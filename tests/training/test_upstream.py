@@ -41,7 +41,6 @@ pytestmark = pytest.mark.slow
 
 DOCUMENTED = {
     "accelerator", "add_callback", "args", "compute_loss", "compute_loss_context_manager", "control",
-    "create_model_card",
     "is_deepspeed_enabled", "is_fsdp_enabled", "lr_scheduler", "model", "model_wrapped", "optimizer",
     "processing_class", "remove_callback", "save_model", "state", "train", "training_step",
 }  # fmt: skip

@@ -97,7 +97,8 @@ def test_a_pass_is_halved_until_it_fits_on_every_rank(
     fits: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer: Any = SimpleNamespace(
-        pass_limit=PassLimit(64), trims=True, is_sharded=False, args=SimpleNamespace(per_device_train_batch_size=16),
+        pass_limit=PassLimit(64), trims=True, is_fsdp_enabled=False,
+        args=SimpleNamespace(per_device_train_batch_size=16),
         accelerator=SimpleNamespace(
             device="cpu", reduce=lambda failed, reduction: failed, gather=None, pad_across_processes=None
         ),
