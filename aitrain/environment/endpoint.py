@@ -285,7 +285,8 @@ class EndpointServer:
         try:
             answer = await asyncio.wrap_future(episode.ask(asked))
         except EpisodeTruncated as error:
-            raise RefusedRequestError(400, str(error), "context_length_exceeded") from None
+            # in the words by which clients know it
+            raise RefusedRequestError(400, f"context length exceeded: {error}", "context_length_exceeded") from None
         message, end, used = answer.message, answer.finish_reason, answer.usage
         usage: Message | None = None
         if used is not None:
