@@ -371,20 +371,17 @@ class Endpoint:
             ValueError: messages or tools are not in OpenAI's format.
             RuntimeError: it is called on the event loop that all episodes share, and would block it.
         """
+
+        def ask() -> Future[ChatAnswer]:
+            return self._requests.ask(ChatRequest.of(messages, tools, trained))
+
+        async def awaited() -> Message:
+            return (await asyncio.wrap_future(ask())).message
+
         if self._is_async:
-
-            async def awaited() -> Message:
-                return (await self.answer(messages, tools, trained)).message
-
             return awaited()
         if is_on_shared_loop():
             raise RuntimeError(
                 "endpoint.chat blocks every episode here: write `async def rollout`, where it is awaited"
             )
-        return self._requests.ask(ChatRequest.of(messages, tools, trained)).result().message
-
-    async def answer(
-        self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True
-    ) -> ChatAnswer:
-        """The same, always awaited, with the number of tokens and the reason for the end."""
-        return await asyncio.wrap_future(self._requests.ask(ChatRequest.of(messages, tools, trained)))
+        return ask().result().message
