@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from aitrain.environment.adapters.settings import choose, prompted, requires
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
-from aitrain.environment.user_modules import module_specs, package_files, source_files
+from aitrain.environment.user_modules import module_specs, package_files
 from aitrain.errors import ConfigError
 
 Foreign: TypeAlias = Any
@@ -48,16 +48,15 @@ class VerifiersEnvironment:
     score_range: object
     arguments: Mapping[str, object]
 
-    def declare(self, parts: Iterable[object], max_turns: int | None = None) -> None:
-        """Declare what the environment requires, and the files of its module and of these parts of it.
+    def declare(self, max_turns: int | None = None) -> None:
+        """Declare what the environment requires, and the files of its module.
 
         Raises:
             ConfigError: there is no score_range: verifiers does not bound the value of a reward function.
         """
         self.requirements = requires(self.score_range, "verifiers", max_turns=max_turns)
         module = module_of(self.id)
-        own = package_files(module) if module_specs(module) else []
-        self.source_files = list(dict.fromkeys([*own, *source_files((), parts, "verifiers")]))
+        self.source_files = package_files(module) if module_specs(module) else []
 
 
 def module_of(id: str) -> str:
@@ -73,11 +72,11 @@ _raised: ContextVar[dict[str, tuple[float, Exception]]] = ContextVar("raised")
 """What functions of the rubric raised at the scoring of one rollout, with their weights: the rubric makes it 0."""
 
 
-def watch_rubric(rubric: Foreign) -> list[Foreign]:
-    """Have the functions of a rubric, and of those in it, note what they raise; returns them."""
-    inner = [*getattr(rubric, "rubrics", ()), *(env.rubric for env in getattr(rubric, "env_map", {}).values())]
+def watch_rubric(rubric: Foreign) -> None:
+    """Have the functions of a rubric, and of those in it, note what they raise."""
     rubric.funcs[:] = [_watched(one, weight) for one, weight in zip(rubric.funcs, rubric.weights, strict=True)]
-    return [*rubric.funcs, *(function for each in inner for function in watch_rubric(each))]
+    for inner in (*getattr(rubric, "rubrics", ()), *(env.rubric for env in getattr(rubric, "env_map", {}).values())):
+        watch_rubric(inner)
 
 
 def _watched(function: Foreign, weight: float) -> Foreign:
@@ -113,7 +112,8 @@ class LegacyVerifiers(VerifiersEnvironment):
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
         turns = getattr(self.env, "max_turns", None) or 0
-        self.declare([*watch_rubric(rubric), self.env], turns if turns > 0 else None)
+        watch_rubric(rubric)
+        self.declare(turns if turns > 0 else None)
 
     def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""
@@ -176,7 +176,7 @@ class VerifiersV1(VerifiersEnvironment):
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
         self.tasks = list(islice(iter(self.env.taskset), self.size if self.seed is None else None))
         self.template = self.tasks[0]
-        self.declare([*self.template.hooks("reward"), self.env, self.env.taskset])
+        self.declare()
         self._starting = asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 
