@@ -174,7 +174,7 @@ class Booking:
     def get_hotel(self, hotel_id: str) -> dict[str, Any] | str:
         """Its free dates, and all else."""
         hotel = self.case.hotels.get(hotel_id)
-        return "There is no such hotel." if hotel is None else hotel._asdict()
+        return "There is no such hotel." if hotel is None else dict(zip(Hotel.__annotations__, hotel, strict=True))
 
     def book_hotel(self, hotel_id: str, check_in: int, nights: int) -> str:
         """Can be done once.
