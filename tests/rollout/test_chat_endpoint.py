@@ -192,7 +192,7 @@ def test_a_server_that_refuses_max_tokens_gets_max_completion_tokens() -> None:
     "content", [b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"content": 7}}]}']
 )
 def test_an_answer_that_is_no_chat_completion_ends_the_eval(content: bytes) -> None:
-    with pytest.raises(RunFailed, match="gave no chat completion|does not answer in JSON"):
+    with pytest.raises(RunFailed, match=r"gave no chat completion|does not answer in JSON"):
         play(Echo(), Server(lambda body: httpx.Response(200, content=content)))
 
 
