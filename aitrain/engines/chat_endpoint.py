@@ -154,16 +154,18 @@ def served_model(url: str, wanted: str | None) -> str:
     key = os.environ.get(KEY, "").strip()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        response = httpx.get(f"{url}/models", headers=headers, timeout=LIST_SECONDS)
-        names = [str(card["id"]) for card in response.json()["data"]] if response.is_success else []
+        listed = httpx.get(f"{url}/models", headers=headers, timeout=LIST_SECONDS).json()
+        names = [str(card["id"]) for card in listed["data"]]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:  # which may show the key
         raise ConfigError(
-            f"model: {url} does not list its models ({type(error).__name__})\n"
-            "Is the server running? The address of vLLM ends in /v1."
+            f"model: {url} does not list its models ({type(error).__name__})\nIs the server running, and is its key in"
+            f" {KEY}? The address of vLLM ends in /v1. --model-name names a model that is not listed."
         ) from None
     if len(names) != 1:
-        known = redact(", ".join(names[:5])) or f"none (status {response.status_code}; the key is that of {KEY})"
-        raise ConfigError(f"model_name: name the model at {url} with --model-name: {url}/models lists {known}")
+        known = redact(", ".join(names[:5]))
+        raise ConfigError(
+            f"model_name: name the model at {url} with --model-name: {url}/models lists {known or 'none'}"
+        )
     return names[0]
 
 

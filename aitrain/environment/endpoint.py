@@ -25,14 +25,13 @@ from itertools import zip_longest
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from aitrain.environment.completion_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.http_server import RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.session import AssistantTurn, Message, TokenUsage
 from aitrain.environment.tools import InvalidToolError, shown_tool
 from aitrain.errors import EpisodeTruncated
-from aitrain.execution.async_calls import is_on_shared_loop
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -152,13 +151,8 @@ class ChatRequest:
             if tools is not None:
                 dumped = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
                 schemas = tuple(shown_tool(tool).schema for tool in dumped)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, ("messages", *first["loc"])))
-            what = f"{place}: {first['msg']}: a message has a role, and a content that is text"
-            raise RefusedRequestError(400, what) from None
         except (ValueError, TypeError, AttributeError, InvalidToolError) as error:
-            raise RefusedRequestError(400, f"messages or tools: {' '.join(str(error).split())}") from None
+            raise RefusedRequestError(400, f"messages or tools: {short(str(error), 300)}") from None
         return cls(read, schemas, is_trained)
 
 
@@ -285,7 +279,8 @@ class EndpointServer:
         try:
             answer = await asyncio.wrap_future(episode.ask(asked))
         except EpisodeTruncated as error:
-            raise RefusedRequestError(400, str(error), "context_length_exceeded") from None
+            # in the words by which clients know it
+            raise RefusedRequestError(400, f"context length exceeded: {error}", "context_length_exceeded") from None
         message, end, used = answer.message, answer.finish_reason, answer.usage
         usage: Message | None = None
         if used is not None:
@@ -368,22 +363,12 @@ class Endpoint:
         Raises:
             EpisodeTruncated: a limit has ended the episode.
             ValueError: messages or tools are not in OpenAI's format.
-            RuntimeError: it is called on the event loop that all episodes share, and would block it.
         """
-        if self._is_async:
 
-            async def awaited() -> Message:
-                return (await self.answer(messages, tools, trained)).message
+        def ask() -> Future[ChatAnswer]:
+            return self._requests.ask(ChatRequest.of(messages, tools, trained))
 
-            return awaited()
-        if is_on_shared_loop():
-            raise RuntimeError(
-                "endpoint.chat blocks every episode here: write `async def rollout`, where it is awaited"
-            )
-        return self._requests.ask(ChatRequest.of(messages, tools, trained)).result().message
+        async def awaited() -> Message:
+            return (await asyncio.wrap_future(ask())).message
 
-    async def answer(
-        self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True
-    ) -> ChatAnswer:
-        """The same, always awaited, with the number of tokens and the reason for the end."""
-        return await asyncio.wrap_future(self._requests.ask(ChatRequest.of(messages, tools, trained)))
+        return awaited() if self._is_async else ask().result().message

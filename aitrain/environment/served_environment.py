@@ -132,8 +132,6 @@ RETRY_SECONDS = 0.5
 """Seconds between attempts to reach a server."""
 PATIENCE = 60.0
 """Seconds of attempts for a call without a deadline."""
-BEHIND_PROXY = (502, 503, 504)
-"""Statuses with which a proxy says that it does not reach the server."""
 UNAUTHORIZED, GONE = 401, 410
 """Statuses for a wrong token, and for a session that the server does not have."""
 
@@ -186,10 +184,9 @@ class EnvConnection:
             what = f"{type(error).__name__} {error}".strip()
             raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {what}") from error
         activity.own.tick()  # the server is alive, and has deadlines of its own
-        is_json = "json" in response.headers.get("Content-Type", "")
-        if response.status_code in BEHIND_PROXY and not is_json:
-            raise ConnectionError(f"a proxy answers with status {response.status_code}")
-        if response.is_error or not is_json:
+        if "json" not in response.headers.get("Content-Type", ""):  # of a proxy that does not reach it
+            raise ConnectionError(f"{self.url} answers with status {response.status_code}, and not in JSON")
+        if response.is_error:
             raise ServerRefusedError(
                 f"{self.url}{path}: {response.status_code}: {response.text[:500]}", response.status_code
             )

@@ -25,7 +25,7 @@ from aitrain.environment.session import (
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.rollout.chat_format import ChatFormat, Schemas
+from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import (
     Decoding,
     Engine,
@@ -76,11 +76,6 @@ class Episode(EnvSession):
     def prompt(self) -> Prompt:
         """The conversation before the first turn: the row's prompt, and what the environment says first."""
         return self.case.prompt if self.reset.prompt is None else self.reset.prompt
-
-    @property
-    def asked(self) -> tuple[Prompt, Schemas]:
-        """The prompt and the tools that the policy is shown."""
-        return self.prompt, self.reset.tools
 
     @property
     def is_chat(self) -> bool:
@@ -184,11 +179,11 @@ class Rollout:
         with self.clock.running("environment"):
             await self.runner.open(episodes)
         try:
-            for before, episode in zip([None, *episodes], episodes, strict=False):
+            for episode in episodes:
                 with _failures_of(episode):
                     _check(episode)
                     if episode.reset.untrained is None:
-                        self._render_prompt(episode, before)
+                        self._render_prompt(episode)
             live = [(index, episode) for index, episode in by_index.items() if episode.trajectory.stop is None]
             end(len(episodes) - len(live))
             async with batch or self.engine.batch(len(live)) as leave_engine:
@@ -202,16 +197,13 @@ class Rollout:
         finally:
             await self.runner.end(episodes)
 
-    def _render_prompt(self, episode: Episode, before: Episode | None = None) -> None:
-        """`before`: the previous episode, which has the same prompt in a group."""
+    def _render_prompt(self, episode: Episode) -> None:
         reset, trajectory = episode.reset, episode.trajectory
         if not episode.is_chat:
             refuse_tools_for_strings(reset.tools)
         elif reset.runs_tools:
             self.chat.check_tools()
-        rendered = None if before is None or before.asked != episode.asked else before.rendered
-        episode.rendered = rendered or self.chat.render_prompt(*episode.asked)
-        _, ids = episode.rendered
+        episode.rendered = _, ids = self.chat.render_prompt(episode.prompt, reset.tools)
         trajectory.prompt_ids = ids
         if self.limits.of(episode.case.env).room(len(ids), 0) < 1:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]

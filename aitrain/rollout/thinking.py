@@ -5,8 +5,6 @@ What a template offers is found by rendering it: a variable that changes nothing
 
 from __future__ import annotations
 
-import copy
-import json
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -61,8 +59,7 @@ def offered_thinking(chat: ChatFormat) -> list[str]:
 
 
 def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
-    """The chat format with the tags of its thoughts, and with the thinking that is asked for, also where the
-    environment renders with the tokenizer.
+    """The chat format with the tags of its thoughts, and with the thinking that is asked for.
 
     Raises:
         ConfigError: the chat template does not offer it, or a thought's first tag alone has more tokens.
@@ -81,11 +78,4 @@ def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
         least = len(chat.tokenizer.encode(tags.begin, add_special_tokens=False))
         if thinking < least:  # the thought would not have begun where it is to be ended
             raise ConfigError(f"thinking: a budget of {thinking} tokens ends before {tags.begin}, which has {least}")
-    tokenizer: Any = copy.copy(chat.tokenizer)
-    defaults = (
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
-        for name, value in variables.items()
-    )
-    if isinstance(tokenizer.chat_template, str):
-        tokenizer.chat_template = "".join((*defaults, tokenizer.chat_template))
-    return replace(chat, tokenizer=tokenizer, options={**chat.options, **variables}, thinking=thinking)
+    return replace(chat, options={**chat.options, **variables}, thinking=thinking)

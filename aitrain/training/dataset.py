@@ -113,9 +113,9 @@ def shown_episodes(
     tools = _shown_tools(environment, is_chat, note)
     if not is_chat:
         refuse_tools_for_strings(tools.schemas)
-        if isinstance(chat.thinking, int):
+        if chat.thinking is not None:
             raise ConfigError(
-                f"thinking: a budget of {chat.thinking} tokens ends thoughts in chats only, and the prompts are strings"
+                "thinking: the chat template switches it, and the prompts are strings"
                 '\nLet build_dataset return chat messages: [{"role": "user", "content": "..."}]'
             )
         return tools, chat

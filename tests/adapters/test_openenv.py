@@ -99,14 +99,14 @@ SAY = {"properties": {"message": {"type": "string"}, "loud": {"type": "boolean"}
 
 
 @pytest.mark.parametrize(
-    ("schema", "field", "reply", "action"),
+    ("schema", "reply", "action"),
     [
-        (SAY, "loud", "true", {"loud": True}),
-        (GUESS, None, "LEFT ", {"guess": "LEFT"}),
-        (MOVE, None, 'I go {"x": 1, "y": 2}.', {"x": 1, "y": 2}),
+        (SAY, "true", {"message": "true"}),
+        (GUESS, "LEFT ", {"guess": "LEFT"}),
+        (MOVE, 'I go {"x": 1, "y": 2}.', {"x": 1, "y": 2}),
     ],
 )
-def test_an_answer_becomes_an_action(schema: dict[str, Any], field: str | None, reply: str, action: object) -> None:
-    assert OpenEnvText(schema, field).action_of(reply) == action
+def test_an_answer_becomes_an_action(schema: dict[str, Any], reply: str, action: object) -> None:
+    assert OpenEnvText(schema).action_of(reply) == action
     with pytest.raises(ActionRefusedError, match="the fields x, y"):
-        OpenEnvText(MOVE, None).action_of("{x: 1}")
+        OpenEnvText(MOVE).action_of("{x: 1}")

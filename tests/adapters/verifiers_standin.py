@@ -3,7 +3,7 @@
 FILES = {
     "verifiers/__init__.py": """
 import importlib, inspect, signal
-from verifiers.types import AssistantMessage, UserMessage
+from verifiers.types import UserMessage
 
 class Error(Exception): pass
 class OverlongPromptError(Error): pass
@@ -35,9 +35,9 @@ class Rubric:
 class Env:
     eval_dataset_source = None
 
-    def __init__(self, dataset, rubric, max_turns=1, eval_dataset=None, tools=None):
+    def __init__(self, dataset, rubric, max_turns=1, eval_dataset=None):
         self.dataset, self.rubric, self.max_turns, self.eval_dataset = dataset, rubric, max_turns, eval_dataset
-        self.tools, self.torn_down = tools, 0
+        self.torn_down = 0
         signal.signal(signal.SIGTERM, lambda *_: None)
 
     def get_dataset(self):
@@ -52,9 +52,8 @@ class Env:
         said = []
         try:
             while len(said) < 2 * self.max_turns:
-                response = await client.get_response(state["prompt"] + said, model, {}, tools=self.tools, state=state)
-                answer = response.message
-                said.append(AssistantMessage(content=answer.content, tool_calls=answer.tool_calls))
+                answer = await client.get_response(state["prompt"] + said, model)
+                said.append(answer)
                 if answer.content == "raise":
                     state["error"] = Error("the tool's server is gone")
                     break
@@ -71,6 +70,7 @@ def load_environment(id, **arguments):
     return importlib.import_module(id.replace("-", "_")).load_environment(**arguments)
 """,
     "verifiers/types.py": """
+from dataclasses import dataclass
 from pydantic import BaseModel
 
 class Free(BaseModel, extra="allow"):
@@ -84,32 +84,37 @@ class UserMessage(Free):
 class AssistantMessage(Free):
     role: str = "assistant"
     content: str | None = None
-    tool_calls: list | None = None
 
-class ToolCall(Free):
-    id: str
-    name: str
-    arguments: str
-
-class Tool(Free):
-    name: str
-    description: str
-    parameters: dict
-
-class Usage(Free): pass
-class ResponseMessage(Free): pass
-class Response(Free): pass
+@dataclass
+class ClientConfig:
+    api_base_url: str
+    api_key_var: str
+    max_retries: int
 """,
     "verifiers/clients.py": """
-from abc import ABC, abstractmethod
+import os
+import httpx
+from verifiers import Error, OverlongPromptError
+from verifiers.types import AssistantMessage
 
-class Client(ABC):
-    def __init__(self, client_or_config): pass
-    @abstractmethod
-    def setup_client(self, config): ...
-    @abstractmethod
-    async def to_native_prompt(self, messages): ...
-    async def get_response(self, prompt, model, sampling_args, tools=None, **kwargs): ...
+class Client:
+    def __init__(self, config):
+        headers = {"Authorization": f"Bearer {os.environ[config.api_key_var]}"}
+        self.http = httpx.AsyncClient(base_url=config.api_base_url, headers=headers, timeout=None)
+
+    async def get_response(self, messages, model):
+        body = {"model": model, "messages": [message.model_dump() for message in messages]}
+        response = await self.http.post("/chat/completions", json=body)
+        if "context length" in response.text:
+            raise OverlongPromptError
+        if response.is_error:
+            raise Error(response.text)
+        return AssistantMessage(content=response.json()["choices"][0]["message"]["content"])
+
+    async def close(self):
+        await self.http.aclose()
+
+resolve_client = Client
 """,
     "my_env.py": """
 import verifiers as vf

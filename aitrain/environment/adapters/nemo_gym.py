@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,6 @@ from aitrain.environment.adapters.env_server import (
     StepResponse,
     numbers_in,
     run_calls,
-    starting,
     tool_schemas,
 )
 from aitrain.environment.adapters.rows import files_of, read_rows
@@ -45,9 +43,6 @@ class NeMoGym(ServerEnvironment):
                 rows.append({"prompt": prompted(list(map(_message, given)), self.system), "task": task})
             except (KeyError, TypeError):
                 raise EnvironmentFailed(f"{place}: there is no responses_create_params.input with messages") from None
-        async with starting("NeMo Gym", self.url) as server:
-            with suppress(RuntimeError):  # any answer will do
-                await server.ask("GET", "/")
         return choose(rows, self.size, self.seed)
 
     def start(self, task: JsonObject) -> NeMoGymSession:

@@ -37,8 +37,6 @@ class OpenEnvText:
 
     action: JsonMapping
     """The JSON schema of actions."""
-    field: str | None = None
-    """The field that gets the policy's answer; None: the only required one, if there is one."""
 
     @property
     def has_tools(self) -> bool:
@@ -52,9 +50,9 @@ class OpenEnvText:
 
     @property
     def text_field(self) -> str | None:
-        """The field that gets the policy's answer; None if the answer is the JSON object of an action."""
+        """The only required field, which gets the policy's answer; None if that is the JSON object of an action."""
         required = [name for name in self.action.get("required", []) if name in self.fields]
-        return self.field or (required[0] if len(required) == 1 else None)
+        return required[0] if len(required) == 1 else None
 
     def action_of(self, reply: str) -> JsonObject:
         """The action that an answer is.
@@ -89,7 +87,6 @@ class OpenEnv(ServerEnvironment):
     seed: int = 0
     sessions: int = 64
     reset: JsonMapping | None = None
-    field: str | None = None
     rewards: str = "sum"
 
     def __post_init__(self) -> None:
@@ -102,7 +99,7 @@ class OpenEnv(ServerEnvironment):
         """A row for each case, with what its session is reset with."""
         own = dict(self.reset or {})
         async with starting("OpenEnv", self.url) as server:
-            self.text = OpenEnvText((await server.json("GET", "/schema"))["action"], self.field)
+            self.text = OpenEnvText((await server.json("GET", "/schema"))["action"])
             if self.text.has_tools:
                 session = OpenEnvSession(self)
                 await session.open()

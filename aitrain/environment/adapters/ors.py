@@ -20,7 +20,6 @@ from aitrain.environment.adapters.env_server import (
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score
-from aitrain.errors import ConfigError
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,10 +38,7 @@ class OpenRewardServer(ServerEnvironment):
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each task, by its index: nothing else of a task is asked for before its episode begins."""
         async with starting("ORS", self.url) as server:
-            names = await server.json("GET", "/list_environments")
-            self.env = self.env or names[0]
-            if self.env.lower() not in names:
-                raise ConfigError(f"rl_env_config: there is no env {self.env} at {self.url}; it has {names}")
+            self.env = self.env or (await server.json("GET", "/list_environments"))[0]
             count = (await server.json("POST", f"/{self.env}/num_tasks", {"split": self.split}))["num_tasks"]
         prompt = prompted([], self.system)
         return [{"prompt": prompt, "index": index} for index in choose(range(count), self.size, self.seed)]

@@ -1,5 +1,4 @@
-"""Reward functions as TRL's trainers take them: `--rl-env reward:my_rewards.py:exact,short`, or a rule by name, such as
-`reward:gsm8k`.
+"""Reward functions as TRL's trainers take them: `--rl-env reward:my_rewards.py:exact,short`.
 
 Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `eval_data`; `weights` of the functions;
 `group`, names of those that compare the answers of a group (found by a trial if it is not set).
@@ -29,12 +28,14 @@ Completion = str | list[dict[str, object]]
 
 
 def reward_judges(id: str, weights: Sequence[float] | None = None) -> list[Judge]:
-    """The functions that an id names, or a rule, with their weights; not loaded, see RewardFunction.
+    """The functions that an id names, with their weights; not loaded, see RewardFunction.
 
     Raises:
-        ConfigError: there are more or fewer weights.
+        ConfigError: it names none, or there are more or fewer weights.
     """
-    places = [":".join(filter(None, place)) for place in parse_id(id)]
+    places = [":".join(place) for place in parse_id(id)]
+    if not all(map(all, parse_id(id))):
+        raise ConfigError(f"rl_env: {id} names no function: FILE.py:FUNCTION\nRules are judges: --rl-env rows:FILE.")
     if weights is not None and len(weights) != len(places):
         raise ConfigError(f"rl_env_config: {len(weights)} weights for {len(places)} reward functions")
     given = zip(places, weights or [1.0] * len(places), strict=True)
@@ -42,19 +43,19 @@ def reward_judges(id: str, weights: Sequence[float] | None = None) -> list[Judge
 
 
 class RewardFunction:
-    """A reward function of TRL, or a rule by name, as a judge.
+    """A reward function of TRL as a judge.
 
     Raises:
-        ConfigError: there is no such function, or no such rule.
+        ConfigError: there is no such function.
     """
 
     def __init__(self, judge: Judge) -> None:
-        self.loaded, self.name, self.is_rule = judge.load(), judge.name, judge.users_place is None
+        self.loaded, self.name = judge.load(), judge.name
         self.function = self.loaded.function
 
     def judge(self, compares: bool = False) -> Judge:
         """The judge of one answer, or of the answers of a group."""
-        return self.loaded if self.is_rule else replace(self.loaded, function=self.together if compares else self.alone)
+        return replace(self.loaded, function=self.together if compares else self.alone)
 
     def alone(
         self, completion: Completion, text: str, case: Row,
@@ -110,15 +111,12 @@ class RewardFunctions(ScoredRows):
     weights: Sequence[float] | None = field(default=None, kw_only=True)
     group: Sequence[str] | None = field(default=None, kw_only=True)
     score_range: object = field(default=None, kw_only=True)
+    sees_thoughts = True  # as in TRL
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.functions = [RewardFunction(judge) for judge in reward_judges(self.id, self.weights)]
-        self.sees_thoughts = not all(function.is_rule for function in self.functions)  # as in TRL
-        # a rule gives 0 or 1
-        is_rule = self.weights is None and len(self.functions) == 1 and self.functions[0].is_rule
-        known = "0,1" if is_rule and self.score_range is None else self.score_range
-        self.requirements = requires(known, "reward")
+        self.requirements = requires(self.score_range, "reward")
         self.source_files = Judges({ANY_SOURCE: [function.loaded for function in self.functions]}).source_files
 
     def build_dataset(self, tokenizer: Any) -> list[Row]:  # type: ignore[override]
@@ -128,8 +126,8 @@ class RewardFunctions(ScoredRows):
         if unknown := set(self.group or ()) - {function.name for function in self.functions}:
             raise ConfigError(f"rl_env_config: group: there is no function {', '.join(unknown)}")
         self.comparing = list(self.group or ())
-        if self.group is None and not all(function.is_rule for function in self.functions):
-            self.comparing = [one.name for one in self.functions if not one.is_rule and self._compares(one, rows[0])]
+        if self.group is None:
+            self.comparing = [one.name for one in self.functions if self._compares(one, rows[0])]
             self.dataset_note = (
                 f"reward: functions that compare the answers of a group: {', '.join(self.comparing) or 'none'}"
                 ' ("group" in --rl-env-config names them).'

@@ -16,8 +16,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,11 +29,12 @@ from aitrain.environment.adapters.settings import choose, prompted, requires
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
-from aitrain.environment.user_modules import module_specs, package_files, source_files
-from aitrain.errors import ConfigError, EpisodeTruncated
+from aitrain.environment.user_modules import module_specs, package_files
+from aitrain.errors import ConfigError
 
 Foreign: TypeAlias = Any
 """An object of verifiers, which has no types here."""
+KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which verifiers' clients read the key of the address
 
 
 @dataclass(eq=False)
@@ -48,16 +48,15 @@ class VerifiersEnvironment:
     score_range: object
     arguments: Mapping[str, object]
 
-    def declare(self, parts: Iterable[object], max_turns: int | None = None) -> None:
-        """Declare what the environment requires, and the files of its module and of these parts of it.
+    def declare(self, max_turns: int | None = None) -> None:
+        """Declare what the environment requires, and the files of its module.
 
         Raises:
             ConfigError: there is no score_range: verifiers does not bound the value of a reward function.
         """
         self.requirements = requires(self.score_range, "verifiers", max_turns=max_turns)
         module = module_of(self.id)
-        own = package_files(module) if module_specs(module) else []
-        self.source_files = list(dict.fromkeys([*own, *source_files((), parts, "verifiers")]))
+        self.source_files = package_files(module) if module_specs(module) else []
 
 
 def module_of(id: str) -> str:
@@ -65,61 +64,19 @@ def module_of(id: str) -> str:
     return id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0].replace("-", "_")
 
 
-def as_openai(message: Foreign) -> Message:
-    """A message, a dict or an object of verifiers, in OpenAI's format."""
-    given = dict(message) if isinstance(message, Mapping) else message.model_dump()
-    plain = {key: value for key, value in given.items() if value is not None}
-    calls = [call if isinstance(call, Mapping) else call.model_dump() for call in plain.pop("tool_calls", None) or ()]
-    for call in calls:
-        if "function" not in call:
-            function = {"name": call["name"], "arguments": call["arguments"]}
-            call = {"id": call["id"], "type": "function", "function": function}
-        plain.setdefault("tool_calls", []).append(call)
-    return {**plain, "role": "user" if plain["role"] == "text" else plain["role"], "content": plain.get("content", "")}
-
-
-def endpoint_client(endpoint: Endpoint) -> Foreign:
-    """A model client of verifiers whose answers are the policy's."""
-    from verifiers import OverlongPromptError
-    from verifiers.clients import Client
-    from verifiers.types import Response, ResponseMessage, ToolCall
-
-    async def get_response(
-        self: Foreign, prompt: Foreign, model: str, sampling_args: Foreign, tools: Foreign = None, **_: Foreign
-    ) -> Foreign:
-        schemas = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in tools or ()]
-        try:
-            answer = await endpoint.answer([as_openai(message) for message in prompt], schemas)
-        except EpisodeTruncated as error:
-            raise OverlongPromptError(str(error)) from error
-        calls = [
-            ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
-            for call in answer.message.get("tool_calls", ())
-        ]
-        is_cut = answer.finish_reason == "length"
-        message = ResponseMessage(
-            content=answer.message["content"], tool_calls=calls or None, is_truncated=is_cut,
-            finish_reason=answer.finish_reason,
-        )  # fmt: skip
-        return Response(id="0", created=int(time.time()), model=model, message=message)
-
-    rest = dict.fromkeys(Client.__abstractmethods__, _nothing)
-    return type("EndpointClient", (Client,), {**rest, "get_response": get_response})(None)
-
-
 async def _nothing(*_: Foreign) -> None:
-    """Do nothing: the client asks the policy itself, without a server's format."""
+    """Do nothing."""
 
 
 _raised: ContextVar[dict[str, tuple[float, Exception]]] = ContextVar("raised")
 """What functions of the rubric raised at the scoring of one rollout, with their weights: the rubric makes it 0."""
 
 
-def watch_rubric(rubric: Foreign) -> list[Foreign]:
-    """Have the functions of a rubric, and of those in it, note what they raise; returns them."""
-    inner = [*getattr(rubric, "rubrics", ()), *(env.rubric for env in getattr(rubric, "env_map", {}).values())]
+def watch_rubric(rubric: Foreign) -> None:
+    """Have the functions of a rubric, and of those in it, note what they raise."""
     rubric.funcs[:] = [_watched(one, weight) for one, weight in zip(rubric.funcs, rubric.weights, strict=True)]
-    return [*rubric.funcs, *(function for each in inner for function in watch_rubric(each))]
+    for inner in (*getattr(rubric, "rubrics", ()), *(env.rubric for env in getattr(rubric, "env_map", {}).values())):
+        watch_rubric(inner)
 
 
 def _watched(function: Foreign, weight: float) -> Foreign:
@@ -155,7 +112,8 @@ class LegacyVerifiers(VerifiersEnvironment):
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
         turns = getattr(self.env, "max_turns", None) or 0
-        self.declare([*watch_rubric(rubric), self.env], turns if turns > 0 else None)
+        watch_rubric(rubric)
+        self.declare(turns if turns > 0 else None)
 
     def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""
@@ -170,13 +128,22 @@ class LegacyVerifiers(VerifiersEnvironment):
     def _rows(self, dataset: Foreign) -> list[Message]:
         rows = []
         for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.size, self.seed)):
-            asked = list(map(as_openai, as_messages(row.pop("prompt"))))
+            said = as_messages(row.pop("prompt"))
+            asked = [{key: value for key, value in message.items() if value is not None} for message in said]
             rows.append({"prompt": prompted(asked, self.system), "answer": row.get("answer"), "vf_input": row})
         return rows
 
     async def rollout(self, prompt: list[Message], vf_input: Message, endpoint: Endpoint) -> Score:
         """The environment's rollout; then the score of its rubric, each function of which is a metric."""
-        state = await self.env.rollout({**vf_input, "prompt": prompt}, endpoint_client(endpoint), endpoint.model, {})
+        from verifiers.clients import resolve_client
+        from verifiers.types import ClientConfig
+
+        os.environ[KEY] = endpoint.api_key  # that of all episodes of this process
+        client = resolve_client(ClientConfig(api_base_url=endpoint.base_url, api_key_var=KEY, max_retries=0))
+        try:
+            state = await self.env.rollout({**vf_input, "prompt": prompt}, client, endpoint.model, {})
+        finally:
+            await client.close()
         if state.get("error") is not None:
             raise state["error"]
         raised = dict[str, tuple[float, Exception]]()
@@ -197,7 +164,6 @@ class LegacyVerifiers(VerifiersEnvironment):
 
 HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
 LOCAL = {"type": "subprocess"}
-KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which its client reads the key of the address
 
 
 @dataclass(eq=False)
@@ -210,7 +176,7 @@ class VerifiersV1(VerifiersEnvironment):
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
         self.tasks = list(islice(iter(self.env.taskset), self.size if self.seed is None else None))
         self.template = self.tasks[0]
-        self.declare([*self.template.hooks("reward"), self.env, self.env.taskset])
+        self.declare()
         self._starting = asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 
@@ -239,7 +205,7 @@ class VerifiersV1(VerifiersEnvironment):
                 self._serving = stack
         task = copy.copy(self.template)
         task.data = type(task.data).model_validate(vf_data)
-        os.environ[KEY] = endpoint.api_key  # that of all episodes of this process
+        os.environ[KEY] = endpoint.api_key
         ctx = ModelContext(endpoint.model, EvalClientConfig(base_url=endpoint.base_url, api_key_var=KEY))
         episode = await self.env.run_episode(task, ctx)
         if not episode.ok:
