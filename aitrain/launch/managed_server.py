@@ -36,11 +36,8 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
         yield {}
         return
     plans = server_plans(plan, folder)
-    many = f"{len(plans)} servers: " if len(plans) > 1 else ""
-    with (
-        running(plans, lambda text: announce(Phase(f"{many}{text}"))) as servers,
-        _restarting(servers, plan.config.vllm_max_restarts, announce, folder),
-    ):
+    announce(Phase("starting vLLM"))
+    with running(plans) as servers, _restarting(servers, plan.config.vllm_max_restarts, announce, folder):
         yield {SERVER_VARIABLE: ",".join(server.url for server in servers), KEY_VARIABLE: plans[0].key}
 
 
