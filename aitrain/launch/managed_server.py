@@ -85,12 +85,6 @@ def _restarting(servers: list[VLLMServer], restarts: int, announce: Announce, fo
     vllm-server.json says why."""
     over, reasons = threading.Event(), list[str]()
 
-    def note(text: str) -> None:
-        """Show a text, which train.log gets as well."""
-        announce(Note(text))
-        with folder.log.open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n")
-
     def watch(server: VLLMServer) -> None:
         name, why = "vLLM's server" if len(servers) == 1 else f"The vLLM server at {server.url}", ""
         for restart in range(1, restarts + 2):
@@ -101,14 +95,14 @@ def _restarting(servers: list[VLLMServer], restarts: int, announce: Announce, fo
             if restart > restarts:
                 why = f"{why}, and is not restarted again (--vllm-max-restarts)."
                 break
-            note(f"{why}: restart {restart} of {restarts}.")
+            announce(Note(f"{why}: restart {restart} of {restarts}."))
             try:
                 server.restart()
             except RunFailed as error:
                 why = str(error)
                 break
         if not over.is_set():
-            note(why)
+            announce(Note(why))
             reasons.append(why)
             if len(reasons) == len(servers):  # so that the training processes stop waiting
                 write_json(folder.server, {"why": "\n".join(reasons[-2:])}, durable=False)

@@ -252,9 +252,6 @@ def run_rank(config: dict[str, RankJob]) -> None:
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of reserved CPUs
     job, context = config["job"], ray.train.get_context()
     number, address = context.get_world_rank(), ray.util.get_node_ip_address()
-    for folder in (job.working_directory, job.folder.path):
-        if not os.path.isdir(folder):
-            raise ConfigError(f"{socket.gethostname()} has no folder {folder}, which all machines must share")
     start = broadcast_from_rank_zero(first_words(job, address) if number == 0 else None)
     if start["version"] != aitrain.__version__:
         raise ConfigError(f"{socket.gethostname()} has aitrain {aitrain.__version__}, rank 0 {start['version']}")

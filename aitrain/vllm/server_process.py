@@ -200,8 +200,7 @@ class VLLMServer:
             with httpx.Client(
                 base_url=self.url, headers=key, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
             ) as client:
-                models = client.get("/v1/models").json()["data"]
-                return client.get("/health").is_success and name in [model["id"] for model in models]
+                return name in [model["id"] for model in client.get("/v1/models").json()["data"]]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
 
