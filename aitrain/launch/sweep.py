@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
-from optuna.samplers import RandomSampler, TPESampler
+from optuna.pruners import BasePruner, MedianPruner, NopPruner
+from optuna.samplers import TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
@@ -54,8 +54,6 @@ STEP = "step "
 PRUNED = "is_pruned"
 """Attribute of a trial that is being ended early."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-HALVING = 2
-"""Successive halving keeps one trial of this many."""
 
 
 # -- what is searched
@@ -114,8 +112,7 @@ class SweepPlan:
             if not left or self.config.sampler == "grid":
                 return left[0] if left else None
         seed = random.Random(f"{self.config.seed} {len(trials)}").getrandbits(31)
-        is_random = self.config.sampler == "random"
-        sampler = RandomSampler(seed) if is_random else TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
+        sampler = TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials(trials)
         values = study.ask({**self.space}).params
@@ -135,7 +132,7 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
     if config.sampler == "grid" and plan.size > MOST_COMBINATIONS:
         raise ConfigError(
             f"sampler: a grid has at most {MOST_COMBINATIONS:,} combinations, and a step in each range\n"
-            "Search fewer values, or use the sampler tpe or random."
+            "Search fewer values, or use the sampler tpe."
         )
     notes: dict[str, None] = {}
     reshaping = [name for name in space if name in RESHAPING]
@@ -192,7 +189,7 @@ def pruner_of(config: SweepConfig) -> BasePruner:
     """Optuna's pruner of these options."""
     if config.pruner == "median":
         return MedianPruner(n_startup_trials=config.prune_after_trials)
-    return SuccessiveHalvingPruner(reduction_factor=HALVING) if config.pruner == "halving" else NopPruner()
+    return NopPruner()
 
 
 def device_shares(gpus: tuple[str, ...], parallel: int) -> list[dict[str, str]]:

@@ -31,12 +31,11 @@ class SweepConfig(Options):
     """Number of trials; unset: 10, or all combinations of a grid."""
     objective: Literal["sampled", "greedy"] = "sampled"
     """Held-out score after the training by which trials are compared: of sampled or of greedy completions."""
-    sampler: Literal["tpe", "random", "grid"] = "tpe"
-    """How the values of a trial are chosen: by Optuna's tree-structured Parzen estimator, at random, or all
-    combinations."""
-    pruner: Literal["none", "median", "halving"] = "none"
-    """When a trial is ended early, by its held-out scores during training: never, below the median of the others at
-    the same step, or by successive halving."""
+    sampler: Literal["tpe", "grid"] = "tpe"
+    """How the values of a trial are chosen: by Optuna's tree-structured Parzen estimator, or all combinations."""
+    pruner: Literal["none", "median"] = "none"
+    """When a trial is ended early, by its held-out scores during training: never, or below the median of the others at
+    the same step."""
     prune_after_trials: NonNegativeInt = 4
     """Trials that must have finished before the median pruner ends one."""
     seed: Seed = 42
