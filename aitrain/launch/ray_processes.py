@@ -145,8 +145,7 @@ class RayProcesses(Processes):
             else:
                 checkpoint = Path(places[0].checkpoint or "the beginning").name
                 restart = f"restart {len(starts) - 1} of {self.plan.config.max_failures}"
-                then = f"All ranks continue from {checkpoint} ({restart}): {where}."
-                self._hear(Note(f"A rank was lost. {then}"))
+                self._hear(Note(f"A rank was lost. All ranks continue from {checkpoint} ({restart}): {where}."))
         for file in sorted(starts[-1].glob("*.jsonl")):
             with file.open("rb") as opened:
                 opened.seek(self._read.get(file, 0))
