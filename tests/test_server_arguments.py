@@ -31,7 +31,7 @@ def words(**options: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("max-model-len", "--model-max-length"), ("api_key", "VLLM_API_KEY"), ("uds", "--vllm-server-url"),
+        ("max-model-len", "--model-max-length"), ("api_key", "aitrain sets it by itself"), ("uds", "--vllm-server-url"),
         ("logprobs_mode", "aitrain sets it by itself"), ("speculative_config", "does not start such servers"),
     ],
 )  # fmt: skip

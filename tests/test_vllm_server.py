@@ -93,7 +93,7 @@ def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Plan, mon
     servers = remembered(monkeypatch)
     with (
         pytest.raises(RunFailed, match="did not start: exit code 3"),
-        running([plan("healthy"), plan("dies:of something")], lambda _: None),
+        running([plan("healthy"), plan("dies:of something")]),
     ):
         raise AssertionError
     assert [server.poll() for server in servers] == [0, 0]
@@ -166,7 +166,7 @@ def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
     started: list[ServerConfig] = []
 
     @contextmanager
-    def none(plans: Sequence[ServerConfig], _: object) -> Iterator[list[VLLMServer]]:
+    def none(plans: Sequence[ServerConfig]) -> Iterator[list[VLLMServer]]:
         started.extend(plans)
         yield []
 

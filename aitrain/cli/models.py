@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import tempfile
 import time
 from dataclasses import asdict, replace
@@ -165,8 +164,8 @@ def serve(
     plan = replace(plan, log=Path(log))
     for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore Ctrl-C by default
         signal.signal(number, signal.default_int_handler)
-    typer.echo(f"vLLM's output is in {plan.log}", err=True)
-    with running([plan], _show_progress, port) as (server,):
+    typer.echo(f"starting vLLM, whose output is in {plan.log}", err=True)
+    with running([plan], port) as (server,):
         try:
             key = {} if os.environ.get(KEY_VARIABLE) else {KEY_VARIABLE: plan.key}
             if as_json:
@@ -199,8 +198,3 @@ def check_port(port: int) -> None:
     except OSError as error:
         why = f"port: cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno or 0)}"
         raise ConfigError(f"{why}\nChoose another with --port.") from None
-
-
-def _show_progress(text: str) -> None:
-    if sys.stderr.isatty():
-        typer.echo(f"\r{text}", nl=False, err=True)

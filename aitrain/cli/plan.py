@@ -151,13 +151,12 @@ def _named(name: str, texts: Iterator[str]) -> Iterator[Line]:
 
 
 def _environments(plan: RunPlan) -> Iterator[str]:
-    """Where the environment is; of several, the share of each in a batch, and in the held-out score."""
+    """Where each environment is."""
     if not plan.sources:
         yield "from Python"
-    shares, given = plan.config.env_shares, plan.config.environments
     for name, source in plan.sources.items():
-        place = given[name].env_place if source.adapter else str(source.file or source.module)
-        yield f"{name}: {shares[name]:.1%} of the prompts, {place}" if len(plan.sources) > 1 else place
+        place = plan.config.environments[name].env_place if source.adapter else str(source.file or source.module)
+        yield f"{name}: {place}" if len(plan.sources) > 1 else place
 
 
 def _steps(plan: RunPlan) -> str:

@@ -17,7 +17,7 @@ from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
 from aitrain.execution.process_tree import on_stop_signals
 from aitrain.launch.machines import Nodes
-from aitrain.launch.nodes import NodeGroup, facts, join_store, serve_store, silence
+from aitrain.launch.nodes import NodeGroup, facts, join_store, serve_store
 from aitrain.launch.preflight import RunPlan, done_text
 from aitrain.launch.processes import Processes
 from aitrain.launch.ray_processes import launcher_of
@@ -197,7 +197,6 @@ def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConf
             is_local = nodes.address in ("127.0.0.1", "localhost")
             group = NodeGroup(nodes, serve_store(nodes.address, nodes.port, is_local))
         group = group or NodeGroup(nodes, join_store(nodes.address, nodes.port, given.ddp_timeout))
-        group.silence = silence(given.ddp_timeout)
         group.meet(own, len(plan.gpus), given.ddp_timeout)
         try:
             return train_here(plan, verbosity, group) if nodes.rank == 0 else _follow(plan, nodes, group)

@@ -34,13 +34,12 @@ def dry_run(
     Raises:
         AitrainError: the run would be refused, by the same error.
     """
-    notes, phases = list[Note](), ["starting"]
+    notes = list[Note]()
 
     def hear(event: Event) -> None:
         if isinstance(event, Note):
             notes.append(event)
         elif isinstance(event, Phase):
-            phases.append(event.text)
             show_phase(event.text)
 
     with tempfile.TemporaryDirectory(prefix="aitrain-dry-run-") as parent:
@@ -55,9 +54,8 @@ def dry_run(
         return notes
     if end.exit_code == Interrupted.exit_code:
         raise Interrupted(end.message)
-    if end.status == "stalled":
-        seconds = f"{plan.config.stall_timeout:g} seconds (--stall-timeout)"
-        raise EnvironmentFailed(f"The dry run made no progress for {seconds}, while {phases[-1]}")
+    if end.status == "stalled":  # the log with the stacks is gone
+        raise EnvironmentFailed(end.message.partition(" train.log")[0])
     error = AitrainError(end.message)
     error.exit_code = end.exit_code
     raise error

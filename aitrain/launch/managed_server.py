@@ -38,11 +38,8 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
         yield {}
         return
     plans = server_plans(plan, folder)
-    many = f"{len(plans)} servers: " if len(plans) > 1 else ""
-    with (
-        running(plans, lambda text: announce(Phase(f"{many}{text}"))) as servers,
-        _restarting(servers, announce, folder),
-    ):
+    announce(Phase("starting vLLM"))
+    with running(plans) as servers, _restarting(servers, announce, folder):
         yield {SERVER_VARIABLE: ",".join(server.url for server in servers), KEY_VARIABLE: plans[0].key}
 
 
@@ -83,12 +80,6 @@ def _restarting(servers: list[VLLMServer], announce: Announce, folder: RunFolder
     says why, so that the training processes stop waiting for it."""
     over = threading.Event()
 
-    def note(text: str) -> None:
-        """Show a text, which train.log gets as well."""
-        announce(Note(text))
-        with folder.log.open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n")
-
     def watch(server: VLLMServer) -> None:
         name, why = "vLLM's server" if len(servers) == 1 else f"The vLLM server at {server.url}", ""
         for restart in range(1, RESTARTS + 2):
@@ -99,14 +90,14 @@ def _restarting(servers: list[VLLMServer], announce: Announce, folder: RunFolder
             if restart > RESTARTS:
                 why = f"{why}, and is not restarted again."
                 break
-            note(f"{why}: restart {restart} of {RESTARTS}.")
+            announce(Note(f"{why}: restart {restart} of {RESTARTS}."))
             try:
                 server.restart()
             except RunFailed as error:
                 why = str(error)
                 break
         if not over.is_set():
-            note(why)
+            announce(Note(why))
             write_json(folder.server, {"why": why}, durable=False)
 
     threads = [threading.Thread(target=watch, args=[server], name="vllm-watch", daemon=True) for server in servers]

@@ -401,12 +401,6 @@ class NodeGroup:
             self.on_lost(self.lost)
 
 
-def silence(ddp_timeout: float) -> float:
-    """Maximum seconds without a new state: less than a collective operation waits, which would only say that it timed
-    out."""
-    return min(SILENCE, ddp_timeout / 2)
-
-
 # -- the shared folder
 
 

@@ -166,10 +166,6 @@ def check(
     if (is_here and is_first) or hardware is not None:  # the others read the choice in config.yaml
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
         config = choose_batch_size(config, world, shape, device, recorded)
-    if config.distributed_backend == "fsdp2" and world == 1:
-        raise ConfigError(
-            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
-        )
     batch = plan_batch(config, world)
     if checkpoint is not None:
         _check_resumed(checkpoint, config, batch)

@@ -147,8 +147,7 @@ class RayProcesses(Processes):
             else:
                 checkpoint = Path(places[0].checkpoint or "the beginning").name
                 restart = f"restart {len(starts) - 1} of {RESTARTS}"
-                then = f"All ranks continue from {checkpoint} ({restart}): {where}."
-                self._hear(Note(f"A rank was lost. {then}"))
+                self._hear(Note(f"A rank was lost. All ranks continue from {checkpoint} ({restart}): {where}."))
         for file in sorted(starts[-1].glob("*.jsonl")):
             with file.open("rb") as opened:
                 opened.seek(self._read.get(file, 0))
@@ -254,9 +253,6 @@ def run_rank(config: dict[str, RankJob]) -> None:
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of reserved CPUs
     job, context = config["job"], ray.train.get_context()
     number, address = context.get_world_rank(), ray.util.get_node_ip_address()
-    for folder in (job.working_directory, job.folder.path):
-        if not os.path.isdir(folder):
-            raise ConfigError(f"{socket.gethostname()} has no folder {folder}, which all machines must share")
     start = broadcast_from_rank_zero(first_words(job, address) if number == 0 else None)
     if start["version"] != aitrain.__version__:
         raise ConfigError(f"{socket.gethostname()} has aitrain {aitrain.__version__}, rank 0 {start['version']}")

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import MedianPruner, NopPruner
-from optuna.samplers import RandomSampler, TPESampler
+from optuna.samplers import TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
@@ -111,8 +111,7 @@ class SweepPlan:
             if not left or self.config.sampler == "grid":
                 return left[0] if left else None
         seed = random.Random(f"{self.config.seed} {len(trials)}").getrandbits(31)
-        is_random = self.config.sampler == "random"
-        sampler = RandomSampler(seed) if is_random else TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
+        sampler = TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials(trials)
         values = study.ask({**self.space}).params
@@ -135,7 +134,7 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
     if config.sampler == "grid" and plan.size > MOST_COMBINATIONS:
         raise ConfigError(
             f"sampler: a grid has at most {MOST_COMBINATIONS:,} combinations, and a step in each range\n"
-            "Search fewer values, or use the sampler tpe or random."
+            "Search fewer values, or use the sampler tpe."
         )
     notes: dict[str, None] = {}
     reshaping = [name for name in space if name in RESHAPING]

@@ -30,6 +30,7 @@ OPTION_OF = {
 """Arguments that an option of aitrain stands for."""
 
 NOT_THE_USERS = (
+    "api_key", "hf_token",  # secrets, which it gets by the environment
     "config", "generation_config", "host", "logprobs_mode", "max_logprobs", "model_tag", "port", "served_model_name",
     "worker_extension_cls", "api_server_count", "enable_ssl_refresh", "grpc", "headless", "nnodes", "root_path",
     "runner", "tokens_only", "uds", "quantization", "quantization_config",
@@ -38,9 +39,6 @@ OTHER_KINDS = ("data_parallel_", "master_", "node_", "spec", "ssl_")
 """Arguments, and beginnings of such, that a training needs as aitrain sets them, or of servers that it does not start:
 on several machines, with several processes that answer requests, each with its own list of adapters, at other
 addresses than http://HOST:PORT, or with speculative decoding, which may sample from another distribution."""
-
-SECRETS = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
-"""Arguments that are secrets, and the environment variables for them."""
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank` of vLLM 0.31."""
@@ -110,8 +108,6 @@ def check_server_arguments(given: Mapping[str, object]) -> None:
         name = key.replace("-", "_")
         if name in OPTION_OF:
             raise ConfigError(f"--vllm-args {key}: aitrain has an option for it: {OPTION_OF[name]}")
-        if name in SECRETS:
-            raise ConfigError(f"--vllm-args {key}: a secret: set {SECRETS[name]} in the environment")
         if name in NOT_THE_USERS or (name.startswith(OTHER_KINDS) and name != "data_parallel_size"):
             raise ConfigError(
                 f"--vllm-args {key}: aitrain sets it by itself, or does not start such servers\n"

@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,16 +98,13 @@ class ServerConfig:
 
 
 @contextmanager
-def running(
-    plans: Sequence[ServerConfig], notify: Callable[[str], None], port: int | None = None
-) -> Iterator[list[VLLMServer]]:
-    """Context in which servers run, all of which are healthy at its beginning; `notify` gets a progress message every
-    second. Without a port, free ones are chosen.
+def running(plans: Sequence[ServerConfig], port: int | None = None) -> Iterator[list[VLLMServer]]:
+    """Context in which servers run, all of which are healthy at its beginning. Without a port, free ones are chosen.
 
     Raises:
         RunFailed: one exited, or was not healthy in time; the message has the cause from the log.
     """
-    servers = [VLLMServer(plan, notify, port or _free_port()) for plan in plans]
+    servers = [VLLMServer(plan, port or _free_port()) for plan in plans]
     try:
         for server in servers:
             server.launch()
@@ -126,7 +123,6 @@ class VLLMServer:
     """A vLLM server process."""
 
     plan: ServerConfig
-    notify: Callable[[str], None]
     port: int
     _tree: ProcessTree | None = None
     _mark: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
@@ -157,14 +153,8 @@ class VLLMServer:
         Raises:
             RunFailed: it exited, or was not healthy in time.
         """
-        notified = -1
         while not self._is_healthy():
-            seconds = int(time.monotonic() - self._launched)
-            if seconds > notified:
-                notified = seconds
-                self.notify(f"starting vLLM, {seconds} s")
-            code = self.poll()
-            if code is not None:
+            if (code := self.poll()) is not None:
                 self._log.close()
                 raise why_it_ended(self.plan.log, self._log_start, code)
             if time.monotonic() - self._launched > self.plan.timeout:
@@ -210,8 +200,7 @@ class VLLMServer:
             with httpx.Client(
                 base_url=self.url, headers=key, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
             ) as client:
-                models = client.get("/v1/models").json()["data"]
-                return client.get("/health").is_success and name in [model["id"] for model in models]
+                return name in [model["id"] for model in client.get("/v1/models").json()["data"]]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
 

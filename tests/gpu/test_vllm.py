@@ -76,7 +76,7 @@ def server(model: str, folder: Path, **more: Any) -> Iterator[str]:
     gpus, dtype = ((), "float32") if IS_REHEARSAL else (visible_gpus()[:1], "bfloat16")
     arguments = common_arguments(model, gpus, dtype=dtype, memory=SHARE, **more) | training_arguments(gpus, 0)
     plan = ServerConfig({**arguments, "max_model_len": 256}, folder / "vllm-server.log", gpus)
-    with running([plan], lambda text: None) as (started,):
+    with running([plan]) as (started,):
         yield started.url
 
 

@@ -58,7 +58,7 @@ def test_the_number_of_trials_follows_from_the_space_where_none_is_given() -> No
     endless = {"search": {"lr": {"low": 1e-6, "high": 1e-4}}}
     sizes = [
         (8, {"sampler": "grid"}),
-        (8, {"sampler": "random"}),
+        (8, {"sampler": "tpe"}),
         (8, {"trials": 50}),
         (5, {"trials": 5}),
         (10, endless),

@@ -66,7 +66,7 @@ def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(tmp_path: 
     arguments = common_arguments(str(TINY_FOLDER), (), lora_rank=8, dtype="float32")
     plan = ServerConfig({**arguments, "max_model_len": 64}, tmp_path / "log", timeout=180.0)
     with (
-        running([plan], lambda text: None) as (server,),
+        running([plan]) as (server,),
         httpx.Client(base_url=server.url, trust_env=False) as http,
     ):
         known = http.get("/openapi.json", headers=key_header(plan.key)).json()["paths"]
