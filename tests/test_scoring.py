@@ -191,7 +191,6 @@ def test_what_changes_an_episode_is_never_called_twice() -> None:
         ([4, 0, 0, 0, 0], 1.0, False, None, ""),  # left unscored on purpose
         ([3, 3, 4, 3, 3, 3], 0.5, True, 6, "5 of 8"),  # exactly half is not too many
         ([0], 1.0, True, "run", "failed on every episode of the whole run"),  # too short for patience
-        ([8, 0], 1.0, True, "run", "the last 1 of 2"),
     ],
 )
 def test_three_batches_in_a_row_that_teach_nothing_end_the_run_and_so_does_a_short_run_of_them(

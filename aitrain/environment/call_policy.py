@@ -84,7 +84,7 @@ class CallPolicy:
             return job()
         before = sys.gettrace()
         if before is not None and not isinstance(before, CallTracer):
-            self._watch.unknown = "a debugger or a coverage tool traces its calls"
+            self._watch.give_up("a debugger or a coverage tool traces its calls")
             self._decide()
             return job()
         is_alone = self._mode == "watched"
@@ -107,7 +107,7 @@ class CallPolicy:
     def _after_watched(self) -> None:
         """Decide how calls run, after one call or episode that ran alone."""
         self._left -= 1
-        if self._watch.is_changed:
+        if self._watch.reason:
             self._decide()
         elif self._left <= 0:
             self._mode = "together"
@@ -121,7 +121,7 @@ class CallPolicy:
         watch.files.clear()
         if watch.before is None or watch.before.walk.has_caches or watch.before.is_changed():
             watch.look_before()
-        if watch.is_changed:
+        if watch.reason:
             self._decide()
 
     def end_batch(self) -> Failure | None:
@@ -130,10 +130,10 @@ class CallPolicy:
         watch = self._watch
         if self.is_free or self._mode != "together" or watch.before is None:
             return None
-        if not watch.is_changed and watch.before.is_changed():
+        if not watch.reason and watch.before.is_changed():
             objects = watch.before.changed_objects()
-            watch.add(", ".join(map(watch.before.describe, objects[:1])), objects)
-        if not watch.is_changed:
+            watch.add(", ".join(map(watch.before.describe, objects[:1])), objects, is_separable=True)
+        if not watch.reason:
             return None
         target = watch.reason
         self._decide("\nIt shows only now: the scores of this batch are left out, as missing data.")
@@ -147,7 +147,7 @@ class CallPolicy:
     def _decide(self, why_now: str = "") -> None:
         """Decide how calls run, as something changes, or as that cannot be known."""
         watch, problem = self._watch, ""
-        if self.by_episode and watch.before is not None and not (watch.unknown or watch.is_of_process):
+        if self.by_episode and watch.before is not None and watch.is_separable:
             changed, attributes = watch.objects + watch.before.changed_objects(), vars(self.environment)
             if self.plan is not None:  # what was copied before stays so
                 changed += [attributes, *(value for name, value in attributes.items() if name in self.plan.own)]

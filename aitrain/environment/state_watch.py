@@ -444,9 +444,9 @@ def _note_event(event: str, given: tuple[Any, ...]) -> None:
         return
     is_written: object = False
     if event == "os.chdir":
-        watch.add("the working directory", is_of_process=True)
+        watch.add("the working directory")
     elif event.endswith("env") and os.environb.get(given[0]) != (*given, None)[1]:
-        watch.add(f"os.environ[{os.fsdecode(given[0])!r}]", is_of_process=True)
+        watch.add(f"os.environ[{os.fsdecode(given[0])!r}]")
     elif event == "open":
         # `tempfile` opens a file in a folder as if it were the folder
         is_device = os.fsdecode(paths[0]).startswith("/dev/") or os.path.isdir(paths[0])
@@ -478,48 +478,38 @@ class StateWatch:
         """Forget the change, and not which lines were reached."""
         self.before: StateSnapshot | None = None
         """What was before the call that runs alone, or the calls that run at the same time."""
-        self.change, self.objects = "", list[Any]()
-        """The change in words, and the objects that were changed at first."""
-        self.unknown = ""
-        """Why it cannot be known what calls change; empty if it can."""
-        self.is_of_process = False
-        """Whether something changed that no copy of an environment separates: the process's state, or a file."""
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether calls change something, or that cannot be known."""
-        return bool(self.change or self.unknown)
-
-    @property
-    def reason(self) -> str:
-        """The beginning of a sentence that says what changes, or why that cannot be known."""
-        name = type(self.environment).__name__
-        if not self.change:
-            return f"What calls of {name} change cannot be known: {self.unknown}"
-        return f"A call of {name} changes what other calls see: {self.change}"
+        self.reason, self.objects = "", list[Any]()
+        """The beginning of a sentence that says what calls change, or why that cannot be known, and the objects that
+        were changed; empty if nothing is."""
+        self.is_separable = True
+        """Whether a copy of the environment may separate episodes: it is known what changed, and that is no file and no
+        state of the process."""
 
     def look_before(self) -> None:
         """Note what is now, unless something has changed."""
-        if self.is_changed:
-            return
-        try:
-            self.before = StateSnapshot(self.environment, self._called.values())
-        except UnknownStateError as error:
-            self.unknown = str(error)
-        except Exception as error:  # of a class of the user's, such as a property __dict__
-            self.unknown = f"{type(error).__name__}: {error}"
+        if not self.reason:
+            try:
+                self.before = StateSnapshot(self.environment, self._called.values())
+            except Exception as error:  # also of a class of the user's, such as a property __dict__
+                self.give_up(str(error) or type(error).__name__)
 
-    def add(self, change: str, objects: Sequence[object] = (), is_of_process: bool = False) -> None:
+    def add(self, change: str, objects: Sequence[object] = (), is_separable: bool = False) -> None:
         """Note a change in words, and the objects that it is of."""
-        self.is_of_process |= is_of_process
-        self.change = self.change or change
+        name = type(self.environment).__name__
+        self.reason = self.reason or f"A call of {name} changes what other calls see: {change}"
         self.objects += objects
+        self.is_separable &= is_separable
+
+    def give_up(self, why: str) -> None:
+        """Note why it cannot be known what calls change."""
+        self.reason = self.reason or f"What calls of {type(self.environment).__name__} change cannot be known: {why}"
+        self.is_separable = False
 
     def wrote(self, file: str, episode: object) -> None:
         """Note that a call of an episode wrote a file, unless it is one of aitrain's, or a lock by which calls wait."""
         is_own = file.endswith(".lock") or file in own_files
         if not is_own and self.files.setdefault(file, episode) is not episode:
-            self.add(f"the file {Path(file).name}", is_of_process=True)
+            self.add(f"the file {Path(file).name}")
 
     def unseen_lines(self, code: CodeType) -> set[int]:
         """Lines of a function that no watched call has reached."""
@@ -643,7 +633,7 @@ class CallTracer:
     def look(self, place: str, frame: FrameType | None = None, line: int = 0, at_end: bool = False) -> None:
         """Compare with what was before, after a line of a function or at the end of the call."""
         watch, before, start = self.watch, self.watch.before, time.perf_counter()
-        if before is None or watch.is_changed or (self._seconds > MAX_SECONDS and not at_end):
+        if before is None or watch.reason or (self._seconds > MAX_SECONDS and not at_end):
             return
         try:
             objects = before.changed_objects() if before.is_changed() else []
@@ -651,12 +641,12 @@ class CallTracer:
             if frame is not None:  # also of an equal value, as it may be another value in other calls
                 objects += before.stored_on(frame, line)
             if objects or is_of_process:
-                watch.add(place or before.describe(objects[0]), objects, is_of_process)
+                watch.add(place or ", ".join(map(before.describe, objects[:1])), objects, not is_of_process)
         except Exception as error:  # it must not get into the user's code
-            watch.unknown = str(error) or type(error).__name__
+            watch.give_up(str(error) or type(error).__name__)
         self._seconds += time.perf_counter() - start
         if self._seconds > MAX_SECONDS and self.is_alone and not at_end:
-            watch.unknown = f"comparing what it refers to takes more than {MAX_SECONDS:g} s"
+            watch.give_up(f"comparing what it refers to takes more than {MAX_SECONDS:g} s")
 
 
 @dataclass(frozen=True)
