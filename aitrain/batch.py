@@ -112,11 +112,6 @@ class CaseSchedule:
         """Generation batches of the run, the last of which may be used in part."""
         return math.ceil(self.steps / self.updates)
 
-    @property
-    def filled(self) -> int:
-        """Prompts beyond the last epoch, which fill up the last steps."""
-        return 0 if self.max_steps else self.batches * self.prompts - self.cases * self.epochs
-
     def epochs_after(self, step: int) -> float:
         """Epochs that were done after a step, with the part of the next one."""
         done = step * self.prompts / (self.updates * self.cases)
@@ -128,12 +123,6 @@ class CaseSchedule:
 
     def _whole_epochs(self, step: int) -> int:
         return step // self.updates * self.prompts // self.cases
-
-    def __str__(self) -> str:
-        return (
-            f"{_counted(self.epochs, 'epoch')} of {_counted(self.cases, 'case')} = {_counted(self.steps, 'step')};"
-            f" the last is filled up with {_counted(self.filled, 'case')} of another epoch."
-        )
 
 
 def describe_rollout(config: TrainConfig, plan: BatchPlan) -> str:

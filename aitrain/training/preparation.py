@@ -203,7 +203,6 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
         completion = new_tokens or context_tokens or config.rl_max_turns * config.rl_max_new_tokens
         context_tokens = fit_vllm(arguments, config, completion, whole)
     check_stopping(config, mixture_of(context.runner, split.during), schedule)
-    context.note(str(schedule) if schedule.filled else None, "info")
     context.note(note_on_few_cases(mixture_of(context.runner, split.held_out)))
     context.note(note_on_steps(context.checkpoint, arguments), "info")
     context.note(fit_warmup(arguments), "info")
