@@ -204,8 +204,3 @@ def rollouts() -> Snapshot:
 def processes() -> int:
     """Number of processes that share the memory."""
     return len(own.memory) // SLOT
-
-
-def total() -> int:
-    """Sum of the progress counts of these processes."""
-    return sum(read(own.memory, rank).count for rank in range(processes()))

@@ -142,7 +142,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             stack.enter_context(redirect_stdout(cast(TextIO, RedactedStream(log))))
             show(Note(f"What the environment prints goes to {folder.log}.", "info"))
         stack.callback(lambda: write_report(folder, show) if folder.metrics.exists() else None)
-        heartbeat = Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout), announce=show)
+        heartbeat = Heartbeat(folder, Progress(), announce=show)
         stack.enter_context(heartbeat)
         disable_telemetry()
         import torch

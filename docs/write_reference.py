@@ -79,8 +79,7 @@ peft: true
 lr: 1e-5
 ```
 
-The path is relative to the file. A run folder holds both: config.yaml with this comment, and config.schema.json beside
-it. Copy both, or write the schema again beside the copy. aitrain itself does not read the schema."""
+The path is relative to the file. aitrain itself does not read the schema."""
 
 
 def options_page() -> str:

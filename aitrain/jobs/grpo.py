@@ -253,7 +253,6 @@ def _finish(
         greedy_before=greedy_before,
         greedy_after=greedy_after,
         selection_score=None if best is None else best.eval_score,
-        selection_greedy=None if best is None else best.eval_greedy,
         selection_scorings=None if best is None else len(held_out.state.scorings),
         selection_cases=None if best is None else len(prepared.inputs.split.choosing) or None,
         scores=scores,

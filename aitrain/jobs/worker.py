@@ -122,7 +122,6 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     is_eval = read_object(folder.status).get("job") == EVAL
     job: type[TrainConfig] = EvalConfig if is_eval else TrainConfig
     config = resolve(job, folder.config, {"resume_anyway": "anyway" in arguments[3:]})
-    heartbeat.progress.stall_timeout = config.stall_timeout
     _enter("loading the environment", channel)
     runner = load_runner(config, channel, [channel.stream.fileno()])
     if channel.rank == 0 and isinstance(runner, EnvRunner):  # what each of several requires is in environment.json

@@ -41,8 +41,6 @@ class Progress:
     """The held-out score before the training."""
     reason: str | None = None
     """Why the run failed."""
-    stall_timeout: float | None = None
-    """Seconds without progress after which the run counts as stalled."""
     seconds: float | None = None
     """Duration of an eval's episodes so far, over all starts."""
 
@@ -64,7 +62,6 @@ class Heartbeat:
     def __post_init__(self) -> None:
         self._playing = Playing(0, 0, None)
         self.over = threading.Event()
-        self._count, self._progressed = -1, 0.0
         self.thread = threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
@@ -93,12 +90,8 @@ class Heartbeat:
         if not self.is_writer:
             return
         known = asdict(self.progress)
-        status, limit = known.pop("status"), known.pop("stall_timeout")
-        if (count := activity.total()) != self._count:
-            self._count, self._progressed = count, time.time()
-        seen = activity.read(activity.own.memory, activity.own.rank)
-        known["phase"] = seen.name
-        known["stalls_at"] = None if limit is None else round(self._progressed + max(limit, seen.allows), 3)
+        status = known.pop("status")
+        known["phase"] = activity.read(activity.own.memory, activity.own.rank).name
         known["rollout"] = asdict(self._playing) if self._playing.episodes else {}
         with suppress(OSError):
             self.folder.write_status(status, **sign_of_life(), **known)
@@ -141,17 +134,14 @@ def is_alive(status: Mapping[str, object]) -> bool:
 
 
 def state_of(status: Mapping[str, object]) -> str:
-    """The status of a run by its status.json: running, finished, failed, stopped, stalled (no progress: it was ended,
-    or hangs and cannot be ended), dead (recorded as running, but its process is gone), or unknown."""
+    """The status of a run by its status.json: running, finished, failed, stopped, stalled (it made no progress and
+    was ended), dead (recorded as running, but its process is gone), or unknown."""
     recorded = status.get("status")
     if recorded in ENDED:
         return str(recorded)
     if recorded != "running":
         return "unknown"
-    if not is_alive(status):
-        return "dead"
-    stalls_at = as_float(status.get("stalls_at"))
-    return "stalled" if stalls_at is not None and time.time() > stalls_at + SILENCE else "running"
+    return "running" if is_alive(status) else "dead"
 
 
 def silence(status: Mapping[str, object]) -> float | None:

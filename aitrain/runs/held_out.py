@@ -127,9 +127,7 @@ def verdict_of(change: IntervalValues | None) -> Verdict | None:
     if change is None:
         return None
     low, high, p_value = change["low"], change["high"], change.get("p_value")
-    if p_value is None and (low is None or high is None):  # runs of earlier versions may have neither
-        return "undetected"
-    if p_value is not None and p_value > ALPHA:
+    if p_value is None or p_value > ALPHA:
         return "undetected"
     if low is None or high is None:  # scores without bounds that all changed by the same
         low = high = change["mean"]

@@ -156,10 +156,9 @@ def remarks(folder: RunFolder, wanted: str, again: str = "aitrain grpo --config 
 
 def is_foreign(folder: RunFolder) -> bool:
     """Whether there are files in a folder, and no run."""
-    own = {folder.config_schema.name, folder.status.name}  # written before config.yaml
     if folder.config.exists() or not folder.path.is_dir():
         return False
-    return any(not name.startswith(".") and name not in own for name in os.listdir(folder.path))
+    return any(not name.startswith(".") and name != folder.status.name for name in os.listdir(folder.path))
 
 
 def refuse_to_begin(folder: RunFolder, damaged: Sequence[str]) -> None:

@@ -167,7 +167,12 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
     phases = {entry.eval_phase.rpartition("_")[0] for entry in rollouts.entries}
     phase = next((phase for phase in wanted if phase in phases), None)
     if phase is None:
-        raise ConfigError(_nothing_to_compare(folder, phases, state))
+        if "eval" in phases:
+            raise ConfigError(f"{folder} is an eval of one model\nName what it is compared with: aitrain compare A B")
+        raise ConfigError(
+            f"{folder} has no scores of held-out cases {wanted[-1]} its training (status {state or 'unknown'})"
+            f"\nIf it has a model, score that with: aitrain eval {shlex.quote(str(folder))}"
+        )
     model = options.get("model") or result.get("base_model")
     if phase == "eval":
         evaluated = as_object(result.get("model"))
@@ -188,14 +193,3 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
             case.samples[decoding][record.sample or 0] = sample
     scoring.cases = dict(sorted(found.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else 0, item[0])))
     return scoring
-
-
-def _nothing_to_compare(folder: Path, phases: set[str], status: str) -> str:
-    if "eval" in phases:
-        return f"{folder} is an eval of one model\nName what it is compared with: aitrain compare A B"
-    state = f" (it has the status {status})" if status and status != "finished" else ""
-    missing = "after" if "before" in phases else "before and after"
-    advice = "It has no model either: give a run that has trained."
-    if RunFolder(folder).model.is_dir() or RunFolder(folder).checkpoints.is_dir():
-        advice = f"Score its model with: aitrain eval {shlex.quote(str(folder))}"
-    return f"{folder} has no scores of held-out cases {missing} its training{state}\n{advice}"

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aitrain.options.yaml_text import read_yaml
 from aitrain.runs.json_values import JsonObject, as_object, as_text
-from aitrain.runs.model_reference import OWN_OPTIONS
 from aitrain.runs.records import MetricsLine, RolloutRecord, read_metrics, read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_object
 
@@ -45,7 +43,7 @@ class Reproduction:
     again: Path
     parts: tuple[Part, ...]
     facts: Mapping[str, tuple[str, str]]
-    """Versions, hardware and options of both runs."""
+    """Versions, hardware and source of both runs."""
 
     @property
     def is_same(self) -> bool:
@@ -180,21 +178,15 @@ def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Part:
 
 
 def _facts(run: RunFolder, again: RunFolder) -> dict[str, tuple[str, str]]:
-    """What the two were made with, by name; of their options those that differ."""
-    (before, options), (after, others) = map(_made_with, (run, again))
-    facts = {name: (before.get(name, "-"), after.get(name, "-")) for name in {**before, **after}}
-    pairs = {name: (value, others.get(name, "-")) for name, value in options.items()}
-    return facts | {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    """What the two were made with, by name."""
+    before, after = map(_made_with, (run, again))
+    return {name: (before.get(name, "-"), after.get(name, "-")) for name in {**before, **after}}
 
 
-def _made_with(folder: RunFolder) -> tuple[dict[str, str], dict[str, str]]:
-    """Versions, hardware and source of a run, and its options, without those that the command chooses."""
-    made, options = read_object(folder.environment), as_object(read_yaml(folder.config.read_text(encoding="utf-8")))
+def _made_with(folder: RunFolder) -> dict[str, str]:
+    made = read_object(folder.environment)
     facts = {
         name: made.get(name) for name in ("python", "platform", "cpus", "gpus", "git_commit", "class", "chat_template")
     }
     facts = {**as_object(made.get("packages")), **facts, "environment's source": made.get("sha256")}
-    chosen = {*OWN_OPTIONS, "num_processes", *(name for name in options if name.startswith("rl_env"))}
-    given = {name: value for name, value in options.items() if name not in chosen}
-    shown = [{name: as_text(value) or "-" for name, value in values.items()} for values in (facts, given)]
-    return shown[0], shown[1]
+    return {name: as_text(value) or "-" for name, value in facts.items()}

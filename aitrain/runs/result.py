@@ -84,7 +84,6 @@ class Result(StoredResult):
     """Optimizer step whose weights are in model/."""
     selection_score: float | None = None
     """With --save-best, the score that the step was chosen by."""
-    selection_greedy: float | None = None
     selection_scorings: int | None = None
     """Number of scorings that it was chosen from."""
     selection_cases: int | None = None

@@ -57,8 +57,6 @@ class RunFolder:
 
     config = Part("config.yaml")
     """The resolved options; `aitrain grpo --config` takes them."""
-    config_schema = Part("config.schema.json")
-    """The JSON schema of config.yaml, for editors."""
     environment = Part("environment.json")
     """The environment's class and file, package versions and hardware."""
     environment_source = Part("environment")
@@ -130,22 +128,19 @@ class RunFolder:
             raise cannot_make(parent, f"{nearest} is no folder, or may not be written")
 
     def write_config(self, config: TrainConfig) -> None:
-        """Write config.yaml, with the folder's name as project name, and its schema.
+        """Write config.yaml, with the folder's name as project name.
 
         Options that the environment may declare are left out until it was asked, unless they are given; and which
         machine this is, as others use the file as well.
         """
-        # here, because commands that only read runs need none of them
+        # here, because commands that only read runs need neither
         from aitrain.options.environment import DECLARED_OPTIONS
-        from aitrain.options.section import json_schema
         from aitrain.options.yaml_text import write_yaml
 
         named = config.model_copy(update={"project_name": self.path.name})
         left_out = {*DECLARED_OPTIONS.values()} - config.model_fields_set | {"node_rank"}
         values = {name: value for name, value in named.written().items() if name not in left_out}
-        write_json(self.config_schema, json_schema(type(config)))
-        header = f"# yaml-language-server: $schema={self.config_schema.name}\n"
-        write_text(self.config, header + write_yaml(values))
+        write_text(self.config, write_yaml(values))
 
     def write_status(self, status: str, **known: object) -> None:
         """Update status.json, unless another command has claimed the folder; None and missing values are kept."""

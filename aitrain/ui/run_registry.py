@@ -78,7 +78,7 @@ def stamp(folder: Path) -> tuple[object, ...]:
     """Changes whenever the row of a run changes, and not with the heartbeat alone."""
     run = RunFolder(folder)
     status = read_object(run.status)
-    known = {name: value for name, value in status.items() if name not in ("heartbeat", "stalls_at")}
+    known = {name: value for name, value in status.items() if name != "heartbeat"}
     stamps: list[object] = [str(known), state_of(status)]
     for path in (run.metrics, run.result, run.config, run.system):
         with suppress(OSError):
