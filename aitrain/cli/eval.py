@@ -157,23 +157,19 @@ def _configs(
 
 
 def eval_table(results: Sequence[EvalResult]) -> Text:
-    """One line for each model: scores with 95% intervals, pass@K, solved cases, tokens of an answer, failures."""
+    """One line for each model: scores with 95% intervals, pass@K, tokens of an episode, failures."""
     from rich.text import Text
 
     from aitrain.ui.terminal import text_table
 
     columns = [name for name in DECODINGS if any(result.scores.get(name) for result in results)]
     tries = sorted({int(name) for result in results for name in result.pass_at} - {1})[-1:]
-    has_solved = any(result.solved for result in results) and any(result.samples > 1 for result in results)
-    head = ["model", *columns, *(f"pass@{count}" for count in tries), *(["solved"] if has_solved else [])]
-    lines: list[list[str | Text]] = [[Text(title, "bold") for title in (*head, "tokens", "failed")]]
+    head = ["model", *columns, *(f"pass@{count}" for count in tries), "tokens", "failed"]
+    lines: list[list[str | Text]] = [[Text(title, "bold") for title in head]]
     for name, result in zip(_names(results), results, strict=True):
         intervals = [*(result.scores.get(name) for name in columns), *(result.pass_at.get(str(n)) for n in tries)]
-        lines.append([name, *map(interval_text, intervals)])
-        if has_solved:
-            lines[-1].append(f"{result.solved['sampled']:.0%}" if "sampled" in result.solved else "-")
         lengths = "/".join(f"{length['mean']:.1f}" for length in result.lengths.values())
-        lines[-1] += [lengths, str(sum(result.failures.values()))]
+        lines.append([name, *map(interval_text, intervals), lengths, str(sum(result.failures.values()))])
     return text_table(lines)
 
 
