@@ -157,7 +157,7 @@ def _configs(
 
 
 def eval_table(results: Sequence[EvalResult]) -> Text:
-    """One line for each model: scores with 95% intervals, pass@K, tokens of an answer, failures."""
+    """One line for each model: scores with 95% intervals, pass@K, tokens of an episode, failures."""
     from rich.text import Text
 
     from aitrain.ui.terminal import text_table

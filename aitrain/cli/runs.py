@@ -160,7 +160,7 @@ TRIES = 20
 def view(
     runs: Annotated[
         list[str] | None,
-        run_argument("[RUN]...", "Run folders, folders of them, or rollout files."),
+        run_argument("[RUN]...", "Run folders, or folders of them."),
     ] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,

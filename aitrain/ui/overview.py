@@ -18,7 +18,7 @@ from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import is_secret_name, redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
-from aitrain.runs.diagnosis import RunFinding, findings_of
+from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.heartbeat import read_nodes, state_of
 from aitrain.runs.held_out import (
     DECODINGS,
@@ -83,19 +83,14 @@ class Overview:
         return dict(read_options(self.run.config))
 
     @cached_property
-    def lines(self) -> list[MetricsLine]:
-        """metrics.jsonl."""
-        return list(read_metrics(self.run.metrics))
-
-    @cached_property
     def metrics(self) -> bytes:
         """The whole lines at the end of metrics.jsonl, as the table of runs has no time to parse them."""
         return end_of(self.run.metrics, MOST_METRICS).rpartition(b"\n")[0]
 
-    @property
+    @cached_property
     def steps(self) -> list[MetricsLine]:
-        """Its lines of the training."""
-        return [line for line in self.lines if not line.is_scoring]
+        """The lines of the training in metrics.jsonl."""
+        return [line for line in read_metrics(self.run.metrics) if not line.is_scoring]
 
     # -- how far it is
 
@@ -193,9 +188,9 @@ class Overview:
 
     def _eval_scores(self) -> Iterable[tuple[str, IntervalValues | None]]:
         yield from self.result.get("scores", {}).items()
-        for tries, value in self.result.get("pass_at", {}).items():
-            if int(tries) > 1 and (int(tries) == self.result["samples"] or int(tries).bit_count() == 1):
-                yield f"pass@{tries}", value
+        most, chances = self.result.get("samples", 1), self.result.get("pass_at", {})
+        if most > 1 and chances:
+            yield f"pass@{most}", chances.get(str(most))
 
     @property
     def verdict(self) -> Verdict | None:
@@ -265,11 +260,6 @@ class Overview:
         }
 
     # -- what next
-
-    @property
-    def findings(self) -> list[RunFinding]:
-        """What the diagnostics found."""
-        return findings_of(self.run)
 
     @property
     def is_over(self) -> bool:
@@ -363,7 +353,7 @@ class Overview:
             "verdict": self.verdict,
             "verdicts": {name: verdict_of(row["change"]) for name, row in self.scores.items()},
             "learned": self.learned,
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [asdict(finding) for finding in findings_of(self.run)],
             "advice": self.advice,
             "next_steps": self.next_steps,
         }
@@ -375,7 +365,6 @@ class Overview:
         newest = (parse_object(scorings[-1]) if scorings else None) or {}
         row = self.scores.get("sampled") or self.scores.get("greedy") or self._bare_scores()
         after, change = row["after"], row["change"]
-        changed_at = self.run.path.stat().st_mtime if self.run.path.exists() else None
         state = self.state
         return {
             **state,
@@ -393,7 +382,7 @@ class Overview:
             "learned": b'"frac_reward_zero_std": 1.0' not in self.metrics or self.learned,
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
-            "heartbeat": as_float(self.recorded.get("heartbeat")) or changed_at,
+            "heartbeat": as_float(self.recorded.get("heartbeat")) or 0.0,
         }
 
     def _plain_options(self) -> dict[str, str]:

@@ -35,7 +35,7 @@ class OpenRun:
     _reader: threading.Thread | None = None
 
     def __post_init__(self) -> None:
-        self.rollouts = RolloutIndex(self.path if self.path.is_file() else self.path / "rollouts")
+        self.rollouts = RolloutIndex(self.path / "rollouts")
 
     def look(self) -> None:
         """Read new rollouts in a thread; waits for the first ones, at most PATIENCE seconds."""
@@ -88,7 +88,7 @@ def stamp(folder: Path) -> tuple[object, ...]:
 
 
 class RunRegistry:
-    """The runs of some places: run folders, sweeps, folders of both, and single rollout files."""
+    """The runs of some places: run folders, sweeps, and folders of both."""
 
     def __init__(self, places: Iterable[Path]) -> None:
         self.places = [place.resolve() for place in places]
@@ -122,7 +122,7 @@ class RunRegistry:
 
 def _found_in(place: Path) -> Iterator[Path]:
     """The runs and sweeps of a place."""
-    if place.is_file() or is_run(place) or is_sweep(place):
+    if is_run(place) or is_sweep(place):
         yield place
     elif place.is_dir():
         folders = [path for path in place.iterdir() if _may_enter(path) and (is_run(path) or is_sweep(path))]

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, RunStarted, Step
+from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.held_out import VERDICT_STYLES, table_texts, verdict_sentence
 from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, reward_line
 from aitrain.ui.output import escape_controls
@@ -214,7 +215,7 @@ def outcome_texts(overview: Overview) -> Iterator[Text]:
         how = "on other held-out cases" if result["selection_cases"] else "with new samples"
         best = f"whose score of {result['selection_score']:.3f} was the best of {result['selection_scorings']}"
         yield Text(f"model/ has the weights of step {result['model_step']}, {best}; after: its score {how}", "dim")
-    for finding in overview.findings:
+    for finding in findings_of(overview.run):
         yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
     if len(overview.rewards) > 1:
         yield Text("\nreward    ").append_text(reward_line(overview.rewards))

@@ -26,7 +26,7 @@ function runHead(summary, showFailures) {
 function lead(summary) {
   const environment = summary.environment.class || option(summary, "rl_env");
   const { model } = summary;
-  if (!model && !environment) return el("p", { class: "lead" }, "Rollouts without a run folder around them.");
+  if (!model && !environment) return el("p", { class: "lead" }, "A run that has not said yet what it trains.");
   const where = el("b", {}, isolated(environment || "an environment"));
   if (summary.job === "eval") return el("p", { class: "lead" }, el("b", {}, isolated(model || "a model")), ", evaluated on ", where);
   const what = option(summary, "peft") === "true" ? "a LoRA adapter for " : "";
