@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from aitrain import ConfigError, TrainConfig
+from aitrain.cli.running import report_refusal
 from aitrain.environment.rollout_session import BackgroundRun
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
@@ -216,6 +217,15 @@ def test_a_machine_that_differs_ends_the_start_on_both_with_the_same_sentence(
 def test_a_machine_that_does_not_come_is_named(stores: list[MachineStore]) -> None:
     with pytest.raises(ConfigError, match=r"node 1 did not connect to 127.0.0.1:1 within 0 seconds \(--ddp-timeout\)"):
         group_of(stores, 0).meet(FACTS, 0, 0.1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_machine_whose_checks_refuse_the_command_tells_the_other_one(rank: int, stores: list[MachineStore]) -> None:
+    waiting = beside(lambda: group_of(stores, 1 - rank).meet(FACTS, 0, 20.0))
+    own = Nodes(2, rank, "127.0.0.1", 29500)
+    report_refusal(own, group_of(stores, rank), ConfigError("model: not here\nMove it."))
+    with pytest.raises(AitrainError, match=rf"node {rank} .*: model: not here$"):
+        waiting.result(20)
 
 
 def test_a_port_that_is_in_use_and_a_node_0_that_is_not_there_are_refused() -> None:

@@ -181,6 +181,9 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
 
 # -- on several machines
 
+REFUSAL_SECONDS = 5.0
+"""Seconds for the attempt to tell the other machines that this one cannot run the command."""
+
 
 def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConfig, group: NodeGroup | None) -> int:
     """Train on several machines, which must be equal, of which this is one; returns the exit code. `given`: the options
@@ -193,16 +196,28 @@ def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConf
         own = facts(given, [source.file for source in plan.sources.values()], plan.processes)
         whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
         _say(nodes, f"waiting for {whom} at {nodes.place}")
-        if group is None and nodes.rank == 0:
-            is_local = nodes.address in ("127.0.0.1", "localhost")
-            group = NodeGroup(nodes, serve_store(nodes.address, nodes.port, is_local))
-        group = group or NodeGroup(nodes, join_store(nodes.address, nodes.port, given.ddp_timeout))
+        group = group or _connect(nodes, given.ddp_timeout)
         group.meet(own, len(plan.gpus), given.ddp_timeout)
         try:
             return train_here(plan, verbosity, group) if nodes.rank == 0 else _follow(plan, nodes, group)
         except BaseException:
             group.leave()
             raise
+
+
+def _connect(nodes: Nodes, seconds: float) -> NodeGroup:
+    if nodes.rank == 0:
+        is_local = nodes.address in ("127.0.0.1", "localhost")
+        return NodeGroup(nodes, serve_store(nodes.address, nodes.port, is_local))
+    return NodeGroup(nodes, join_store(nodes.address, nodes.port, seconds))
+
+
+def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
+    """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
+    why = str(error).partition("\n")[0]
+    with suppress(AitrainError, OSError):
+        group = group or _connect(nodes, REFUSAL_SECONDS)
+        group.refuse(f"nnodes: node {nodes.rank} cannot run this command: {why}")
 
 
 def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:

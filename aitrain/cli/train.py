@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,7 +33,7 @@ from aitrain.cli.flags import (
     run_argument,
     with_options,
 )
-from aitrain.errors import ConfigError, WorseError
+from aitrain.errors import AitrainError, ConfigError, WorseError
 from aitrain.options.reading import place_of_run, read_recipe, recipes, resolve
 from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
@@ -84,7 +84,7 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
     Raises:
         AitrainError: an option is wrong, or the run failed.
     """
-    from aitrain.launch.machines import launched_rank  # these here, because help needs none of them
+    from aitrain.launch.machines import find_nodes, launched_rank  # these here, because help needs none of them
     from aitrain.launch.preflight import check
 
     if options_only and not dry_run:
@@ -101,7 +101,15 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
         group, store = open_group(rank)
         options = restarted(options, rank, store)
     with ExitStack() as locks:
-        plan = check(options, locks=locks)
+        try:
+            plan = check(options, locks=locks)
+        except AitrainError as error:
+            with suppress(AitrainError):  # the refusal itself is said below
+                if (nodes := find_nodes(options)) is not None:
+                    from aitrain.cli.running import report_refusal
+
+                    report_refusal(nodes, group, error)
+            raise
         from aitrain.cli.running import train_here, train_on
 
         if plan.nodes is not None:
