@@ -83,6 +83,9 @@ DRAIN_SECONDS = 5.0
 """Seconds for the last lines of a log to be written."""
 MOST_WAITING = 1 << 20
 """Bytes of a line, or of a private key, that are kept until their end has come."""
+MOST_LOG, KEPT_LOG = 64 << 20, 8 << 20
+"""Bytes at which a log is cut, and of its beginning and its end that are kept."""
+CUT = b"[aitrain left out the middle of this log: more was printed than is kept]\n"
 
 TELEMETRY_OFF = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -346,9 +349,23 @@ def write_log(path: str) -> None:
         _append(file, waiting)
 
 
+def cut(log: str) -> None:
+    """Cut a log in place if it is too large: its beginning and its end are kept."""
+    with suppress(OSError), open(log, "r+b") as file:
+        if file.seek(0, os.SEEK_END) <= MOST_LOG:
+            return
+        file.seek(-KEPT_LOG, os.SEEK_END)
+        end = file.read()
+        file.seek(0)
+        file.seek(file.read(KEPT_LOG).rfind(b"\n") + 1 or KEPT_LOG)
+        file.write(CUT + end[end.find(b"\n") + 1 :])
+        file.truncate()
+
+
 def _append(file: FileIO, lines: bytes) -> None:
     with suppress(OSError):  # the disk is full: those who write must not wait
         file.write(redact(lines.decode(errors="surrogateescape")).encode(errors="surrogateescape"))
+        cut(str(file.name))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from aitrain import redaction
 from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
 from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.result import Result
@@ -101,6 +102,27 @@ def test_a_log_is_told_line_by_line_as_it_grows(tmp_path: Path) -> None:
         log.flush()
         assert tail() == ["half �"]
     assert tail() == []
+
+
+def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redaction, "MOST_LOG", 1000)
+    monkeypatch.setattr(redaction, "KEPT_LOG", 100)
+    path = tmp_path / "train.log"
+    with path.open("ab", buffering=0) as log:
+        log.write(b"".join(b"line %d\n" % number for number in range(1000)))
+        tail = LogTail(path)
+        tail()
+        redaction.cut(str(path))
+        assert tail() == []
+        log.write(b"the end\n")
+        assert tail() == ["the end"]
+
+    said = path.read_text()
+    assert said.startswith("line 0\nline 1\n")
+    assert said.endswith("line 998\nline 999\nthe end\n")
+    assert len(said) < 400
 
 
 # -- when it is over

@@ -56,6 +56,7 @@ class LogTail:
         """New complete lines."""
         try:
             with self.path.open("rb") as file:
+                self.done = min(self.done, file.seek(0, os.SEEK_END))  # a log that is too long is cut
                 file.seek(self.done)
                 whole, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
