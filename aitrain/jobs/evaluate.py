@@ -140,6 +140,7 @@ def _prepare(
         shown, most = ShownCases(built, chat, tools), None
     else:
         precision = choose_precision(config)
+        context.note(precision.note, "info")
         processes = init_processes(config, precision)
         accelerator = Accelerator(
             mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no",

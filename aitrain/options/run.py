@@ -181,7 +181,8 @@ class HardwareOptions(Options):
     num_processes: ResumeSafe[PositiveInt | None] = None
     """Training processes; unset: one for each visible GPU, one on CPU."""
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
-    """Autocast of the forward pass; unset: bf16 where the GPU has it, else none."""
+    """Autocast of the forward pass; unset: bf16 where the GPU has it, else none. A CPU that would emulate bf16 computes
+    in float32."""
     warm_up: ResumeSafe[bool] = True
     """On GPUs, begin with a forward and backward pass of the longest possible episodes, so that a lack of memory shows
     before the first step."""

@@ -53,6 +53,8 @@ class Precision:
     bf16: bool
     fp16: bool
     use_cpu: bool
+    note: str | None = None
+    """What the user is to know about the choice."""
 
 
 def choose_precision(config: TrainConfig) -> Precision:
@@ -65,16 +67,19 @@ def choose_precision(config: TrainConfig) -> Precision:
     if config.quantization is not None and not cuda:
         raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
     has_bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-    autocast = config.mixed_precision or ("bf16" if has_bf16 else "no")
+    autocast, note = config.mixed_precision or ("bf16" if has_bf16 else "no"), None
     if autocast == "fp16" and not cuda:
         raise ConfigError("mixed_precision: fp16 needs a CUDA GPU\nOmit it to get a supported format.")
     if autocast == "bf16" and cuda and not has_bf16:
         raise ConfigError("mixed_precision: this GPU has no bf16\nOmit it, or use --mixed-precision fp16.")
+    if autocast == "bf16" and not (cuda or mps) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        autocast = "no"  # emulated, it takes 4 to 7 times as long as float32
+        note = "mixed_precision: this CPU would have to emulate bf16, so the run computes in float32, which is faster."
     if config.dtype != "auto":
         dtype = getattr(torch, config.dtype)
     else:  # trained weights stay float32, as small updates would be lost to rounding, and so does a base that is merged
         dtype = torch.bfloat16 if has_bf16 and config.may_halve_base else torch.float32
-    return Precision(dtype, autocast == "bf16", autocast == "fp16", use_cpu=not (cuda or mps))
+    return Precision(dtype, autocast == "bf16", autocast == "fp16", use_cpu=not (cuda or mps), note=note)
 
 
 def model_path(name: str) -> str:

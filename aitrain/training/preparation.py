@@ -99,6 +99,7 @@ def prepare(context: RunContext) -> Prepared | None:
     held_out_cases = fingerprint([*split.held_out, *split.choosing])
     manifest = Manifest(0, config.written(), facts, fingerprint(split.train), processes, held_out=held_out_cases)
     eval_state = resumed_eval_state(context, manifest)
+    context.note(precision.note, "info")
     context.enter("preparing the trainer")
     with explain_refusals():  # when training begins, transformers looks the optimizer up: some need a package or a GPU
         GRPOTrainer.get_optimizer_cls_and_kwargs(inputs.arguments, inputs.model)
