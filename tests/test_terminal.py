@@ -137,6 +137,7 @@ def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_
     }
     write(tmp_path, {**files, "model/adapter_config.json": ""})
     before, after, change = interval(0.5, 0.4, 0.6), interval(0.25, 0.15, 0.35), interval(-0.25, -0.375, -0.125)
+    change["p_value"] = 0.01
     scores: ScoreTable = {"sampled": {"before": before, "after": after, "change": change}}
     made = replace(
         Result(tmp_path, "finished", 9, 61.0, 0.5, 0.25, 0.1, None), scores=scores, verdict="worse",

@@ -445,8 +445,9 @@ def _note_event(event: str, given: tuple[Any, ...]) -> None:
     is_written: object = False
     if event == "os.chdir":
         watch.add("the working directory")
-    elif event.endswith("env") and os.environb.get(given[0]) != (*given, None)[1]:
-        watch.add(f"os.environ[{os.fsdecode(given[0])!r}]")
+    elif event.endswith("env"):
+        if os.environb.get(given[0]) != (*given, None)[1]:
+            watch.add(f"os.environ[{os.fsdecode(given[0])!r}]")
     elif event == "open":
         # `tempfile` opens a file in a folder as if it were the folder
         is_device = os.fsdecode(paths[0]).startswith("/dev/") or os.path.isdir(paths[0])

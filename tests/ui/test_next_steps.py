@@ -26,7 +26,13 @@ def run(
     scores: dict[str, object] = {}
     if verdict:
         low, high = SCORES[verdict]
-        change = {"mean": (low + high) / 2, "low": low, "high": high, "count": 64}
+        change = {
+            "mean": (low + high) / 2,
+            "low": low,
+            "high": high,
+            "count": 64,
+            "p_value": 0.5 if verdict == "undetected" else 0.01,
+        }
         scores = {"sampled": {"before": None, "after": None, "change": change}}
     result = {"status": "finished", "steps": 80, "score_after": 0.5, "eval_cases": 64, "scores": scores, **values}
     write_json(folder.result, result)
