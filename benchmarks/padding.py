@@ -10,8 +10,8 @@ import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
@@ -48,11 +48,11 @@ def measure(asked: Asked) -> Iterator[Figure]:
             {name: of_side(Path(folder), pair, 4 if asked.is_short else 6, more) for name, more in SIDES.items()}
             for pair in range(asked.pairs)
         ]
-    if any(len({str([line["reward"] for line in side]) for side in sides.values()}) != 1 for sides in rounds):
+    if any(len({str([line["reward"] for line in side.lines]) for side in sides.values()}) != 1 for sides in rounds):
         raise RuntimeError("the sides were rewarded differently: they cannot be compared")
     theirs, *ours = SIDES
-    real = {name: [fmean(1 / (1 - line["padding"]) for line in sides[name]) for sides in rounds] for name in SIDES}
-    seconds = {name: [sides[name][-1]["time/optimize"] for sides in rounds] for name in SIDES}
+    real = {name: [sides[name].forwarded for sides in rounds] for name in SIDES}
+    seconds = {name: [sides[name].lines[-1]["time/optimize"] for sides in rounds] for name in SIDES}
     for name in ours:
         yield Figure(f"{name}: forwarded by real tokens", real[name], FORWARDED)
         yield ratio(f"{name}: forwarded tokens", real[name], real[theirs], TOKENS)
@@ -72,13 +72,40 @@ def trained(folder: Path, environment: object, **options: Any) -> list[dict[str,
     return [line for line in aitrain.train(config, environment=environment).history if "reward" in line]
 
 
-def of_side(folder: Path, seed: int, mean: float, more: dict[str, Any]) -> list[dict[str, Any]]:
-    """The metrics of a side, with the lengths of this seed."""
-    with prescribed(seed, mean):
-        return trained(
+@dataclass
+class Side:
+    """The metrics of each step, and the tokens in training passes, padding included, by real ones."""
+
+    lines: list[dict[str, Any]]
+    forwarded: float
+
+
+def of_side(folder: Path, seed: int, mean: float, more: dict[str, Any]) -> Side:
+    """A side with the lengths of this seed."""
+    with prescribed(seed, mean), counted() as passes:
+        lines = trained(
             folder, Lengths(), rl_prompts_per_step=PROMPTS, rl_num_generations=GENERATIONS, rl_max_new_tokens=LONGEST,
             seed=seed, share_prefixes=False, **more,
         )  # fmt: skip
+    return Side(lines, sum(passes) / lines[-1]["num_tokens"])
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """The tokens of each forward pass with gradients, as its embedding gets them."""
+    import torch
+
+    counts: list[int] = []
+
+    def count(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, torch.nn.Embedding) and torch.is_grad_enabled():
+            counts.append(given[0].numel())
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        yield counts
+    finally:
+        hook.remove()
 
 
 @contextmanager

@@ -33,7 +33,7 @@ COMMANDS = {
     "compare": "Compare models on the same cases: better, worse, and on which.",
     "doctor": "Check whether this machine can train: libraries, GPUs, disk.",
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
-    "export": "Export a trained model: merged weights, the Hub.",
+    "export": "Export a trained model: merged weights, or the adapter.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
     "options": "Search the options of a training by words; JSON schemas of files.",
     "mcp": "Serve these commands as tools to a coding agent (MCP).",

@@ -125,7 +125,7 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     yield "rollout", describe_rollout(config, plan.batch)
     if config.rl_preset is not None:
         yield "preset", f"{config.rl_preset}: {PRESETS[config.rl_preset].source}; given options win"
-    custom = config.custom_loss and f"{config.custom_loss}, averaged as {config.rl_loss_type}"
+    custom = config.custom_loss and f"{config.custom_loss}, averaged over all tokens"
     yield "loss", custom or config.rl_loss_type
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"

@@ -111,7 +111,7 @@ class ChatEndpoint:
             if OTHER_LIMIT in what and OTHER_LIMIT not in sent:
                 self._limit_name = OTHER_LIMIT
                 return await self._post(body, max_tokens)
-            advice = "What was scored is saved; --resume continues when the server is back."
+            advice = "Start the eval again when the server is back."
         except ValidationError:
             what = f"{self.url} gave no chat completion"
             advice = "Is it OpenAI-compatible? Such an address often ends in /v1."

@@ -78,7 +78,7 @@ class Heartbeat:
         if self.thread.is_alive():
             self.thread.join()
         self._playing = Playing(0, 0, None)
-        if error is not None and self.progress.status != "stalled":
+        if error is not None:
             is_stop = isinstance(error, (Interrupted, KeyboardInterrupt))
             self.progress.status = "stopped" if is_stop else "failed"
             is_ours = isinstance(error, AitrainError)

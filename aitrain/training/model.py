@@ -98,8 +98,6 @@ def _print_note(text: str) -> None:
 
 HUB_SECONDS = 5.0
 """Seconds within which the Hub has to answer."""
-HUB_PAUSES = (0, 1, 3)
-"""Seconds before each of its tries."""
 HUB_MEMORY = 300
 """Seconds for which it is known whether it answers."""
 

@@ -23,7 +23,7 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     GRPOTrainer.shuffle_dataset                             set to False: the order of the cases is ours
     GRPOTrainer.mask_truncated_completions                  set to False: it knows the last token, not what ended an
                                                             episode
-    GRPOTrainer.use_vllm, .vllm_importance_sampling_correction, .importance_sampling_level, .scale_rewards,
+    GRPOTrainer.use_vllm, .vllm_importance_sampling_correction, .importance_sampling_level,
     .aux_loss_enabled                                       read
     trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
     trl.trainer.grpo_trainer.prepare_fsdp(model, accelerator)   replaced while TRL makes the reference model

@@ -56,7 +56,7 @@ LOG_BYTES, LOG_LINES = 16_000, 60
 """Limits of the end of train.log that a page shows."""
 SHOWN_RESULTS = (
     "seconds", "steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap",
-    "model_step", "selection_score", "selection_scorings", "selection_cases", "solved", "lengths", "turns", "metrics",
+    "model_step", "selection_score", "selection_scorings", "selection_cases", "lengths", "metrics",
 )  # fmt: skip
 """What a page shows of result.json beside the scores."""
 OF_A_PLACE = ("project_name", "output_dir")

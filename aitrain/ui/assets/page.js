@@ -69,14 +69,12 @@ function evalRow(name, hint, { after }) {
 }
 
 /** Further numbers of an eval, by decoding. */
-function evaluationTable({ solved, lengths, turns, metrics }) {
+function evaluationTable({ lengths, metrics }) {
   const found = {};
   const add = (beginning, values) => {
     for (const [decoding, named] of Object.entries(values ?? {})) for (const [name, value] of Object.entries(named)) (found[beginning + name] ??= {})[decoding] = value;
   };
-  if (solved) found["share of cases solved at least once"] = solved;
   add("tokens of an episode, ", lengths);
-  if (turns) found["turns of an episode, mean"] = turns;
   add("", metrics);
   const rows = Object.entries(found).filter(([, values]) => Object.keys(values).length);
   if (!rows.length) return null;
