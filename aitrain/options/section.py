@@ -129,6 +129,8 @@ def _message(error: ValidationError, job: type[Options]) -> str:
         text = str(first["ctx"]["error"])
     else:
         expected = first["msg"].partition(", unable")[0].replace("Input should", "must")
+        if first["type"] == "string_pattern_mismatch":  # the description says it in words
+            expected = "must be as described here"
         near = did_you_mean(str(first["input"]), re.findall("'(.+?)'", expected))
         text = f"{expected}, not {shown(first['input'])}{near and '.' + near}"
     return f"{name}: {text}\n{descriptions(job).get(name, '')}".rstrip() if name else text
