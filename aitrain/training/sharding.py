@@ -39,8 +39,6 @@ from aitrain.options.train import FSDP_SMALL, TrainConfig, reshards_after_forwar
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer
 
-FSDP_LARGE = 8_000_000_000
-"""Weights above which no process gathers whole checkpoints: each writes its part."""
 UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 """Types of devices on which accelerate ignores the FSDP plugin, without a word."""
 

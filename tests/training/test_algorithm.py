@@ -222,9 +222,11 @@ def test_trls_loss_as_a_custom_loss_has_the_gradient_of_trl(loss: str, here: Pat
         "rl_loss_type": loss, "rl_kl_coef": 0.2, "rl_entropy_coef": 0.05,
         "rl_clip_range": 0.2, "rl_clip_range_high": 0.2,
     }  # fmt: skip
-    (ours,) = gradients_of_steps(arguments(here, layout, custom_loss="loss.py:clipped", **options), layout, rows)
+    custom = arguments(here, layout, custom_loss="loss.py:clipped", **options)
+    (ours,), (metrics,) = steps_of_process(custom, layout, rows)
 
     torch.testing.assert_close(ours, gradient_of_plain_trl(arguments(here, layout, **options), rows))
+    assert metrics.keys() == {"kl", "entropy", "passes"}  # no clip ratios, which the loss alone knows
 
 
 @pytest.mark.parametrize("loss", ["dr_grpo", "dapo"])
