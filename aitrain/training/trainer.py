@@ -286,7 +286,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             own_rewards = [math.nan if reward is None else reward for reward in self._rewards()]
             rewards = self.accelerator.gather(torch.tensor(own_rewards, device=device))
             metrics["penalty/overlong"].append((scores - rewards).nanmean().item())
-            metrics["reward"][-1] = scores.nanmean().item()
+            # TRL's are of the rewards
+            metrics["reward"][-1], metrics["reward_std"][-1] = scores.nanmean().item(), trl_utils.nanstd(scores).item()
         output["advantages"] = self.algorithm.advantages(rewards, size, output["advantages"], own)
         self.write_records(batch.records(output["advantages"].tolist()))
 

@@ -283,12 +283,15 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages_and_custom_
     assert "eval_score" in result.history[0]
     records = rollouts(result)[:8]  # of the first step
     lengths = torch.tensor([record["tokens"] for record in records])
-    rewards = torch.tensor([record["score"] for record in records]) - lengths / 6
+    scores = torch.tensor([record["score"] for record in records])
+    rewards = scores - lengths / 6
     groups = rewards.view(-1, 4)
     expected = ((groups - groups.mean(1, True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten().tolist()
     assert [record["advantage"] for record in records] == pytest.approx(expected, abs=1e-5)
     assert len(set(lengths.tolist())) > 1
-    assert result.history[1]["penalty/overlong"] == pytest.approx(float((lengths / 6).mean()))
+    line = result.history[1]
+    assert line["penalty/overlong"] == pytest.approx(float((lengths / 6).mean()))
+    assert (line["reward"], line["reward_std"]) == pytest.approx((float(scores.mean()), float(scores.std())))
 
 
 # -- functions of the user's
