@@ -194,6 +194,7 @@ def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores
 def isolated_random_state(seed: int) -> Iterator[None]:
     """Seed the generators of Python, numpy and torch, and restore their states afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
+    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None  # which fork_rng leaves out
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         set_seed(seed)
         try:
@@ -201,6 +202,8 @@ def isolated_random_state(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+            if mps_state is not None:
+                torch.mps.set_rng_state(mps_state)
 
 
 # -- the environments of held-out scores

@@ -311,10 +311,11 @@ def _halves(rows: Rows, prompts: Sequence[int]) -> list[Rows]:
 
 
 def log_probs_of_rows(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor, in_loss: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, in_loss: torch.Tensor, with_router: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Log-probabilities and entropies of the tokens that are `in_loss`, of its shape, (rows, tokens of completions);
-    the values of the others are 0. `ids`, `mask`: rows that may be padded on both sides, of shape (rows, tokens).
+    the values of the others are 0. `ids`, `mask`: rows that may be padded on both sides, of shape (rows, tokens). The
+    third value is the loss of the router, with `with_router`.
 
     TRL pads prompts on the left and passes no position ids. Here each row begins in the first column, so that also
     models with learned positions (GPT-2) or a recurrent state see each token at the position that it had during
@@ -324,10 +325,13 @@ def log_probs_of_rows(
     order = (mask == 0).long().argsort(dim=1, stable=True)[:, :width]  # tokens first, padding behind
     labels = ids.masked_fill(~torch.nn.functional.pad(in_loss, (ids.shape[1] - keep, 0)), -100)
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-    output = model(**{name: value.gather(1, order) for name, value in inputs.items()}, fused_lm_head=True)
+    of_router = {"output_router_logits": True} if with_router else {}
+    moved = {name: value.gather(1, order) for name, value in inputs.items()}
+    output = model(**moved, **of_router, fused_lm_head=True)
 
     def moved_back(values: torch.Tensor) -> torch.Tensor:
         """Values of all tokens but the first ones, in the columns that these tokens had."""
         return values.new_zeros(ids.shape).scatter(1, order[:, 1:], values)[:, -keep:]
 
-    return moved_back(output.log_probs), None if output.entropy is None else moved_back(output.entropy)
+    entropy = None if output.entropy is None else moved_back(output.entropy)
+    return moved_back(output.log_probs), entropy, output.aux_loss

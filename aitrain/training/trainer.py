@@ -136,6 +136,9 @@ LOGPROBS = {"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_lo
 CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 """Metrics of the loss that are means over rows if there is one ratio for a completion."""
 
+OF_POLICY_TERM = ("policy_loss", "clip_ratio/", "cispo_clip_ratio", "vespo/")
+"""How metrics of TRL's policy term begin; they say nothing of a loss in its place."""
+
 
 @dataclass(frozen=True)
 class TrainerInputs:
@@ -283,7 +286,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             own_rewards = [math.nan if reward is None else reward for reward in self._rewards()]
             rewards = self.accelerator.gather(torch.tensor(own_rewards, device=device))
             metrics["penalty/overlong"].append((scores - rewards).nanmean().item())
-            metrics["reward"][-1] = scores.nanmean().item()
+            # TRL's are of the rewards
+            metrics["reward"][-1], metrics["reward_std"][-1] = scores.nanmean().item(), trl_utils.nanstd(scores).item()
         output["advantages"] = self.algorithm.advantages(rewards, size, output["advantages"], own)
         self.write_records(batch.records(output["advantages"].tolist()))
 
@@ -416,7 +420,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         steps = self.args.steps_per_generation / self.current_gradient_accumulation_steps
         tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes / steps
         mean: torch.Tensor = losses.sum() / tokens
-        self._metrics["train"].pop("policy_loss", None)  # TRL logs its own, with an entropy bonus
+        for name in [name for name in self._metrics["train"] if name.startswith(OF_POLICY_TERM)]:
+            del self._metrics["train"][name]
         return loss + mean
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
@@ -445,7 +450,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
         Without gradients TRL passes a whole generation batch with a `batch_size`, in place of which passes have ours.
         """
-        if batch_size is not None and self.trims:
+        if batch_size is not None and (self.trims or self.depends_on_padding):
             return self._in_own_passes(model, input_ids, attention_mask, logits_to_keep), None, None
         if batch_size is not None:
             width = max(gather_object([input_ids.shape[1]]))  # as many passes on each process
@@ -454,7 +459,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if self._prompts is not None:
             return *self._prompts.log_probs(model, input_ids, attention_mask, in_loss), None
         if self.trims or self.depends_on_padding:
-            return *log_probs_of_rows(model, input_ids, attention_mask, in_loss), None
+            return log_probs_of_rows(model, input_ids, attention_mask, in_loss, bool(more.get("compute_aux_loss")))
         return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, **more)
 
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:

@@ -222,9 +222,11 @@ def test_trls_loss_as_a_custom_loss_has_the_gradient_of_trl(loss: str, here: Pat
         "rl_loss_type": loss, "rl_kl_coef": 0.2, "rl_entropy_coef": 0.05,
         "rl_clip_range": 0.2, "rl_clip_range_high": 0.2,
     }  # fmt: skip
-    (ours,) = gradients_of_steps(arguments(here, layout, custom_loss="loss.py:clipped", **options), layout, rows)
+    custom = arguments(here, layout, custom_loss="loss.py:clipped", **options)
+    (ours,), (metrics,) = steps_of_process(custom, layout, rows)
 
     torch.testing.assert_close(ours, gradient_of_plain_trl(arguments(here, layout, **options), rows))
+    assert metrics.keys() == {"kl", "entropy", "passes"}  # no clip ratios, which the loss alone knows
 
 
 @pytest.mark.parametrize("loss", ["dr_grpo", "dapo"])
@@ -281,12 +283,15 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages_and_custom_
     assert "eval_score" in result.history[0]
     records = rollouts(result)[:8]  # of the first step
     lengths = torch.tensor([record["tokens"] for record in records])
-    rewards = torch.tensor([record["score"] for record in records]) - lengths / 6
+    scores = torch.tensor([record["score"] for record in records])
+    rewards = scores - lengths / 6
     groups = rewards.view(-1, 4)
     expected = ((groups - groups.mean(1, True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten().tolist()
     assert [record["advantage"] for record in records] == pytest.approx(expected, abs=1e-5)
     assert len(set(lengths.tolist())) > 1
-    assert result.history[1]["penalty/overlong"] == pytest.approx(float((lengths / 6).mean()))
+    line = result.history[1]
+    assert line["penalty/overlong"] == pytest.approx(float((lengths / 6).mean()))
+    assert (line["reward"], line["reward_std"]) == pytest.approx((float(scores.mean()), float(scores.std())))
 
 
 # -- functions of the user's

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
 
 from aitrain import Result, Score
 from aitrain.environment.runner import start_runner
@@ -23,6 +24,7 @@ from aitrain.runs.model_reference import read_model, run_options
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.result import EvalResult
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object
+from aitrain.training.evaluation import isolated_random_state
 from aitrain.training.held_out_scoring import reason_to_stop
 from aitrain.training.run_context import RunContext
 from aitrain.ui.overview import Overview
@@ -32,6 +34,17 @@ from tests.environments.vowels import Vowels
 from tests.finished_runs import Words
 from tests.training.conftest import Train, rollouts
 from tests.ui.conftest import read
+
+
+def test_a_scoring_leaves_the_random_generator_of_a_macs_gpu_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each training step after a scoring would draw the same numbers."""
+    restored = list[str]()
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: "before")
+    monkeypatch.setattr(torch.mps, "set_rng_state", restored.append)
+    with isolated_random_state(1):
+        pass
+    assert restored == ["before"]
 
 
 def played(result: Result, phase: str) -> list[dict[str, Any]]:

@@ -13,9 +13,18 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    JambaConfig,
+    JambaForCausalLM,
+    PreTrainedModel,
+)
 
 from aitrain import TrainConfig
+from aitrain.batch import PassLimit
 from aitrain.errors import ConfigError
 from aitrain.runs.model_reference import read_model
 from aitrain.training import model
@@ -89,6 +98,36 @@ def test_a_rows_log_probabilities_are_those_that_it_has_without_padding(
         padded, mask = (torch.nn.functional.pad(x, pads) for x in (row, torch.ones_like(row)))
         wide = log_probs(padded, mask)[:, : 6 - right]
         assert (wide - log_probs(row, torch.ones_like(row))[:, right:]).abs().max() < 1e-5, pads
+
+
+def test_a_model_whose_positions_depend_on_padding_computes_a_generation_batch_in_passes(
+    gpt2: Path, train: Train, trainers: list[EpisodeTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(Vowels(4), model=str(gpt2), max_steps=1, eval_cases=0, rl_trim_padding=False)
+    trainer, sizes = trainers[0], list[int]()
+    monkeypatch.setattr(trainer, "pass_limit", PassLimit(2))
+    trainer.model.register_forward_pre_hook(
+        lambda _, __, given: sizes.append(len(given["input_ids"])), with_kwargs=True
+    )
+    ids = torch.arange(5, 17).repeat(5, 1)
+    with torch.no_grad():
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 6, batch_size=5)
+    assert sizes == [2, 2, 1]
+
+
+def test_a_mixture_of_experts_without_rotary_positions_has_the_loss_of_its_router(
+    small_model: Path, tmp_path: Path, train: Train
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(small_model)
+    config = JambaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_experts=2, num_experts_per_tok=1, expert_layer_period=2, expert_layer_offset=1,
+        attn_layer_period=1, attn_layer_offset=0, use_mamba_kernels=False, pad_token_id=0,
+    )  # fmt: skip
+    for each in (JambaForCausalLM(config), tokenizer):
+        each.save_pretrained(tmp_path / "jamba")
+    result = train(Vowels(4), model=str(tmp_path / "jamba"), max_steps=1, eval_cases=0)
+    assert result.history[0]["aux_loss"] > 0
 
 
 # -- precision

@@ -215,6 +215,7 @@ INSIDE: list[tuple[Any, str]] = [
     (torch.nn.modules.dropout, "_DropoutNd"),
     (LlamaForCausalLM, "_is_stateful"),
     (torch.Tensor, "_version"),
+    (torch.ops.mkldnn, "_is_mkldnn_bf16_supported"),
     (trl_utils, "_ChunkedLogProbFunction"),
     (trl_utils, "_use_triton"),
     *((typer._click, name) for name in ("Command", "Context", "HelpFormatter", "Parameter")),
