@@ -40,6 +40,7 @@ from typing import Any
 from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
 from aitrain.execution.user_code import is_users_file, own_files
+from aitrain.packages import PACKAGE, is_installed
 
 MAX_REFERENCES = 3_000_000
 """Maximum references in a snapshot; comparing two snapshots of this size takes about 0.3 s."""
@@ -534,7 +535,7 @@ class StateWatch:
     def _files_of_classes(self) -> set[str]:
         modules = [sys.modules.get(kind.__module__) for kind in type(self.environment).__mro__]
         files = {str(getattr(module, "__file__", "")) for module in modules}
-        return {file for file in files if "site-packages" in file}
+        return {file for file in files if is_installed(file) or Path(file).is_relative_to(PACKAGE)}
 
 
 _TRACE_LOCK = threading.Lock()
