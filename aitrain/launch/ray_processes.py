@@ -164,7 +164,7 @@ class RayProcesses(Processes):
         if self.failure is None or not is_cause:
             return self.failed
         restarts = len(self.starts) - 1
-        given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
+        given_up = f"\nIt was started again {restarts} times." if restarts > 0 else ""
         return Failed(f"{cause_of(self.failure)}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
 
     def _is_given_up(self) -> bool:
