@@ -434,8 +434,8 @@ _PATHS = {
     "os.unsetenv": (),
 }
 """Events that may change what a name stands for, with the places of the paths."""
-_OWN_VARIABLES = (b"AITRAIN_", b"NO_PROXY")
-"""Beginnings of variables that aitrain sets for clients of an episode's address, for all episodes to the same."""
+_OWN_VARIABLES = (b"AITRAIN_ENDPOINT_KEY", b"NO_PROXY")
+"""Variables that aitrain sets for clients of an episode's address, for all episodes to the same."""
 
 
 def _note_event(event: str, given: tuple[Any, ...]) -> None:
@@ -450,7 +450,7 @@ def _note_event(event: str, given: tuple[Any, ...]) -> None:
         watch.add("the working directory")
     elif event.endswith("env"):
         is_changed = os.environb.get(given[0]) != (*given, None)[1]
-        if is_changed and not given[0].upper().startswith(_OWN_VARIABLES):
+        if is_changed and given[0].upper() not in _OWN_VARIABLES:
             watch.add(f"os.environ[{os.fsdecode(given[0])!r}]")
     elif event == "open":
         # `tempfile` opens a file in a folder as if it were the folder
