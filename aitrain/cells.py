@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from aitrain.packages import BUNDLED, PACKAGE
+from aitrain.packages import BUNDLED, PACKAGE, is_installed
 
 _STANDARD = str(Path(os.__file__).parent)
 _KERNEL_FILE = re.compile(r"[^\s\"']*ipykernel_\d+[/\\]\d+\.py")
@@ -55,7 +55,7 @@ def _is_users(filename: str) -> bool:
     path = Path(filename)
     if path.is_relative_to(BUNDLED):
         return True
-    is_known = filename.startswith(("<frozen", _STANDARD)) or "site-packages" in filename
+    is_known = filename.startswith(("<frozen", _STANDARD)) or is_installed(filename)
     return not (is_known or path.is_relative_to(PACKAGE))
 
 

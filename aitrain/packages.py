@@ -19,6 +19,11 @@ CONSTRAINTS = next(
 """The versions that were tested together."""
 
 
+def is_installed(file: str) -> bool:
+    """Whether a file is that of an installed package; Debian's Python and that of Colab call the folder otherwise."""
+    return "site-packages" in file or "dist-packages" in file
+
+
 def in_working_directory(name: str) -> ModuleSpec | None:
     """A top-level module or folder of the user's; a folder without `__init__.py` has no `origin`."""
     return PathFinder.find_spec(name, [str(Path.cwd())])

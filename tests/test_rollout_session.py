@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import replace
@@ -56,6 +57,26 @@ def test_the_answers_are_trained_and_what_the_rollout_says_is_not(environment: A
         assert trained(episode.trajectory) == "1$2$"
         assert (episode.stop, episode.result.score, episode.result.metrics) == ("done", 0.5, {"last": 2.0})
         assert episode.conversation[0] == user(f"first w{number}")
+
+
+class Addressed(Asks):
+    """As if a client asked its address, with the variable of a key, as the adapter verifiers has it."""
+
+    def rollout(self, endpoint: Any) -> float:
+        assert endpoint.base_url.startswith("http://127.0.0.1:")
+        os.environ["AITRAIN_ENDPOINT_KEY"] = endpoint.api_key
+        endpoint.chat([user("ready?")])
+        return 1.0
+
+
+def test_the_address_of_an_episode_changes_nothing_that_others_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("no_proxy", ""), ("NO_PROXY", "judge.example"), ("AITRAIN_ENDPOINT_KEY", "")):
+        monkeypatch.setenv(name, value)
+
+    episodes, notes = play_with_notes(Addressed(), Scripted(lambda _: "ok$"), of=cases(4), rl_env_isolation="thread")
+
+    assert ([episode.result.score for episode in episodes], notes) == ([1.0] * 4, [])
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "judge.example,127.0.0.1"
 
 
 # -- other conversations

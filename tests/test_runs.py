@@ -47,6 +47,7 @@ def test_a_run_lives_as_long_as_its_process(sleeper: subprocess.Popen[bytes]) ->
     assert is_alive(status)
     assert state_of({**status, "status": "running"}) == "running"
     assert not is_alive(status | {"started": started - 2 * SILENCE})  # another process with this id
+    assert is_alive(status | {"started": started - 2 * SILENCE, "heartbeat": time.time()})  # the clock was set
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code yet
     assert not is_alive(status)
@@ -54,8 +55,10 @@ def test_a_run_lives_as_long_as_its_process(sleeper: subprocess.Popen[bytes]) ->
     assert not is_alive(status)
 
 
-def test_where_the_process_cannot_be_seen_silence_counts() -> None:
-    here = {**sign_of_life(), "host": "elsewhere"}
+def test_where_the_process_cannot_be_seen_silence_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "readlink", lambda _: "pid:[1]")  # in a container, which may have its machine's name
+    here = {**sign_of_life(), "pid": 2**30}
+    monkeypatch.undo()
     assert is_alive(here | {"heartbeat": time.time() - SILENCE / 2})
     assert not is_alive(here | {"heartbeat": time.time() - 2 * SILENCE})
     assert not is_alive({})

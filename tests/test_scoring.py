@@ -102,6 +102,17 @@ def test_an_error_is_told_with_the_users_line_and_harms_no_other_episode() -> No
     assert "Traceback" in failed.failure.trace
 
 
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])  # the latter is Debian's, and that of Colab
+def test_an_error_in_a_library_is_told_with_the_line_that_calls_it(folder: str) -> None:
+    library: dict[str, Any] = {}
+    source = "def parse(text):\n    raise ValueError(text)"
+    exec(compile(source, f"/usr/lib/python3/{folder}/library.py", "exec"), library)
+
+    (failed,) = scored_by(lambda text: library["parse"](text), "no")
+
+    assert "test_scoring.py" in failed.failure.message
+
+
 def answered(status: int) -> Exception:
     request = httpx.Request("GET", "http://judge")
     return httpx.HTTPStatusError("", request=request, response=httpx.Response(status))

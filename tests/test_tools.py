@@ -232,6 +232,7 @@ def named(tool: Any, name: str = "tool") -> Any:
     ("tool", "message"),
     [
         (named(lambda a, /: None), "tool: it takes arguments by position only"),
+        (named(lambda a, **rest: None), "tool: it takes **rest"),
         (
             tool_with(NotDescribable).get_tools()[0],
             "tool: its arguments cannot be described: Unable to generate pydantic-core schema for <class",

@@ -304,9 +304,9 @@ def endpoint_server() -> EndpointServer:
     """The server of this process, started when it is first needed."""
     with _lock:
         # clients ask 127.0.0.1 itself where the machine has an HTTP proxy, which would also get the key
-        for name in ("no_proxy", "NO_PROXY"):
-            if "127.0.0.1" not in os.environ.get(name, ""):
-                os.environ[name] = f"{os.environ.get(name, '')},127.0.0.1"
+        kept_out = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""  # of both, clients read the first
+        if "127.0.0.1" not in kept_out:
+            os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{kept_out},127.0.0.1".lstrip(",")
         return _server()
 
 

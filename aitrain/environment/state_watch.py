@@ -40,6 +40,7 @@ from typing import Any
 from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
 from aitrain.execution.user_code import is_users_file, own_files
+from aitrain.packages import PACKAGE, is_installed
 
 MAX_REFERENCES = 3_000_000
 """Maximum references in a snapshot; comparing two snapshots of this size takes about 0.3 s."""
@@ -433,6 +434,8 @@ _PATHS = {
     "os.unsetenv": (),
 }
 """Events that may change what a name stands for, with the places of the paths."""
+_OWN_VARIABLES = (b"AITRAIN_ENDPOINT_KEY", b"NO_PROXY")
+"""Variables that aitrain sets for clients of an episode's address, for all episodes to the same."""
 
 
 def _note_event(event: str, given: tuple[Any, ...]) -> None:
@@ -446,7 +449,8 @@ def _note_event(event: str, given: tuple[Any, ...]) -> None:
     if event == "os.chdir":
         watch.add("the working directory")
     elif event.endswith("env"):
-        if os.environb.get(given[0]) != (*given, None)[1]:
+        is_changed = os.environb.get(given[0]) != (*given, None)[1]
+        if is_changed and given[0].upper() not in _OWN_VARIABLES:
             watch.add(f"os.environ[{os.fsdecode(given[0])!r}]")
     elif event == "open":
         # `tempfile` opens a file in a folder as if it were the folder
@@ -535,7 +539,7 @@ class StateWatch:
     def _files_of_classes(self) -> set[str]:
         modules = [sys.modules.get(kind.__module__) for kind in type(self.environment).__mro__]
         files = {str(getattr(module, "__file__", "")) for module in modules}
-        return {file for file in files if "site-packages" in file}
+        return {file for file in files if is_installed(file) or Path(file).is_relative_to(PACKAGE)}
 
 
 _TRACE_LOCK = threading.Lock()

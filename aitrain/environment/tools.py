@@ -225,7 +225,7 @@ def _described(function: Any, is_bound: bool) -> _Described:
         if text := each.get("description") or texts.get(name):
             each["description"] = text
     shown = {"type": "object", "required": [], **schema}
-    del shown["additionalProperties"]
+    shown.pop("additionalProperties", None)  # there is none with `**rest`
     nullable = [parameter.name for parameter in parameters if parameter.default is None]
     star = next((str(one) for one in parameters if one.kind.name.startswith("VAR")), "")
     return _Described(description, shown, validator, nullable, star)

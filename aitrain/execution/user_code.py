@@ -13,7 +13,7 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import FrameType
 
-from aitrain.packages import BUNDLED, PACKAGE
+from aitrain.packages import BUNDLED, PACKAGE, is_installed
 
 
 def failure_message(what: str, error: BaseException) -> str:
@@ -81,8 +81,8 @@ def _is_machinery(filename: str) -> bool:
 
 
 def _is_library(filename: str) -> bool:
-    """Whether a file is in site-packages, where a user's environment may be installed, too."""
-    return "site-packages" in filename and not Path(filename).is_relative_to(BUNDLED)
+    """Whether a file is that of an installed package, which may be a user's environment, too."""
+    return is_installed(filename) and not Path(filename).is_relative_to(BUNDLED)
 
 
 _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)

@@ -131,15 +131,15 @@ def ask_driver(versions: bool = False, only: str = "") -> Driver | None:
         return None
 
     def ask(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [tool, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE,
+        process = subprocess.Popen(
+            [tool, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
-        return done.returncode, done.stdout
+        try:
+            said, _ = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()  # without a wait for its end: what hangs in the driver cannot be killed
+            raise
+        return process.returncode, said
 
     try:
         code, answer = ask(QUERY, FORMAT, *([f"--id={only}"] if only else []))

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from aitrain.packages import version_of
+from aitrain.packages import is_installed, version_of
 from aitrain.redaction import source_without_secrets
 from aitrain.runs.run_folder import write_text
 
@@ -47,7 +47,7 @@ def with_imported(files: Iterable[Path]) -> list[Path]:
     """Files, and those in the same folders that they import, by any of their statements."""
     found = list(files)
     for file in found:  # which grows meanwhile
-        if "site-packages" in file.parts or len(found) >= MOST_FILES:
+        if is_installed(str(file)) or len(found) >= MOST_FILES:
             continue
         named = [file.with_name(f"{name}.py") for name in sorted(_imported(file))]
         found += [path for path in named if path not in found and path.is_file() and not path.is_symlink()]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 
 from pydantic import ConfigDict, TypeAdapter
@@ -119,6 +120,7 @@ def sign_of_life() -> dict[str, object]:
         "pid": os.getpid(),
         "started": _started(os.getpid()),
         "host": socket.gethostname(),
+        "machine": _machine(),
         "heartbeat": time.time(),
     }
 
@@ -126,9 +128,10 @@ def sign_of_life() -> dict[str, object]:
 def is_alive(status: Mapping[str, object]) -> bool:
     """Whether the process that wrote a status runs: by id and start time if it is here, else by its last heartbeat."""
     pid, started = status.get("pid"), as_float(status.get("started"))
-    if status.get("host") == socket.gethostname() and isinstance(pid, int) and started is not None:
+    if status.get("machine") == _machine() and isinstance(pid, int) and started is not None:
         now = _started(pid)
-        return now is not None and abs(now - started) < SILENCE  # it differs where the clock was set
+        if now is None or abs(now - started) < SILENCE:
+            return now is not None  # else the clock was set, or it is another process with this id
     age = silence(status)
     return age is not None and age < SILENCE
 
@@ -148,6 +151,16 @@ def silence(status: Mapping[str, object]) -> float | None:
     """Seconds since the last heartbeat, None if there was none."""
     heartbeat = as_float(status.get("heartbeat"))
     return max(0.0, time.time() - heartbeat) if heartbeat else None
+
+
+def _machine() -> str:
+    """Where process ids mean the same: this start of the machine and, on Linux, the container, which has the name of
+    its machine with `docker run --network host`."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
 
 
 def _started(pid: int) -> float | None:

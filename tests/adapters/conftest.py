@@ -81,7 +81,7 @@ def play_row(environment: Any, *replies: str, number: int = 0) -> Rehearsed:
 @pytest.fixture
 def install(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """`install("textarena", "0.7.4", {"textarena/__init__.py": ...})`: a small stand-in as an installed package."""
-    site = here.parent / "site"
+    site = here.parent / "site-packages"
 
     def put(distribution: str, version: str, files: Mapping[str, str]) -> None:
         write(site, files)

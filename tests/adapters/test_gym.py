@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, EnvironmentFailed
+from aitrain.environment.call_policy import CallPolicy
 from tests.adapters.conftest import cases_of, made, play
 
 MAKE = """
@@ -132,3 +133,14 @@ def test_ids_settings_and_actions_are_checked_when_it_is_made() -> None:
         walk(lenght=3)
     with pytest.raises(ConfigError, match="has 2 actions"):
         walk(actions=["go"])
+
+
+def test_episodes_that_seed_the_global_generators_are_played_one_after_another() -> None:
+    environment, told = walk(), list[str]()
+    policy = CallPolicy(environment, by_episode=True, is_watched=True, notify=told.append)
+
+    policy.run(lambda: next(environment.episode(1)))
+    policy.end_episodes()
+
+    assert policy.state() == {"mode": "serial", "copied": None}
+    assert "seed_generators(game_seed)" in told[0]

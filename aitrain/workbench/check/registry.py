@@ -195,7 +195,8 @@ def main(tokenizer_of: Callable[[TrainConfig], object]) -> None:
     patience = request.get("seconds", PATIENCE)
 
     def send(message: Message) -> None:
-        print(json.dumps(message, default=str), file=channel, flush=True)
+        channel.write(json.dumps(message, default=str) + "\n")  # one call, as the timer's thread sends as well
+        channel.flush()
 
     def keep_alive() -> None:
         while True:  # it ends the process also while code holds the interpreter's lock
