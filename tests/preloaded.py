@@ -21,7 +21,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -146,9 +145,7 @@ class ForkingPopen(subprocess.Popen[Any]):
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         words = list(itertools.dropwhile(lambda word: word.startswith("-"), args[1:]))
-        is_forked = words and (words[0] in MODULES or words[0].endswith(SUPERVISOR))
-        # another thread's fork would find the locks of threads that do not exist in it
-        if args[0] != sys.executable or not is_forked or threading.current_thread() is not threading.main_thread():
+        if args[0] != sys.executable or not words or not (words[0] in MODULES or words[0].endswith(SUPERVISOR)):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         prepare, closes, kept, folder, variables = rest[1:6]
