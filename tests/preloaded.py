@@ -28,10 +28,11 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 MODULES = (
-    "aitrain", "aitrain.jobs.worker", "aitrain.ui.output", "aitrain.jobs.env_check",
+    "aitrain", "aitrain.jobs.worker", "aitrain.ui.output",
     "torch.distributed.run", "benchmarks.plain_trl", "pytest",
 )  # fmt: skip
-"""Modules that run in forked processes; others are started as usual."""
+"""Modules that run in forked processes; others are started as usual, such as the process of `env check`, which starts
+itself again: faulthandler's watchdog would hang in a fork of a process that has one."""
 
 PRELOADED = (
     "aitrain.cli.running", "aitrain.jobs.grpo", "torch.distributed.run", "psutil",
