@@ -81,7 +81,7 @@ def export(
         raise ConfigError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
-        raise ConfigError(f"{model} is no run, checkpoint or adapter here")
+        raise ConfigError(f"{model} is no run, checkpoint or adapter here\nList the runs with: aitrain show")
     if adapter_only and reference.adapter is None:
         raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")
     if reference.kind == "folder" and out is None:
