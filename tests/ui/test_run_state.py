@@ -39,7 +39,7 @@ def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
     run = make_live(tmp_path / "run")
     before = stamp(run.path)
     assert state_of(run.path)["status"] == "running"
-    write_json(run.status, {**read_object(run.status), "started": 1})
+    write_json(run.status, {**read_object(run.status), "started": 1, "heartbeat": 1})
     assert stamp(run.path) != before
     state = state_of(run.path)
     assert (state["status"], state["reason"], state["ends_at"], state["phase"]) == ("dead", DEAD, None, "")
