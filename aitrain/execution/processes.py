@@ -104,9 +104,10 @@ def _run_worker(environment: object, fds: Sequence[int], control: Connection) ->
 
 
 def _seed_generators(environment: object) -> None:
-    """Seed the global random generators, and those that are attributes of the environment: all workers have inherited
-    the same, and would draw the same numbers in each episode."""
-    attributes = list(vars(environment).values())
+    """Seed the global random generators, and those that are attributes of the environment or its class: all workers
+    have inherited the same, and would draw the same numbers in each episode."""
+    owners = (*type(environment).__mro__, environment)
+    attributes = [value for owner in owners for value in vars(owner).values()]
     generators: list[Any] = [random, *(one for one in attributes if isinstance(one, random.Random))]
     if numpy := sys.modules.get("numpy.random"):
         generators += [numpy, *(one for one in attributes if isinstance(one, numpy.RandomState))]

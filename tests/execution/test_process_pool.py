@@ -31,6 +31,8 @@ from tests.execution.waiting import Clock, at_deadline, eventually
 class Environment:
     """What is forked: `size` is there before, or comes with `update`."""
 
+    shared = random.Random(0)
+
     def __init__(self, size: int = 3) -> None:
         self.size = size
         self.python, self.new, self.old = random.Random(0), np.random.default_rng(0), np.random.RandomState(0)
@@ -53,7 +55,7 @@ class Episode:
 
     def draw(self) -> list[float]:
         own = self.environment
-        return [one.random() for one in (random, np.random, own.python, own.new, own.old)]
+        return [one.random() for one in (random, np.random, own.shared, own.python, own.new, own.old)]
 
     def run(self, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
