@@ -146,7 +146,7 @@ def test_an_object_is_made_in_its_process_and_keeps_its_state_and_changes_to_the
         asked(other, "run", os.kill, pid, signal.SIGINT)
     assert asked(processes.lease(Episode), "grow") == 4
     drawn = [asked(processes.lease(Episode), "draw") for _ in range(3)]
-    assert len({number for numbers in drawn for number in numbers}) == 15
+    assert len({number for numbers in drawn for number in numbers}) == 18
 
 
 def test_async_methods_are_finished_in_the_process(processes: ProcessPool) -> None:
