@@ -46,7 +46,9 @@ def make_better(folder: Path) -> RunFolder:
     records += [record(rendered_prompt=RENDERED, messages=[*messages, {"role": "user", "content": "?"}])]
     records += [record(messages=messages, advantage=0.1)] * 3
     run = make_run(folder, records, "finished", step=9, steps=9, heartbeat=time.time() - 60, rewards=[0.1, 0.5, 0.9])
-    table = {"sampled": {"before": interval(0.375), "after": interval(0.75), "change": interval(0.375)}}
+    table = {
+        "sampled": {"before": interval(0.375), "after": interval(0.75), "change": {**interval(0.375), "p_value": 0.01}}
+    }
     result = {"status": "finished", "steps": 9, "seconds": 90, "base_model": "tiny", "environment": "Arithmetic"}
     write_json(run.result, {**result, "scores": table, "eval_cases": 8})
     append_lines(run.system, [{"time": 5.0 * n, "cpu_cores": 1.5, "memory_gib": 2, "gpu_use/0": 0.5} for n in range(9)])
