@@ -156,7 +156,7 @@ class Booking:
         return Score(sum(self.met.values()) / len(self.met), {**metrics, "booked": float(self.booked)})
 
     def search_hotels(self, city: str, min_stars: int = 1, breakfast: bool | None = None) -> list[dict[str, Any]] | str:
-        """The cheapest hotels.
+        """Search the cheapest hotels of a city.
 
         Args:
             breakfast: With or without
@@ -172,12 +172,12 @@ class Booking:
         return shown or "There is no such hotel."
 
     def get_hotel(self, hotel_id: str) -> dict[str, Any] | str:
-        """Its free dates, and all else."""
+        """Show a hotel's price, stars, breakfast and free dates."""
         hotel = self.case.hotels.get(hotel_id)
         return "There is no such hotel." if hotel is None else dict(zip(Hotel.__annotations__, hotel, strict=True))
 
     def book_hotel(self, hotel_id: str, check_in: int, nights: int) -> str:
-        """Can be done once.
+        """Book a hotel, once.
 
         Args:
             check_in: The day of June

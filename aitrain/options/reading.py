@@ -161,7 +161,7 @@ class Recipe:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Those of FACTS."""
+        """What recipe.yaml says under the names in FACTS; empty where it says nothing."""
         return {name: str(self.known.get(name, "")) for name in FACTS}
 
     @property

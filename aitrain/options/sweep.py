@@ -30,8 +30,7 @@ class SweepConfig(Options):
     objective: Literal["sampled", "greedy"] = "sampled"
     """Held-out score after the training by which trials are compared: of sampled or of greedy completions."""
     sampler: Literal["tpe", "grid"] = "tpe"
-    """How the values of a trial are chosen: by Optuna's tree-structured Parzen estimator, or all
-    combinations."""
+    """How the values of a trial are chosen: by Optuna's tree-structured Parzen estimator, or all combinations."""
     prune_after_step: NonNegativeInt | None = None
     """Step from which a trial is ended early if its held-out score during training is below the median of the others
     at the same step; unset: never."""

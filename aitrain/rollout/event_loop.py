@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 CANCEL_SECONDS = 4.0
-"""For a coroutine to end after it was cancelled."""
+"""Seconds that a cancelled coroutine has to end."""
 
 
 class EventLoop:

@@ -125,7 +125,7 @@ def _loading(config: TrainConfig, name: str, say: Callable[[str], object] = _pri
 
 @lru_cache(maxsize=8)
 def _hub_answers(name: str, _now: int) -> bool:
-    """Whether the Hub answers a request for the model, whatever it says."""
+    """Whether the Hub answers a request for the model, with any status below 500."""
     url = f"{constants.ENDPOINT}/{name}/resolve/main/config.json"
     try:
         answer: httpx.Response = get_session().head(url, timeout=HUB_SECONDS, follow_redirects=False)

@@ -43,7 +43,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 OWN_POLICY = {"Content-Security-Policy": "frame-ancestors 'none'"}
-"""For a comparison, which has a policy of its own with the hashes of its scripts."""
+"""Headers of a comparison, whose page has a policy with the hashes of its scripts."""
 MOST_CASES = 10_000
 Parameters = dict[str, str]
 

@@ -1,4 +1,4 @@
-"""What counts as progress of a training, by which a run that hangs is told from one that is slow."""
+"""Progress of a training, by which the watchdog tells a run that hangs from a slow one."""
 
 from __future__ import annotations
 
