@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from tests.preloaded import no_sync, start_server
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
 os.fsync = no_sync
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which the background jobs of a shell ignore, as in .ci/run
 os.environ.pop("CI", None)  # a terminal in CI is not drawn over; tests of what a person sees would find nothing
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
