@@ -20,7 +20,7 @@ from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.engine import Trajectory
+from aitrain.training.training_batch import PlayedEpisode
 
 Tensor: TypeAlias = torch.Tensor
 
@@ -33,9 +33,9 @@ class Overlong:
     limit: int
     buffer: int
 
-    def of(self, trajectory: Trajectory) -> float:
-        """What is subtracted from the reward of an episode, for its longest completion."""
-        over = max(trajectory.turn_lengths, default=0) - (self.limit - self.buffer)
+    def of(self, tokens: int) -> float:
+        """What is subtracted from the reward of an episode with a longest completion of this length."""
+        over = tokens - (self.limit - self.buffer)
         return min(max(over / self.buffer, 0.0), 1.0)
 
 
@@ -61,6 +61,12 @@ class AlgorithmParts:
             Overlong(config.rl_max_new_tokens, buffer) if buffer else None,
             CustomLoss(load_loss(custom)) if custom else None,
         )
+
+    def reward(self, played: PlayedEpisode) -> float | None:
+        """The score of an episode, less the penalty for long completions; None if unscored."""
+        if played.score is None or self.overlong is None:
+            return played.score
+        return played.score - self.overlong.of(played.longest)
 
     def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:
         """The advantages of this process's episodes, which are `own` among those of `rewards`: those of the algorithm,

@@ -261,30 +261,25 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 log_metric(name, value)  # each episode's own: TRL takes the mean of all, over processes
-        return self._rewards()
+        return [self.algorithm.reward(one) for one in self._batch.everywhere[self._own(len(completions))]]
 
-    def _rewards(self) -> list[float | None]:
-        """The scores of this process's episodes, less the penalty for long completions."""
-        scores, overlong = [episode.result.score for episode in self._batch.episodes], self.algorithm.overlong
-        if overlong is None:
-            return scores
-        pairs = zip(scores, self._batch.episodes, strict=True)
-        return [None if score is None else score - overlong.of(episode.trajectory) for score, episode in pairs]
+    def _own(self, count: int) -> slice:
+        """The places of this process's episodes among those of all, of which each has `count`."""
+        first = count * self.accelerator.process_index
+        return slice(first, first + count)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's tensors of this process's episodes, with the advantages of the algorithm, and what is in the loss.
         `inputs`: as many rows as this process has episodes; they are only counted."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         batch, metrics, device = self._batch, self._metrics["train"], self.accelerator.device
-        everywhere, size, rank = batch.everywhere, self.num_generations, self.accelerator.process_index
-        own = slice(rank * len(inputs), (rank + 1) * len(inputs))
-        scores = torch.tensor([math.nan if one.score is None else one.score for one in everywhere], device=device)
+        everywhere, size, own = batch.everywhere, self.num_generations, self._own(len(inputs))
+        scored = [(one.score, self.algorithm.reward(one)) for one in everywhere]
+        pairs = [[math.nan if value is None else value for value in pair] for pair in scored]
+        scores, rewards = torch.tensor(pairs, device=device).unbind(1)
         is_kept = [one.is_kept(self.masks_truncated) for one in everywhere]
         in_loss = torch.tensor(is_kept, device=device)
-        rewards = scores
         if self.algorithm.overlong is not None:
-            own_rewards = [math.nan if reward is None else reward for reward in self._rewards()]
-            rewards = self.accelerator.gather(torch.tensor(own_rewards, device=device))
             metrics["penalty/overlong"].append((scores - rewards).nanmean().item())
             # TRL's are of the rewards
             metrics["reward"][-1], metrics["reward_std"][-1] = scores.nanmean().item(), trl_utils.nanstd(scores).item()

@@ -115,7 +115,7 @@ def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
     trainer.rollouts.settle()
     parts = trainer.rollouts.rollout.runner.parts
     learned = {
-        "case_order": trainer.batches.order_state(),
+        "case_order": trainer.batches.state,
         "call_policies": {name: part.policy.state() for name, part in parts.items()},
     }
     rank = trainer.accelerator.process_index
@@ -197,7 +197,7 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         path = folder / STATE.format(rank=trainer.accelerator.process_index)
         path = path if path.exists() else folder / STATE.format(rank=0)  # of a run with fewer processes
         saved = torch.load(path, map_location=trainer.accelerator.device, weights_only=True)
-        trainer.batches.order.restore(saved["case_order"])
+        trainer.batches.restore(saved["case_order"])
         for name, part in trainer.rollouts.rollout.runner.parts.items():
             part.policy.restore(saved["call_policies"].get(name, {}))
         if self.is_same:

@@ -26,31 +26,30 @@ class PlayedEpisode:
     """What all ranks know of an episode that one of them has played."""
 
     key: MemberKey
-    number: int
-    """Of its case."""
     env: str
     score: float | None
     failure: tuple[str, str] | None
     """Kind and message."""
     tokens: int
     """Sampled tokens."""
+    longest: int
+    """Tokens of its longest completion."""
     is_whole: bool
     """Whether the policy ended its last completion."""
     is_truncated: bool
     is_dropped: bool
 
     @classmethod
-    def of(cls, planned: PlannedEpisode) -> PlayedEpisode:
+    def of(cls, key: MemberKey, episode: Episode) -> PlayedEpisode:
         """What is known of an episode that was scored."""
-        episode = planned.episode
         result, trajectory = episode.result, episode.trajectory
         return cls(
-            planned.key,
-            planned.number,
+            key,
             episode.case.env,
             result.score,
             None if result.failure is None else (result.failure.kind, episode.failure_message),
             trajectory.sampled_tokens,
+            max(trajectory.turn_lengths, default=0),
             trajectory.ended_by_policy,
             episode.is_truncated,
             episode.is_dropped,
@@ -62,32 +61,21 @@ class PlayedEpisode:
 
 
 @dataclass
-class PlannedEpisode:
-    """An episode that this rank plays, in training or in an evaluation."""
-
-    key: MemberKey
-    number: int
-    """Of its case."""
-    round: int = 0
-    """0 if its group is one of the batch's first, else the round of replacements that plays it."""
-    episode: Episode = field(init=False)
-    """Set when it was played."""
-
-
-@dataclass
 class TrainingBatch:
     """One rank's share of a generation batch, groups side by side."""
 
     step: int
     """Optimizer steps before the one that trains on it first."""
-    planned: list[PlannedEpisode]
-    """Those that are trained on."""
-    everywhere: list[PlayedEpisode] = field(default_factory=list)
+    keys: list[MemberKey]
+    """The episodes that are trained on, in their order."""
+    own: dict[MemberKey, Episode]
+    """Those, and the ones that were replaced, as their groups have no advantages."""
+    rounds: list[int]
+    """0 for a group that is one of the batch's first, else the round of replacements that plays it."""
+    everywhere: list[PlayedEpisode]
     """The episodes of the batch on all ranks, in the order of the ranks."""
-    played: list[PlayedEpisode] = field(default_factory=list)
+    played: list[PlayedEpisode]
     """The same, and those that were replaced."""
-    discarded: list[PlannedEpisode] = field(default_factory=list)
-    """Episodes that this rank played and that are not trained on, as their groups have no advantages."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the choice of cases, the same on all ranks."""
     weight_version: int = 0
@@ -98,7 +86,7 @@ class TrainingBatch:
     @property
     def episodes(self) -> list[Episode]:
         """The played episodes that are trained on."""
-        return [one.episode for one in self.planned]
+        return [self.own[key] for key in self.keys]
 
     def length_metrics(self) -> dict[str, float]:
         """TRL's length metrics; TRL's own count dropped episodes, and completions that end with a stop string as
@@ -113,22 +101,23 @@ class TrainingBatch:
 
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:
         """The rollout records; the first one of each group has the rendered prompt."""
+        discarded = [key for key in self.own if key not in set(self.keys)]
         trained = [
-            replace(self._record(one), advantage=advantage)
-            for one, advantage in zip(self.planned, advantages, strict=True)
+            replace(self._record(key), advantage=advantage)
+            for key, advantage in zip(self.keys, advantages, strict=True)
         ]
-        return trained + [replace(self._record(one), discarded=one.round) for one in self.discarded]
+        return trained + [replace(self._record(key), discarded=self.rounds[key[0]]) for key in discarded]
 
-    def _record(self, one: PlannedEpisode) -> RolloutRecord:
-        record, (group, member) = episode_record(one.episode, self.step + 1, self.weight_version), one.key
+    def _record(self, key: MemberKey) -> RolloutRecord:
+        record, (group, member) = episode_record(self.own[key], self.step + 1, self.weight_version), key
         return replace(record, group=group, rendered_prompt=record.rendered_prompt if member == 0 else "")
 
 
-def finish(rollouts: PolicyRollouts, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
+def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[PlayedEpisode]:
     """Drop the groups with a prompt that leaves no room, and score the others together if the environment does so;
     returns the episodes of all ranks in the order of their keys. Every rank must call this, with its own episodes."""
-    _finish_groups(rollouts, {one.key: one.episode for one in planned})
-    return sorted(rollouts.gather(list(map(PlayedEpisode.of, planned))), key=lambda one: one.key)
+    _finish_groups(rollouts, own)
+    return sorted(rollouts.gather([PlayedEpisode.of(*one) for one in own.items()]), key=lambda one: one.key)
 
 
 def _finish_groups(rollouts: PolicyRollouts, of_keys: Mapping[MemberKey, Episode]) -> None:
