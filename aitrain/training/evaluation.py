@@ -20,8 +20,7 @@ from aitrain.redaction import to_jsonable
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, grouped
-from aitrain.runs.records import RolloutRecord, prompt_key, read_rollouts, row_columns
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.records import RolloutRecord, prompt_key, row_columns
 from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import MemberKey, PlayedEpisode, episode_record, finish
@@ -171,23 +170,6 @@ def _record(episode: Episode, sample: int, phase: EvalPhase) -> RolloutRecord:
 def content_of(case: Case) -> object:
     """The prompt of a case as a record has it, or the other columns of its row if there is none."""
     return to_jsonable(case.prompt or row_columns(case.row))
-
-
-def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores | None:
-    """The scores that an evaluation of the same cases has recorded; None if one of its episodes is missing."""
-    found: dict[str, dict[tuple[int | None, int], float | None]] = {name: {} for name in plan.decodings}
-    for file in folder.rollout_files:
-        for record in read_rollouts(file):
-            name, _, decoding = record.eval_phase.rpartition("_")
-            if name == phase and (record.sample or 0) in plan.numbers(decoding):
-                found[decoding][record.row_number, record.sample or 0] = record.score
-    if any(len(found[name]) < len(plan.cases) * len(plan.numbers(name)) for name in found):
-        return None
-    scorings = {
-        name: grouped((str(row), score) for (row, _), score in scores.items() if score is not None)
-        for name, scores in found.items()
-    }
-    return EvalScores(**scorings, mixture=plan.mixture)
 
 
 @contextmanager

@@ -12,11 +12,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from aitrain import activity
 from aitrain.errors import EpisodesFailed
 from aitrain.events import Evaluated
+from aitrain.runs.held_out import Scoring
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import interval_of_mean, named
-from aitrain.training.distributed import agree_on, of_first
-from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
+from aitrain.training.distributed import agree_on
+from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate
 from aitrain.training.run_context import RunContext, RunRecorder
 from aitrain.training.tracking import Tracking
 
@@ -31,26 +32,23 @@ class EvalState:
     is_same: bool = True
     """Whether the options, environment and cases are those of the checkpoint."""
     is_comparable: bool = True
-    """Whether the held-out cases are, too."""
+    """Whether the held-out cases and the number of their samples are, too."""
+    before: dict[str, Scoring] = field(default_factory=dict)
+    """Scores of the initial policy by decoding; empty before it has played."""
     last_scored: int = 0
     """The last step that was scored during the training."""
-    before: float | None = None
-    """Score of the initial policy."""
     scorings: list[MetricsLine] = field(default_factory=list)
-    """The evaluations during the training so far that have the present numbers of cases and samples."""
-    candidates: list[MetricsLine] = field(default_factory=list)
-    """Those of them that --save-best chooses from: they played the same cases, and have a checkpoint, or will have."""
+    """The comparable evaluations during the training so far."""
 
     @property
     def best(self) -> MetricsLine | None:
-        """The first candidate with the highest score."""
-        return max(self.candidates, key=lambda line: line.eval_score or 0.0, default=None)
+        """The first evaluation with the highest score."""
+        return max(self.scorings, key=lambda line: line.eval_score or 0.0, default=None)
 
     def add(self, line: MetricsLine) -> bool:
         """Add an evaluation; returns whether its score is the best so far."""
         if line.is_scoring:
             self.scorings.append(line)
-            self.candidates.append(line)
         return line is self.best
 
     def has_scored(self, step: int) -> bool:
@@ -80,6 +78,8 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     recorder: RunRecorder
     tracking: Tracking
     state: EvalState
+    mean_before: float | None = field(default=None, init=False)
+    """Score of the initial policy on the cases of `choosing`."""
     stopped: bool = field(default=False, init=False)
     """Whether the training ended before its last step, with a checkpoint."""
     reason: str | None = field(default=None, init=False)
@@ -87,23 +87,21 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
 
     def before(self) -> EvalScores:
         """Scores of the initial policy on all cases; the means are those of the cases that are played during the
-        training. A resumed run has them in its records, unless its cases or samples are others, or are played or scored
-        in another way."""
-        phase, plan = EvalPhase("before", 0, 0), self.choosing
+        training. A resumed run has them in its checkpoint, unless its cases or samples are others, or are played or
+        scored in another way."""
+        plan, folder = self.choosing, self.context.folder
         if plan is not self.plan:
             plan = replace(plan, cases=[*self.plan.cases, *plan.cases])
-        scores = None
-        if self.context.checkpoint is not None:
-            folder, is_main = self.context.folder, self.trainer.accelerator.is_main_process
-            is_recorded = is_main and self.state.is_comparable
-            scores = of_first(recorded_scores(folder, phase.name, plan) if is_recorded else None)
-            if scores is None and is_main:
+        if self.state.before:
+            scores = EvalScores(**self.state.before, mixture=plan.mixture)
+        else:
+            if self.context.checkpoint is not None and self.trainer.accelerator.is_main_process:
                 for file in folder.rollout_files:
                     keep_lines(file, lambda record: record.eval_phase[:6] != "before", RolloutRecord.from_json)
             self.trainer.accelerator.wait_for_everyone()
-        if scores is None:
-            scores = self._score(phase, plan)
-        self.state.before = scores.means[0]
+            scores = self._score(EvalPhase("before", 0, 0), plan)
+            self.state.before = {"sampled": scores.sampled, "greedy": scores.greedy}
+        self.mean_before = scores.means[0]
         self._diagnose(self.line_of(0, scores))
         return scores
 
@@ -181,7 +179,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     def _ends_at(self, step: int) -> bool:
         patience, seen = self.context.config.patience, self.state
         if patience is not None and seen.has_scored(step):
-            self.reason = reason_to_stop(patience, seen.before, seen.scorings)
+            self.reason = reason_to_stop(patience, self.mean_before, seen.scorings)
         if self.reason is not None:
             self.stopped = True
             self.context.stop.end_run(self.reason)

@@ -128,7 +128,7 @@ def prepare(context: RunContext) -> Prepared | None:
     held_out = HeldOutScoring(context, trainer, plan, choosing, recorder, tracking, eval_state)
     trainer.add_callback(held_out)
     if context.checkpoint is not None:
-        continue_scorings(eval_state, trainer, context.checkpoint, choosing)
+        continue_scorings(eval_state, trainer, context.checkpoint)
         trainer.add_callback(RestoreState(context.checkpoint, trainer, eval_state.is_same))
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)

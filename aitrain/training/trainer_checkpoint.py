@@ -26,18 +26,15 @@ from aitrain.runs.checkpoint import (
     STAGING,
     Manifest,
     changed,
-    checkpoints_of,
     publish,
     read_manifest,
     refuse_changes,
     rotate,
     seal,
-    step_of,
 )
 from aitrain.runs.records import read_metrics
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.distributed import of_first
-from aitrain.training.evaluation import EvalPlan
 from aitrain.training.held_out_scoring import EvalState
 from aitrain.training.run_context import RunContext, RunRecorder
 from aitrain.training.trainer import EpisodeTrainer
@@ -104,6 +101,7 @@ class CheckpointWriter:
             self.manifest,
             step=trainer.state.global_step,
             config=config,
+            before=self.eval_state.before,
             seconds=round(trainer.watch.trained_seconds, 3),
             epoch=self.folder.epoch,
         )
@@ -161,20 +159,19 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
         refuse_changes(context.checkpoint, changes)
     elif changes:
         context.note(f"Resumed with changes, so without exact reproducibility: {'; '.join(changes)}")
-    return EvalState(not changes, not changes and before.held_out == now.held_out)
+    samples = before.config["eval_samples"] == context.config.eval_samples
+    is_comparable = not changes and before.held_out == now.held_out and samples
+    return EvalState(not changes, is_comparable, before.before if is_comparable else {})
 
 
-def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Path, plan: EvalPlan) -> None:
-    """Continue the time of the training, and take over its evaluations that the plan's are comparable
-    with, from metrics.jsonl."""
-    before, folder = read_manifest(checkpoint), RunFolder(checkpoint.parent.parent)
+def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Path) -> None:
+    """Continue the time of the training, and take over its comparable evaluations, from metrics.jsonl."""
+    before, metrics = read_manifest(checkpoint), RunFolder(checkpoint.parent.parent).metrics
     trainer.watch.seconds_before = before.seconds
-    made = [line for line in read_metrics(folder.metrics) if line.is_scoring and line.step <= before.step]
-    # rank 0 sees all metrics and all checkpoints
-    made, steps = of_first((made, set(map(step_of, checkpoints_of(folder)))))
+    # rank 0 sees all metrics
+    made = of_first([line for line in read_metrics(metrics) if line.is_scoring and line.step <= before.step])
     state.last_scored = made[-1].step if made else 0
-    state.scorings = [line for line in made if state.is_comparable and line.eval_samples == plan.samples]
-    state.candidates = [line for line in state.scorings if line.step in steps]
+    state.scorings = made if state.is_comparable else []
     if made and not state.scorings and trainer.run.config.save_best:
         trainer.run.note("--save-best compares new scores only: the run or its held-out cases have changed.")
 

@@ -145,24 +145,25 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
 
 
 @pytest.mark.parametrize(
-    ("now", "cases", "best"), [({}, "same", 3), ({"eval_samples": 2}, "same", None), ({}, "edited", None)]
+    ("now", "cases", "best"), [({}, "same", 1), ({"eval_samples": 2}, "same", None), ({}, "edited", None)]
 )
-def test_the_best_step_has_a_checkpoint_and_was_chosen_by_the_same_cases(
+def test_the_best_step_was_chosen_by_the_same_cases(
     now: dict[str, int], cases: str, best: int | None, tmp_path: Path
 ) -> None:
     folder, config = RunFolder(tmp_path), TrainConfig(save_best=True)
     made = folder.checkpoints / "checkpoint-3"
     made.mkdir(parents=True)
     (made / "trainer_0.pt").touch()
+    scored = {"sampled": {"0": [0.5]}, "greedy": {}}
     facts = dict.fromkeys(("class", "file", "sha256", "config", "weights", "chat_template"))
-    before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same")
+    before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same", before=scored)
     seal(made, before)
     append_lines(folder.metrics, [{"step": step, "eval_score": -step, "eval_samples": 1} for step in range(1, 4)])
     run = SimpleNamespace(config=config.model_copy(update=now), note=print, checkpoint=made)
     state = resumed_eval_state(run, replace(before, held_out=cases))  # type: ignore[arg-type]
-    plan = SimpleNamespace(samples=run.config.eval_samples)
-    continue_scorings(state, SimpleNamespace(run=run, watch=run), made, plan)
+    continue_scorings(state, SimpleNamespace(run=run, watch=run), made)
     assert (state.best and state.best.step) == best
+    assert state.before == (scored if best else {})
 
 
 class Evil:
