@@ -59,7 +59,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,7 +89,7 @@ from aitrain.engines.scopes import (
 )
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.sharded_tensors import gathered, is_sharded, whole
-from aitrain.engines.shared_cache import distinct_prompts, padded
+from aitrain.engines.shared_cache import padded
 from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Trajectory
@@ -110,12 +109,9 @@ from aitrain.training.passes import (
     KEPT,
     KEPT_ROWS,
     MicroBatch,
-    Rows,
-    cost_of_passes,
     log_probs_of_rows,
     passes_of,
-    plan_blocks,
-    plan_passes,
+    trimmed_blocks,
 )
 from aitrain.training.run_context import RunContext
 from aitrain.training.sharding import (
@@ -329,13 +325,12 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         total, loss = torch.zeros((), device=accelerator.device), torch.zeros(())
         before = {name: len(values) for name, values in metrics.items()}
         alone: Callable[[], AbstractContextManager[Any]] = partial(accelerator.no_sync, model)
-        begins = set(accumulate(passes.blocks, initial=0)) if passes.blocks else set[int]()
         for number, (rows, divisor) in enumerate(zip(passes.rows, passes.divisors, strict=True), start=1):
             # before the last one, gradients are added up, not exchanged; with FSDP2 they are, as they would stay whole
             is_last = number == len(passes.rows)
             accelerator.gradient_state._set_sync_gradients(is_last)  # for DeepSpeed, and TRL's adaptive entropy
             with activity.own.doing("forward and backward pass"):
-                if number - 1 in begins:
+                if number - 1 in passes.begins:
                     with alone():
                         self._prompts = SharedPrompts(model, rows["prompt_ids"], rows["prompt_mask"])
                 if self._prompts is not None and is_last:
@@ -345,7 +340,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                     if not is_last:
                         total += loss.detach()
                         accelerator.backward(loss)
-                        if self._prompts is not None and number in begins:
+                        if number in passes.begins and self._prompts is not None:
                             self._prompts.backward()
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
         over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
@@ -460,16 +455,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         """Log-probabilities of a padded generation batch, in passes of rows of similar lengths or with shared
         prompts."""
-        lengths, end = mask.sum(1).tolist(), ids.shape[1] - keep
-        of_prompts, of_completions = (part.sum(1).tolist() for part in (mask[:, :end], mask[:, end:]))
-        passes, are_shared = self._own_passes(lengths), False
-        blocks = [[rows] for rows in passes]
-        if self.shares_prompts:
-            _, _, prompts = distinct_prompts(ids[:, :end], mask[:, :end])
-            rows, apart = list(range(len(ids))), cost_of_passes(passes, lengths)
-            shares = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, self.pass_limit, 1, apart)
-            if shares is not None:
-                (blocks,), are_shared = shares, True
+        end = ids.shape[1] - keep
+        parts = ids[:, :end], mask[:, :end], mask[:, end:]
+        (blocks,), are_shared = trimmed_blocks(*parts, [True] * len(ids), self.pass_limit, 1, self.shares_prompts)
         forwards = sum(are_shared + len(block) for block in blocks)
         # sharded weights are gathered equally often on each process
         more = max(gather_object([forwards])) - forwards if self.is_fsdp_enabled else 0
@@ -483,12 +471,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for _ in range(more):
             self._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], keep)
         return values
-
-    def _own_passes(self, lengths: list[int]) -> list[Rows]:
-        """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,
-        as sharded weights need that."""
-        most = max(gather_object([len(plan_passes(lengths, self.pass_limit))]))
-        return plan_passes(lengths, self.pass_limit, at_least=most)
 
     def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
         """vLLM's log-probabilities, corrected for truncated sampling in forward passes without dropout. Every process
