@@ -96,7 +96,7 @@ def _play_and_score(
         mean = mean_score(scores, plan.mixture)
         context.announce(Evaluating(done, steps, decoding, mean, left, failed / max(1, done)))
         scored = sum(sample.score is not None for sample in played)
-        dropped = sum(sample.is_dropped for sample in played)
+        dropped = sum(bool(sample.dropped) for sample in played)
         rollouts.failures.after_batch(scored, failures, len(played) - dropped)
         if context.stop.on_any_rank() and done < steps:
             raise Interrupted(f"Stopped after {done} of {steps} episodes.")

@@ -99,24 +99,21 @@ class PolicyRollouts:
         self.report_failures(played)
         self.check_abandoned()
         for name in ("", *filter(None, self.rollout.runner.parts)):
-            those = [one for one in played if not one.is_dropped and name in ("", one.env)]
+            those = [one for one in played if not one.dropped and name in ("", one.env)]
             scored, failed = (sum(getattr(one, field) is not None for one in those) for field in ("score", "failure"))
             if name == "" or those:
                 with errors_of(name):
                     self.failures.of(name).after_batch(scored, failed, len(those))
 
-    def note_dropped(self, case_idx: object, tokens: int) -> None:
-        """Note the first case of the run that was dropped."""
-        if self.failures.has_noted_dropped:
-            return
-        self.failures.has_noted_dropped = True
-        self.notify(
-            f"Case {case_idx} is dropped: its prompt has {tokens} tokens, which leaves no room for an answer in a"
-            f" context of {self.rollout.limits.context}. Dropped cases take no part (metric stopped/no_room)."
-        )
-
     def report_failures(self, played: Sequence[PlayedEpisode]) -> None:
-        """Show the first failure of each kind, of each environment."""
+        """Show the first failure of each kind, of each environment, and the first episode of the run that is dropped."""
+        dropped = next((one.dropped for one in played if one.dropped), "")
+        if dropped and not self.failures.has_noted_dropped:
+            self.failures.has_noted_dropped = True
+            self.notify(
+                f"{dropped}, which leaves no room for an answer in a context of {self.rollout.limits.context}. Dropped"
+                " cases take no part (metric stopped/no_room)."
+            )
         for env in dict.fromkeys(one.env for one in played):
             failures = [one.failure for one in played if one.failure is not None and one.env == env]
             for message in self.failures.of(env).first_of_each(failures):

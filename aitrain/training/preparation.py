@@ -20,7 +20,6 @@ from aitrain.environment.dataset import fingerprint
 from aitrain.errors import ConfigError
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest, weights_stamp
-from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.callbacks import MetricsReporter, custom_callbacks
@@ -109,13 +108,9 @@ def prepare(context: RunContext) -> Prepared | None:
     recorder, tracking = RunRecorder(context.folder, context.checkpoint), Tracking(context)
     checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
 
-    def write(records: list[RolloutRecord]) -> None:
-        tracking.see(records)
-        recorder.add_rollouts(records)
-
     reporter = MetricsReporter(context, recorder)
     with explain_refusals():
-        trainer = EpisodeTrainer(context, inputs, write, checkpoints.save, [tracking, reporter])
+        trainer = EpisodeTrainer(context, inputs, recorder.add_rollouts, checkpoints.save, [tracking, reporter])
     if inputs.batch.shares_prompts and trainer.rows_apart:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
 
@@ -144,6 +139,11 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
     batch = plan_batch(config, processes)
+    if context.runner.scores_groups and batch.prompts_per_step % processes:
+        raise ConfigError(
+            "rl_prompts_per_step: the environment scores groups together, so each process plays whole ones\n"
+            f"Give a multiple of the {processes} processes."
+        )
     refuse_unsharded(config, "cpu" if precision.use_cpu else "cuda")
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_zero_3(arguments)

@@ -1,7 +1,7 @@
 """Reports a run to wandb, tensorboard and trackio.
 
-The callbacks of transformers report the metrics, this module options, held-out scores and sample rollouts. A tracker
-that fails is removed with a note: no run ends because of it.
+The callbacks of transformers report the metrics, this module options and held-out scores. A tracker that fails is
+removed with a note: no run ends because of it.
 
 What it uses of transformers 5.17 (tests/training/test_tracking.py trains with the real libraries):
 
@@ -15,7 +15,7 @@ What it uses of transformers 5.17 (tests/training/test_tracking.py trains with t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -28,17 +28,10 @@ from aitrain.events import Evaluated
 from aitrain.execution.user_code import describe_error
 from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
-from aitrain.runs.records import RolloutRecord
 from aitrain.training.run_context import RunContext
 
 PROJECT = "aitrain"
 """Project of the runs, unless the tracker's own variable names one."""
-ROWS = 16
-"""Rollouts in one table."""
-TABLES = 20
-"""Tables of training rollouts in a run; each scoring of held-out cases adds one."""
-LONGEST = 4_000
-"""Characters of one text in a table."""
 
 
 class Tracking(TrainerCallback):  # type: ignore[misc]
@@ -46,7 +39,6 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
-        self.newest: dict[str, list[RolloutRecord]] = {}
         self.scores: list[Evaluated] = []
         """Scores from before the training, reported when the trackers are opened."""
         self.training: tuple[Any, Any, Any] | None = None
@@ -71,11 +63,6 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         (made,) = get_reporting_integration_callbacks([name])
         self.trackers[name] = made()
 
-    def see(self, records: Sequence[RolloutRecord]) -> None:
-        """Keep a few of the newest rollouts, of training or of a scoring of held-out cases."""
-        if self.trackers and records:
-            self.newest[records[0].eval_phase] = list(records[:ROWS])
-
     def take(self, scores: Evaluated) -> None:
         """Report scores of the held-out cases."""
         if self.training is None:
@@ -83,27 +70,9 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
             return
         values = {"eval_score": scores.sampled, "eval_greedy": scores.greedy}
         known = {name: value for name, value in values.items() if value is not None}
+        training = self.training
         if known:
-            training = self.training
             self._each(lambda _, callback: callback.on_log(*training, logs=dict(known)))
-        self._show(f"{scores.when.replace(' ', '')}_sampled", self.training[1].global_step)
-
-    def _show(self, phase: str, step: int) -> None:
-        """Report a table of rollouts; for tensorboard as text that is not read as Markdown."""
-        rows = [_row(record) for record in self.newest.pop(phase, [])]
-
-        def show(name: str, callback: Any) -> None:
-            if name == "tensorboard":
-                texts = (_verbatim(write_yaml(row)) for row in rows)
-                callback.tb_writer.add_text("rollouts", "\n\n---\n\n".join(texts), step)
-                return
-            import pandas  # type: ignore[import-untyped, unused-ignore]  # comes with datasets
-
-            library = import_module(name)
-            library.log({"rollouts": library.Table(dataframe=pandas.DataFrame(rows)), "train/global_step": step})
-
-        if rows:
-            self._each(show)
 
     def _open(self, name: str, callback: Any) -> None:
         """Set the folder or project of the tracker's run before it is opened, unless the tracker's own variable, or
@@ -124,7 +93,8 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         options = self.context.config.written()
         options |= without_secrets({"rl_env_config": options["rl_env_config"] or {}, "trl": options["trl"]})
         if name == "tensorboard":
-            callback.tb_writer.add_text("options", _verbatim(write_yaml(options)))
+            lines = write_yaml(options).splitlines()
+            callback.tb_writer.add_text("options", "\n".join(f"    {line}" for line in lines))  # no Markdown
         else:
             import_module(name).config.update({"aitrain": options}, allow_val_change=True)
 
@@ -138,37 +108,11 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
             self.take(scores)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-        """Report a line of metrics, and a table TABLES times in a run."""
+        """Report a line of metrics."""
         self._each(lambda _, callback: callback.on_log(args, state, control, logs=dict(logs), **rest))
-        every = max(1, state.max_steps // TABLES)
-        if state.global_step == 1 or state.global_step % every == 0:
-            self._show("", state.global_step)
 
     def close(self) -> None:
         """Close the trackers, after the last scores."""
         if (training := self.training) is not None:
             self._each(lambda _, callback: callback.on_train_end(*training))
             self._each(lambda name, _: import_module(name).finish() if name in self._opened else None)
-
-
-def _row(record: RolloutRecord) -> dict[str, object]:
-    prompt, said = (
-        "\n\n".join(f"{message.role}: {message.text}" for message in messages)[:LONGEST]
-        for messages in record.transcript()
-    )
-    return {
-        "step": record.step,
-        "eval_phase": record.eval_phase or "training",
-        "case_idx": str(record.case_idx),
-        "prompt": prompt,
-        "completion": said,
-        "score": record.score,
-        "advantage": record.advantage,
-        "stop": record.stop,
-        "error": record.error and f"{record.error.kind}: {record.error.message}"[:LONGEST],
-    }
-
-
-def _verbatim(text: str) -> str:
-    """The text as a code block, in which nothing is read as Markdown."""
-    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -284,11 +284,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
         for name, value in batch.metrics.items():
             metrics[name].append(value)
-        if self.rollouts.rollout.end.stop_strings is not None or any(one.is_dropped for one in everywhere):
-            for name, value in batch.length_metrics().items():
-                metrics[name][-1] = value
-        whole_groups = torch.tensor([not one.is_dropped for one in everywhere], device=device)  # dropped together
-        share = zero_variance_share(rewards[whole_groups], in_loss[whole_groups], size)
+        for name, value in batch.length_metrics().items():
+            metrics[name][-1] = value
+        is_played = torch.tensor([not one.dropped for one in everywhere], device=device)
+        groups = is_played.view(-1, size).any(1).repeat_interleave(size)  # without those of a prompt that is too long
+        share = zero_variance_share(rewards[groups], in_loss[groups], size)
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
         if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
             self._add_kl_by_position(output)

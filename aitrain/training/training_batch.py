@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from aitrain.environment.contract import ScoreResult
 from aitrain.environment.runner import score_groups
-from aitrain.environment.session import Group, GroupMember
+from aitrain.environment.session import Group
 from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.rollout.episode import STOPS, Episode
 from aitrain.runs.records import RecordedError, RecordedTurn, RolloutRecord, row_columns
@@ -37,7 +36,8 @@ class PlayedEpisode:
     is_whole: bool
     """Whether the policy ended its last completion."""
     is_truncated: bool
-    is_dropped: bool
+    dropped: str
+    """Why it takes no part; empty if it does."""
 
     @classmethod
     def of(cls, key: MemberKey, episode: Episode) -> PlayedEpisode:
@@ -52,7 +52,9 @@ class PlayedEpisode:
             max(trajectory.turn_lengths, default=0),
             trajectory.ended_by_policy,
             episode.is_truncated,
-            episode.is_dropped,
+            f"Case {episode.case.case_idx} is dropped: its prompt has {episode.too_long} tokens"
+            if episode.is_dropped
+            else "",
         )
 
     def is_kept(self, masks_truncated: bool) -> bool:
@@ -91,7 +93,7 @@ class TrainingBatch:
     def length_metrics(self) -> dict[str, float]:
         """TRL's length metrics; TRL's own count dropped episodes, and completions that end with a stop string as
         truncated."""
-        played = [one for one in self.everywhere if not one.is_dropped]
+        played = [one for one in self.everywhere if not one.dropped]
         metrics = {"completions/clipped_ratio": sum(not one.is_whole for one in played) / max(1, len(played))}
         for name, those in (("", played), ("terminated_", [one for one in played if one.is_whole])):
             lengths = [float(one.tokens) for one in those] or [0.0]
@@ -114,41 +116,21 @@ class TrainingBatch:
 
 
 def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[PlayedEpisode]:
-    """Drop the groups with a prompt that leaves no room, and score the others together if the environment does so;
-    returns the episodes of all ranks in the order of their keys. Every rank must call this, with its own episodes."""
-    _finish_groups(rollouts, own)
-    return sorted(rollouts.gather([PlayedEpisode.of(*one) for one in own.items()]), key=lambda one: one.key)
-
-
-def _finish_groups(rollouts: PolicyRollouts, of_keys: Mapping[MemberKey, Episode]) -> None:
-    own = [(group, one.case.case_idx, one.too_long) for (group, _), one in of_keys.items() if one.too_long is not None]
-    too_long = rollouts.gather(own)
-    groups = {group for group, _, _ in too_long}
-    for (group, _), episode in of_keys.items():
-        if group in groups:
-            episode.is_dropped, episode.result = True, ScoreResult(None)
-    if too_long:
-        _, case_idx, tokens = too_long[0]
-        rollouts.note_dropped(case_idx, tokens)
+    """Score the groups together whose environment does so; returns the episodes of all ranks in the order of their
+    keys. Every rank must call this, with its own episodes, which are whole groups in such an environment."""
     runner, clock = rollouts.rollout.runner, rollouts.rollout.clock
-    if not runner.scores_groups:
-        return
-    together = {
-        key: one.as_member
-        for key, one in of_keys.items()
-        if not one.is_dropped and runner.part_of(one.case).scores_groups
-    }
-    members: dict[int, dict[MemberKey, GroupMember]] = defaultdict(dict)
-    for key, member in sorted(rollouts.gather(list(together.items())), key=lambda pair: pair[0]):
-        members[key[0]][key] = member
-    ours = [group for group in members.values() if next(iter(group)) in together]  # of the rank with the first member
-    to_score = [Group(of_keys[next(iter(group))].case, list(group.values())) for group in ours]
-    with clock.running("rollout"), clock.running("environment"):
-        scored = rollouts.loop.run(score_groups(runner, to_score))
-    results = [pair for group, row in zip(ours, scored, strict=True) for pair in zip(group, row, strict=True)]
-    for key, result in rollouts.gather(results):
-        if key in together:
-            of_keys[key].result = result
+    if runner.scores_groups:
+        together = defaultdict[int, list[Episode]](list)
+        for (group, _), episode in own.items():
+            if not episode.is_dropped and runner.part_of(episode.case).scores_groups:
+                together[group].append(episode)
+        groups = [Group(members[0].case, [one.as_member for one in members]) for members in together.values()]
+        with clock.running("rollout"), clock.running("environment"):
+            scored = rollouts.loop.run(score_groups(runner, groups))
+        for members, results in zip(together.values(), scored, strict=True):
+            for episode, result in zip(members, results, strict=True):
+                episode.result = result
+    return sorted(rollouts.gather([PlayedEpisode.of(*one) for one in own.items()]), key=lambda one: one.key)
 
 
 def episode_metrics(episode: Episode) -> dict[str, float]:
