@@ -41,8 +41,6 @@ class BatchSource:
     order: CaseOrder
     schedule: CaseSchedule
     group_size: int
-    masks_truncated: bool = False
-    """Whether truncated episodes are left out of the loss."""
     refill_limit: int = 0
     state: dict[str, list[int]] = field(init=False)
     """That of the order after the last batch that was taken: a resumed run samples a later one again."""
@@ -137,7 +135,7 @@ class BatchSource:
     def _teaches(self, members: Sequence[PlayedEpisode]) -> bool:
         """Whether a group has advantages."""
         scores = torch.tensor([math.nan if one.score is None else one.score for one in members])
-        kept = torch.tensor([one.is_kept(self.masks_truncated) for one in members])
+        kept = torch.tensor([one.is_kept for one in members])
         return bool(has_advantages(scores, kept, len(members)))
 
 
@@ -213,10 +211,9 @@ def batch_source(
 ) -> BatchSource:
     """The source of a run's batches, by its options."""
     config, order = runner.config, case_order(runner, cases, schedule.prompts, arguments)
-    refill_limit = REFILLS if config.rl_sampling == "refill" else 0
-    size, masks_truncated = arguments.num_generations, arguments.mask_truncated_completions
     source = AheadSource if config.rl_ahead else BatchSource
-    return source(rollouts, cases, order, schedule, size, masks_truncated, refill_limit)
+    refills = REFILLS if config.rl_sampling == "refill" else 0
+    return source(rollouts, cases, order, schedule, arguments.num_generations, refills)
 
 
 def _in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:

@@ -18,7 +18,7 @@ from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import interval_of_mean, named
 from aitrain.training.distributed import agree_on
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate
-from aitrain.training.run_context import RunContext, RunRecorder
+from aitrain.training.run_context import RunContext
 from aitrain.training.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -56,11 +56,6 @@ class EvalState:
         return bool(self.scorings) and self.scorings[-1].step == step
 
 
-class TrainingOver(Exception):
-    """Raised before the first step of a resumed training whose last evaluation ends it; transformers has no other way
-    to leave."""
-
-
 @dataclass(eq=False)
 class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     """Scores the held-out cases with the trainer's weights. Every rank must call its methods.
@@ -75,7 +70,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     """The cases whose scores before and after are reported."""
     choosing: EvalPlan
     """The cases that evaluations during the training play: others with --save-best, else the same."""
-    recorder: RunRecorder
     tracking: Tracking
     state: EvalState
     mean_before: float | None = field(default=None, init=False)
@@ -109,7 +103,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """Score a step, also as a line of metrics; returns whether its score is the best so far."""
         line = self.line_of(step, self._score(EvalPhase(f"step{step}", step, step), self.choosing))
         if line.is_scoring and self.trainer.accelerator.is_main_process:
-            self.recorder.add_metrics(line)
+            self.trainer.recorder.add_metrics(line)
         self._diagnose(line)
         activity.own.enter("training")
         return self.state.add(line)
@@ -149,8 +143,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """Make up for the evaluation that the end of the training skipped."""
         if self.is_due(state.global_step) and self.state.last_scored < state.global_step:
             self.after_step(state.global_step)
-        if self._ends_at(state.global_step):
-            raise TrainingOver
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Stop if any process was asked to. Else score if it is due, or a callback of the user's asks for it; with
@@ -162,7 +154,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         if is_due and not is_last and not control.should_training_stop:
             is_best = self.after_step(state.global_step)
             control.should_save |= is_best and self.context.config.save_best
-        if self._ends_at(state.global_step):
+        if self.ends_at(state.global_step):
             control.should_training_stop = control.should_save = True
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -176,7 +168,8 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             return step % config.eval_steps == 0
         return config.eval_strategy == "epoch" and self.trainer.schedule.ends_epoch(step)
 
-    def _ends_at(self, step: int) -> bool:
+    def ends_at(self, step: int) -> bool:
+        """Whether the evaluation of a step, the last one, ends the training."""
         patience, seen = self.context.config.patience, self.state
         if patience is not None and seen.has_scored(step):
             self.reason = reason_to_stop(patience, self.mean_before, seen.scorings)
@@ -198,7 +191,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         samples = f", {plan.samples} samples each" if plan.samples > 1 else ""
         self.context.enter(f"scoring {len(plan.cases)} held-out cases{samples}", moves_files=False)
         try:
-            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.write_records)
+            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.recorder.add_rollouts)
         except EpisodesFailed as error:
             if phase.name == "before":
                 raise

@@ -190,9 +190,8 @@ def adapter_error(name: str) -> ConfigError:
     )
 
 
-OUT_OF_REACH = "there is no folder of this name, and the Hub cannot be reached"
 _REASONS = {
-    "couldn't connect": OUT_OF_REACH,
+    "couldn't connect": "there is no folder of this name, and the Hub cannot be reached",
     "is not a valid model identifier": "there is no folder of this name, and no such model on the Hub",
     "instantiate the backend tokenizer": "it has no tokenizer",
 }

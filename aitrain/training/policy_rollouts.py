@@ -106,7 +106,7 @@ class PolicyRollouts:
                     self.failures.of(name).after_batch(scored, failed, len(those))
 
     def report_failures(self, played: Sequence[PlayedEpisode]) -> None:
-        """Show the first failure of each kind, of each environment, and the first episode of the run that is dropped."""
+        """Show the first failure of each kind, of each environment, and the first episode that is dropped."""
         dropped = next((one.dropped for one in played if one.dropped), "")
         if dropped and not self.failures.has_noted_dropped:
             self.failures.has_noted_dropped = True

@@ -22,16 +22,15 @@ from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest, weights_stamp
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
-from aitrain.training.callbacks import MetricsReporter, custom_callbacks
+from aitrain.training.callbacks import custom_callbacks
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import ShownCases, begin, build_datasets, longest_episode
+from aitrain.training.dataset import ShownCases, begin, longest_episode
 from aitrain.training.distributed import init_processes
 from aitrain.training.engine_setup import checked_server
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.held_out_scoring import HeldOutScoring
 from aitrain.training.holdout import prompt_limit, prompt_limits, split_each
 from aitrain.training.model import (
-    OUT_OF_REACH,
     Precision,
     adapter_error,
     check_vocabulary,
@@ -43,14 +42,14 @@ from aitrain.training.model import (
     model_without_weights,
 )
 from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
-from aitrain.training.saving import repository_of
+from aitrain.training.saving import check_repository
 from aitrain.training.sharding import load_once_per_machine, refuse_unsharded
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 from aitrain.training.trainer_checkpoint import (
     CheckpointWriter,
-    RestoreState,
     continue_scorings,
+    restore_state,
     resumed_eval_state,
 )
 from aitrain.training.trl_arguments import (
@@ -86,8 +85,6 @@ def prepare(context: RunContext) -> Prepared | None:
         GRPOConfig.world_size = property(lambda _: context.dry_run_of)
     processes = context.dry_run_of or init_processes(config, precision)
     inputs = _inputs(context, precision, processes)
-    if inputs is None:
-        return None
     split = inputs.split
     facts = {
         **context.describe(),
@@ -108,9 +105,8 @@ def prepare(context: RunContext) -> Prepared | None:
     recorder, tracking = RunRecorder(context.folder, context.checkpoint), Tracking(context)
     checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
 
-    reporter = MetricsReporter(context, recorder)
     with explain_refusals():
-        trainer = EpisodeTrainer(context, inputs, recorder.add_rollouts, checkpoints.save, [tracking, reporter])
+        trainer = EpisodeTrainer(context, inputs, recorder, checkpoints.save, [tracking])
     if inputs.batch.shares_prompts and trainer.rows_apart:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
 
@@ -120,19 +116,19 @@ def prepare(context: RunContext) -> Prepared | None:
     choosing = plan
     if len(split.choosing):
         choosing = replace(plan, cases=split.choosing, mixture=mixture_of(context.runner, split.choosing))
-    held_out = HeldOutScoring(context, trainer, plan, choosing, recorder, tracking, eval_state)
+    held_out = HeldOutScoring(context, trainer, plan, choosing, tracking, eval_state)
     trainer.add_callback(held_out)
     if context.checkpoint is not None:
         continue_scorings(eval_state, trainer, context.checkpoint)
-        trainer.add_callback(RestoreState(context.checkpoint, trainer, eval_state.is_same))
+        trainer.watch.restore = partial(restore_state, trainer, context.checkpoint, eval_state.is_same)
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_sources(context.runner, context.folder)
     return Prepared(inputs, trainer, held_out, tracking)
 
 
-def _inputs(context: RunContext, precision: Precision, processes: int) -> TrainerInputs | None:
-    """The trainer's inputs, without a server's engine; None in a dry run that cannot know the model."""
+def _inputs(context: RunContext, precision: Precision, processes: int) -> TrainerInputs:
+    """The trainer's inputs, without a server's engine."""
     config, is_dry_run = context.config, context.dry_run_of > 0
     begin(context)
     copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
@@ -148,22 +144,10 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_zero_3(arguments)
     if config.push_to_hub:
-        repository_of(config).check()
+        check_repository(config)
     algorithm, callbacks = AlgorithmParts.of(config), custom_callbacks(config, context.stop.end_run)
     context.enter("loading the tokenizer")
-    try:
-        tokenizer = load_tokenizer(config, say=context.enter if is_dry_run else partial(context.note, level="info"))
-    except ConfigError as error:
-        if not is_dry_run or OUT_OF_REACH not in str(error):
-            raise
-        context.note(
-            f"{config.model} is not on this machine and the Hub cannot be reached. So its name, its chat template, the"
-            " length of the prompts, how many cases fit, and what TRL refuses with it are not checked."
-        )
-        stand_in = load_tokenizer(config.model_copy(update={"model": "tiny", "chat_template": None}))
-        build_datasets(context, stand_in, processes)
-        context.check_environments(context)
-        return None
+    tokenizer = load_tokenizer(config, say=context.enter if is_dry_run else partial(context.note, level="info"))
     shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
     context.check_environments(context)
 

@@ -94,7 +94,6 @@ from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Trajectory
 from aitrain.rollout.limits import Limits
-from aitrain.runs.records import RolloutRecord
 from aitrain.training.algorithm import (
     AlgorithmParts,
     zero_variance_share,
@@ -113,7 +112,7 @@ from aitrain.training.passes import (
     passes_of,
     trimmed_blocks,
 )
-from aitrain.training.run_context import RunContext
+from aitrain.training.run_context import RunContext, RunRecorder
 from aitrain.training.sharding import (
     load_weights,
     own_weights,
@@ -173,13 +172,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self,
         run: RunContext,
         inputs: TrainerInputs,
-        write_records: Callable[[list[RolloutRecord]], None],
+        recorder: RunRecorder,
         save: Callable[[Any, Callable[[], None]], None],
         callbacks: Sequence[TrainerCallback],
     ) -> None:
         """`save` writes a checkpoint of a trainer, given TRL's method that writes one; `callbacks` come before those of
         the user."""
-        self.run, self.write_records, self.save_with = run, write_records, save
+        self.run, self.recorder, self.save_with = run, recorder, save
         self.cases, self.schedule = inputs.split.train, inputs.schedule
         self.prompts_per_step = inputs.batch.prompts_per_step  # over all processes
         self.algorithm, config = inputs.algorithm, inputs.runner.config
@@ -214,7 +213,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             model._is_accelerate_prepared = False  # so that `train` adds DDP
         refuse_unsharded(config, self.accelerator.device.type, not is_sharded(self.model))
         self.remove_callback(PrinterCallback)
-        self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
         self.pass_limit = self.planned_limit = inputs.batch.limit  # the warm-up may lower the first
         # the router's loss depends on which rows share a pass
@@ -223,7 +221,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
-        self.watch = StepEvents(self, self.batches.clock)
+        self.watch = StepEvents(self, recorder, self.batches.clock)
         self.add_callback(self.watch)
         policy = self.accelerator.unwrap_model(self.model)
         is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
@@ -273,14 +271,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         scored = [(one.score, self.algorithm.reward(one)) for one in everywhere]
         pairs = [[math.nan if value is None else value for value in pair] for pair in scored]
         scores, rewards = torch.tensor(pairs, device=device).unbind(1)
-        is_kept = [one.is_kept(self.masks_truncated) for one in everywhere]
-        in_loss = torch.tensor(is_kept, device=device)
+        in_loss = torch.tensor([one.is_kept for one in everywhere], device=device)
         if self.algorithm.overlong is not None:
             metrics["penalty/overlong"].append((scores - rewards).nanmean().item())
             # TRL's are of the rewards
             metrics["reward"][-1], metrics["reward_std"][-1] = scores.nanmean().item(), trl_utils.nanstd(scores).item()
         output["advantages"] = self.algorithm.advantages(rewards, size, output["advantages"], own)
-        self.write_records(batch.records(output["advantages"].tolist()))
+        self.recorder.add_rollouts(batch.records(output["advantages"].tolist()))
 
         for name, value in batch.metrics.items():
             metrics[name].append(value)
@@ -292,7 +289,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
         if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
             self._add_kl_by_position(output)
-        tokens = sum(one.tokens for one, kept in zip(everywhere, is_kept, strict=True) if kept)
+        tokens = sum(one.tokens for one in everywhere if one.is_kept)
         items = torch.tensor(float(tokens * self.args.steps_per_generation), dtype=torch.float64, device=device)
         return output | {KEPT: in_loss[own], KEPT_ROWS: in_loss.sum(), "num_items_in_batch": items}
 
@@ -553,15 +550,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses
 
-    def is_over(self, checkpoint: Path) -> bool:
-        """Load a checkpoint if it is of the last step, after which transformers would train one more; returns whether
-        it is. Every process must call this."""
-        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        if state.global_step < self.args.max_steps:
-            return False
+    def end_at(self, checkpoint: Path) -> None:
+        """Load a checkpoint after which there is no step: transformers would train one more. Every process must call
+        this."""
         self.take_weights(checkpoint)
-        self.state = state
-        return True
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
 
     def take_weights(self, checkpoint: Path) -> None:
         """Load the weights of a checkpoint. Every process must call this."""

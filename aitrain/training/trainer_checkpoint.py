@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
@@ -176,31 +175,20 @@ def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Pat
         trainer.run.note("--save-best compares new scores only: the run or its held-out cases have changed.")
 
 
-@dataclass(eq=False)
-class RestoreState(TrainerCallback):  # type: ignore[misc]
-    """Restores the state of a resumed run that transformers does not restore."""
-
-    checkpoint: Path
-    trainer: EpisodeTrainer
-    is_same: bool
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        """Restore the state before the first new step. A run with changed options starts a new generation window. The
-        learning rate is that of the schedule with the present options, not the old one of the optimizer's state; a
-        schedule that does not depend on the step alone keeps its state."""
-        trainer, folder = self.trainer, self.checkpoint
-        path = folder / STATE.format(rank=trainer.accelerator.process_index)
-        path = path if path.exists() else folder / STATE.format(rank=0)  # of a run with fewer processes
-        saved = torch.load(path, map_location=trainer.accelerator.device, weights_only=True)
-        trainer.batches.restore(saved["case_order"])
-        for name, part in trainer.rollouts.rollout.runner.parts.items():
-            part.policy.restore(saved["call_policies"].get(name, {}))
-        if self.is_same:
-            trainer.resume(saved)
-        scheduler = trainer.lr_scheduler
-        if hasattr(scheduler, "lr_lambdas"):
-            scheduler.base_lrs = [args.learning_rate] * len(scheduler.base_lrs)
-            scheduler.last_epoch -= 1
-            scheduler.step()
+def restore_state(trainer: EpisodeTrainer, checkpoint: Path, is_same: bool) -> None:
+    """Restore what transformers does not restore, before the first new step. A run with changed options starts a new
+    generation window. The learning rate is that of the schedule with the present options, not the old one of the
+    optimizer's state; a schedule that does not depend on the step alone keeps its state."""
+    path = checkpoint / STATE.format(rank=trainer.accelerator.process_index)
+    path = path if path.exists() else checkpoint / STATE.format(rank=0)  # of a run with fewer processes
+    saved = torch.load(path, map_location=trainer.accelerator.device, weights_only=True)
+    trainer.batches.restore(saved["case_order"])
+    for name, part in trainer.rollouts.rollout.runner.parts.items():
+        part.policy.restore(saved["call_policies"].get(name, {}))
+    if is_same:
+        trainer.resume(saved)
+    scheduler = trainer.lr_scheduler
+    if hasattr(scheduler, "lr_lambdas"):
+        scheduler.base_lrs = [trainer.args.learning_rate] * len(scheduler.base_lrs)
+        scheduler.last_epoch -= 1
+        scheduler.step()

@@ -35,12 +35,13 @@ class PlayedEpisode:
     """Tokens of its longest completion."""
     is_whole: bool
     """Whether the policy ended its last completion."""
-    is_truncated: bool
+    is_kept: bool
+    """Whether it is in the loss."""
     dropped: str
     """Why it takes no part; empty if it does."""
 
     @classmethod
-    def of(cls, key: MemberKey, episode: Episode) -> PlayedEpisode:
+    def of(cls, key: MemberKey, episode: Episode, masks_truncated: bool) -> PlayedEpisode:
         """What is known of an episode that was scored."""
         result, trajectory = episode.result, episode.trajectory
         return cls(
@@ -51,15 +52,11 @@ class PlayedEpisode:
             trajectory.sampled_tokens,
             max(trajectory.turn_lengths, default=0),
             trajectory.ended_by_policy,
-            episode.is_truncated,
+            result.score is not None and not (masks_truncated and episode.is_truncated),
             f"Case {episode.case.case_idx} is dropped: its prompt has {episode.too_long} tokens"
             if episode.is_dropped
             else "",
         )
-
-    def is_kept(self, masks_truncated: bool) -> bool:
-        """Whether it is in the loss."""
-        return self.score is not None and not (masks_truncated and self.is_truncated)
 
 
 @dataclass
@@ -130,7 +127,9 @@ def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[P
         for members, results in zip(together.values(), scored, strict=True):
             for episode, result in zip(members, results, strict=True):
                 episode.result = result
-    return sorted(rollouts.gather([PlayedEpisode.of(*one) for one in own.items()]), key=lambda one: one.key)
+    masks_truncated = runner.config.rl_mask_truncated_completions
+    played = [PlayedEpisode.of(key, episode, masks_truncated) for key, episode in own.items()]
+    return sorted(rollouts.gather(played), key=lambda one: one.key)
 
 
 def episode_metrics(episode: Episode) -> dict[str, float]:
