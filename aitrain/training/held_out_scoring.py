@@ -31,14 +31,14 @@ class EvalState:
 
     is_same: bool = True
     """Whether the options, environment and cases are those of the checkpoint."""
-    is_comparable: bool = True
-    """Whether the held-out cases and the number of their samples are, too."""
     before: dict[str, Scoring] = field(default_factory=dict)
-    """Scores of the initial policy by decoding; empty before it has played."""
+    """Scores of the initial policy by decoding; empty before it has played the present cases."""
     last_scored: int = 0
     """The last step that was scored during the training."""
     scorings: list[MetricsLine] = field(default_factory=list)
-    """The comparable evaluations during the training so far."""
+    """The evaluations during the training so far that have played the present cases."""
+    seconds: float = 0.0
+    """Seconds of the training so far."""
 
     @property
     def best(self) -> MetricsLine | None:

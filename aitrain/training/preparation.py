@@ -48,7 +48,6 @@ from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 from aitrain.training.trainer_checkpoint import (
     CheckpointWriter,
-    continue_scorings,
     restore_state,
     resumed_eval_state,
 )
@@ -102,11 +101,12 @@ def prepare(context: RunContext) -> Prepared | None:
     if context.dry_run_of:
         return None
     inputs = replace(inputs, server=checked_server(context, inputs.limits.context))
-    recorder, tracking = RunRecorder(context.folder, context.checkpoint), Tracking(context)
+    recorder = RunRecorder(context.folder, context.checkpoint)
     checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
 
     with explain_refusals():
-        trainer = EpisodeTrainer(context, inputs, recorder, checkpoints.save, [tracking])
+        trainer = EpisodeTrainer(context, inputs, recorder, checkpoints.save)
+    trainer.add_callback(tracking := Tracking(context, trainer))
     if inputs.batch.shares_prompts and trainer.rows_apart:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
 
@@ -119,7 +119,7 @@ def prepare(context: RunContext) -> Prepared | None:
     held_out = HeldOutScoring(context, trainer, plan, choosing, tracking, eval_state)
     trainer.add_callback(held_out)
     if context.checkpoint is not None:
-        continue_scorings(eval_state, trainer, context.checkpoint)
+        trainer.watch.seconds_before = eval_state.seconds
         trainer.watch.restore = partial(restore_state, trainer, context.checkpoint, eval_state.is_same)
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)

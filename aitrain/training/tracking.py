@@ -6,7 +6,8 @@ removed with a note: no run ends because of it.
 What it uses of transformers 5.17 (tests/training/test_tracking.py trains with the real libraries):
 
     get_reporting_integration_callbacks([name])     the class for each name, called without arguments
-    callback.on_train_begin(...)                    opens the tracker's run; wandb's takes one that is open already
+    callback.on_train_begin(...)                    opens the tracker's run, also before the training; wandb's takes
+                                                    one that is open already
     callback.on_log(..., logs=)                     metrics, at state.global_step
     TensorBoardCallback.logging_dir, .tb_writer     set before it opens, used while it is open
     TrainingArguments.project                       trackio's project, `huggingface` by default
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 from transformers import TrainerCallback
@@ -30,6 +31,9 @@ from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
 from aitrain.training.run_context import RunContext
 
+if TYPE_CHECKING:
+    from aitrain.training.trainer import EpisodeTrainer
+
 PROJECT = "aitrain"
 """Project of the runs, unless the tracker's own variable names one."""
 
@@ -37,18 +41,16 @@ PROJECT = "aitrain"
 class Tracking(TrainerCallback):  # type: ignore[misc]
     """Reports to all trackers of a run; other processes than the first have none."""
 
-    def __init__(self, context: RunContext) -> None:
-        self.context = context
-        self.scores: list[Evaluated] = []
-        """Scores from before the training, reported when the trackers are opened."""
-        self.training: tuple[Any, Any, Any] | None = None
-        """Arguments, state and control of the training."""
+    def __init__(self, context: RunContext, trainer: EpisodeTrainer) -> None:
+        """Open the trackers."""
+        self.context, self.trainer = context, trainer
         self._opened: list[str] = []
-        """Trackers whose run was opened here."""
+        """Trackers whose run was opened here, and not before."""
         names = [name for name in context.config.log.split(",") if name != "none"]
         self.trackers: dict[str, Any] = dict.fromkeys(names if PartialState().is_main_process else ())
         """The callbacks of transformers by the names of the trackers."""
-        self._each(self._load)
+        self._each(self._open)
+        self._each(self._describe)
 
     def _each(self, act: Callable[[str, Any], object]) -> None:
         for name, callback in list(self.trackers.items()):
@@ -59,26 +61,12 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
                 del self.trackers[name]
                 self.context.note(f"{name} failed and is disabled: {describe_error(error)}")
 
-    def _load(self, name: str, _: None) -> None:
+    def _open(self, name: str, _: None) -> None:
+        """Open the tracker's run, in the run folder or in our project, unless the tracker's own variable, or `--trl
+        project=...`, says otherwise. A run of wandb that is open already is used, and left open."""
+        folder, args = self.context.folder.path, self.trainer.args
         (made,) = get_reporting_integration_callbacks([name])
-        self.trackers[name] = made()
-
-    def take(self, scores: Evaluated) -> None:
-        """Report scores of the held-out cases."""
-        if self.training is None:
-            self.scores.append(scores)
-            return
-        values = {"eval_score": scores.sampled, "eval_greedy": scores.greedy}
-        known = {name: value for name, value in values.items() if value is not None}
-        training = self.training
-        if known:
-            self._each(lambda _, callback: callback.on_log(*training, logs=dict(known)))
-
-    def _open(self, name: str, callback: Any) -> None:
-        """Set the folder or project of the tracker's run before it is opened, unless the tracker's own variable, or
-        `--trl project=...`, does so. A run of wandb that is open already is used, and left open."""
-        assert self.training is not None
-        folder, args = self.context.folder.path, self.training[0]
+        self.trackers[name] = callback = made()
         if name == "tensorboard":  # transformers would put the files among the checkpoints
             callback.logging_dir = callback.logging_dir or str(folder / "tensorboard")
         elif name == "trackio" and args.project == "huggingface":
@@ -87,6 +75,18 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
             self._opened.append(name)
             project, place = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", folder)
             wandb.init(project=project, name=self.context.config.project_name, dir=str(place))
+        callback.on_train_begin(*self._state, model=self.trainer.model)
+
+    @property
+    def _state(self) -> tuple[Any, ...]:
+        """Arguments of the methods of callbacks."""
+        return self.trainer.args, self.trainer.state, self.trainer.control
+
+    def take(self, scores: Evaluated) -> None:
+        """Report scores of the held-out cases."""
+        values = {"eval_score": scores.sampled, "eval_greedy": scores.greedy}
+        known = {name: value for name, value in values.items() if value is not None}
+        self._each(lambda _, callback: callback.on_log(*self._state, logs=dict(known)))
 
     def _describe(self, name: str, callback: Any) -> None:
         """Report all options, without secrets in the environment's keywords or TRL's fields."""
@@ -98,21 +98,11 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         else:
             import_module(name).config.update({"aitrain": options}, allow_val_change=True)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Open the trackers, and report the scores from before the training."""
-        self.training = args, state, control
-        self._each(self._open)
-        self._each(lambda _, callback: callback.on_train_begin(args, state, control, **rest))
-        self._each(self._describe)
-        for scores in self.scores:
-            self.take(scores)
-
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
         """Report a line of metrics."""
         self._each(lambda _, callback: callback.on_log(args, state, control, logs=dict(logs), **rest))
 
     def close(self) -> None:
         """Close the trackers, after the last scores."""
-        if (training := self.training) is not None:
-            self._each(lambda _, callback: callback.on_train_end(*training))
-            self._each(lambda name, _: import_module(name).finish() if name in self._opened else None)
+        self._each(lambda _, callback: callback.on_train_end(*self._state))
+        self._each(lambda name, _: import_module(name).finish() if name in self._opened else None)

@@ -55,7 +55,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -152,7 +152,7 @@ class TrainerInputs:
     batch: BatchPlan
     peft_config: LoraConfig | None
     algorithm: AlgorithmParts
-    callbacks: Sequence[TrainerCallback]
+    callbacks: list[TrainerCallback]
     """Those of the user."""
     server: ServerModel | None = None
     """The model of the vLLM servers that get files; None: transformers, or TRL's vLLM."""
@@ -174,10 +174,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         inputs: TrainerInputs,
         recorder: RunRecorder,
         save: Callable[[Any, Callable[[], None]], None],
-        callbacks: Sequence[TrainerCallback],
     ) -> None:
-        """`save` writes a checkpoint of a trainer, given TRL's method that writes one; `callbacks` come before those of
-        the user."""
+        """`save` writes a checkpoint of a trainer, given TRL's method that writes one."""
         self.run, self.recorder, self.save_with = run, recorder, save
         self.cases, self.schedule = inputs.split.train, inputs.schedule
         self.prompts_per_step = inputs.batch.prompts_per_step  # over all processes
@@ -196,7 +194,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 train_dataset=case_numbers(range(self.schedule.batches * self.schedule.prompts)),
                 processing_class=inputs.tokenizer,
                 peft_config=inputs.peft_config,
-                callbacks=[*callbacks, *inputs.callbacks],
+                callbacks=inputs.callbacks,
                 rollout_func=self.roll_out,
             )
         self.shuffle_dataset = False

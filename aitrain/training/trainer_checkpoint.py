@@ -160,19 +160,18 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
         context.note(f"Resumed with changes, so without exact reproducibility: {'; '.join(changes)}")
     samples = before.config["eval_samples"] == context.config.eval_samples
     is_comparable = not changes and before.held_out == now.held_out and samples
-    return EvalState(not changes, is_comparable, before.before if is_comparable else {})
-
-
-def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Path) -> None:
-    """Continue the time of the training, and take over its comparable evaluations, from metrics.jsonl."""
-    before, metrics = read_manifest(checkpoint), RunFolder(checkpoint.parent.parent).metrics
-    trainer.watch.seconds_before = before.seconds
     # rank 0 sees all metrics
-    made = of_first([line for line in read_metrics(metrics) if line.is_scoring and line.step <= before.step])
-    state.last_scored = made[-1].step if made else 0
-    state.scorings = made if state.is_comparable else []
-    if made and not state.scorings and trainer.run.config.save_best:
-        trainer.run.note("--save-best compares new scores only: the run or its held-out cases have changed.")
+    metrics = read_metrics(context.folder.metrics)
+    made = of_first([line for line in metrics if line.is_scoring and line.step <= before.step])
+    if made and not is_comparable and context.config.save_best:
+        context.note("--save-best compares new scores only: the run or its held-out cases have changed.")
+    return EvalState(
+        not changes,
+        before.before if is_comparable else {},
+        made[-1].step if made else 0,
+        made if is_comparable else [],
+        before.seconds,
+    )
 
 
 def restore_state(trainer: EpisodeTrainer, checkpoint: Path, is_same: bool) -> None:

@@ -20,7 +20,7 @@ from aitrain.runs.records import RolloutRecord, read_rollouts
 from aitrain.runs.reproduction import compare_repetition
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
 from aitrain.training.run_context import RunRecorder
-from aitrain.training.trainer_checkpoint import continue_scorings, resumed_eval_state
+from aitrain.training.trainer_checkpoint import resumed_eval_state
 from tests.environments.vowels import Vowels
 from tests.finished_runs import EVERY_STEP, LORA, PLAIN, TALK, FinishedRuns, Stops, Talk
 from tests.training.conftest import Train, rollouts
@@ -159,9 +159,8 @@ def test_the_best_step_was_chosen_by_the_same_cases(
     before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same", before=scored)
     seal(made, before)
     append_lines(folder.metrics, [{"step": step, "eval_score": -step, "eval_samples": 1} for step in range(1, 4)])
-    run = SimpleNamespace(config=config.model_copy(update=now), note=print, checkpoint=made)
+    run = SimpleNamespace(config=config.model_copy(update=now), note=print, checkpoint=made, folder=folder)
     state = resumed_eval_state(run, replace(before, held_out=cases))  # type: ignore[arg-type]
-    continue_scorings(state, SimpleNamespace(run=run, watch=run), made)
     assert (state.best and state.best.step) == best
     assert state.before == (scored if best else {})
 
