@@ -111,16 +111,11 @@ class BatchSource:
     ) -> dict[MemberKey, Episode]:
         """This rank's episodes of groups with these `cases`, played. The episodes of a group have consecutive sampling
         seeds, and one environment seed."""
-        most = max(rollouts.gather([len(keys)]))  # all ranks play as many times, as they may generate together
-        at_once = rollouts.rollout.runner.episodes_at_once or most
-        episodes = list[Episode]()
-        for start in range(0, most, at_once):
-            part = [(cases[group], group, member) for group, member in keys[start : start + at_once]]
-            episodes += rollouts.play(
-                [self.cases[case] for case, _, _ in part],
-                [rollouts.env_seed(step, case) for case, _, _ in part],
-                [rollouts.sampling_seed(step, case, group) + member for case, group, member in part],
-            )
+        episodes = rollouts.play(
+            [self.cases[cases[group]] for group, _ in keys],
+            [rollouts.env_seed(step, cases[group]) for group, _ in keys],
+            [rollouts.sampling_seed(step, cases[group], group) + member for group, member in keys],
+        )
         return dict(zip(keys, episodes, strict=True))
 
     def _replace(self, groups: list[int], cases: list[int], members: Mapping[int, Sequence[PlayedEpisode]]) -> None:

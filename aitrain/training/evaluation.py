@@ -52,11 +52,9 @@ class EvalPlan:
     def batches(self, decoding: str, rollouts: PolicyRollouts) -> list[list[MemberKey]]:
         """The episodes of one decoding in batches of all ranks: the index of each case, and the number of the sample.
         All samples of a case are in one batch if the environment scores them together."""
-        runner, numbers = rollouts.rollout.runner, self.numbers(decoding)
-        size = min(self.batch_size, runner.episodes_at_once or self.batch_size)  # so that ranks play as many batches
-        size *= rollouts.accelerator.num_processes
+        numbers, size = self.numbers(decoding), self.batch_size * rollouts.accelerator.num_processes
         keys = [(index, number) for index in range(len(self.cases)) for number in numbers]
-        if runner.scores_groups:
+        if rollouts.rollout.runner.scores_groups:
             size = max(1, size // len(numbers)) * len(numbers)
         return [keys[start : start + size] for start in range(0, len(keys), size)]
 

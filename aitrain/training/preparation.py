@@ -100,7 +100,6 @@ def prepare(context: RunContext) -> Prepared | None:
         GRPOTrainer.get_optimizer_cls_and_kwargs(inputs.arguments, inputs.model)
     if context.dry_run_of:
         return None
-    inputs = replace(inputs, server=checked_server(context, inputs.limits.context))
     recorder = RunRecorder(context.folder, context.checkpoint)
     checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
 
@@ -181,7 +180,9 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
         context_tokens = fit_vllm(arguments, config, completion, whole)
     if context.checkpoint is not None:
         refuse_fewer_steps(context.checkpoint, schedule.steps)
+    limits = limits_of(context.runner, context_tokens)
+    server = None if is_dry_run else checked_server(context, limits.context)
     return TrainerInputs(
-        model, tokenizer, arguments, split, context.runner, shown.chat, limits_of(context.runner, context_tokens),
-        prompts, schedule, batch, lora_config(config, model), algorithm, callbacks,
+        model, tokenizer, arguments, split, context.runner, shown.chat, limits, prompts, schedule, batch,
+        lora_config(config, model), algorithm, callbacks, server,
     )  # fmt: skip

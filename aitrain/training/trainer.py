@@ -154,7 +154,7 @@ class TrainerInputs:
     algorithm: AlgorithmParts
     callbacks: list[TrainerCallback]
     """Those of the user."""
-    server: ServerModel | None = None
+    server: ServerModel | None
     """The model of the vLLM servers that get files; None: transformers, or TRL's vLLM."""
 
 

@@ -180,7 +180,9 @@ def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> No
 
 
 class Compared:
-    """Scores an answer by its place in the group."""
+    """Scores an answer by its place in the group. The ranks of a test are threads, which share it."""
+
+    concurrent = True
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
