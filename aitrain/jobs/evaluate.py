@@ -148,7 +148,7 @@ def _prepare(
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.ddp_timeout))],
         )
         of_base, folder = config.model_copy(update={"model": reference.base}), tokenizer_folder(reference)
-        tokenizer = load_tokenizer(of_base, folder, partial(context.note, level="info"))
+        tokenizer = load_tokenizer(of_base, folder)
         shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
         context.stop.check()
         context.enter(f"loading {reference.given}")

@@ -26,25 +26,11 @@ Tensor: TypeAlias = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Overlong:
-    """The soft overlong punishment of DAPO: up to `limit - buffer` tokens a completion costs nothing, at `limit` tokens
-    it costs 1, and linearly more in between."""
-
-    limit: int
-    buffer: int
-
-    def of(self, tokens: int) -> float:
-        """What is subtracted from the reward of an episode with a longest completion of this length."""
-        over = tokens - (self.limit - self.buffer)
-        return min(max(over / self.buffer, 0.0), 1.0)
-
-
-@dataclass(frozen=True)
 class AlgorithmParts:
     """The parts of a run's algorithm that TRL does not have."""
 
+    config: TrainConfig
     algorithm: Algorithm
-    overlong: Overlong | None
     custom_loss: CustomLoss | None
 
     @classmethod
@@ -55,18 +41,18 @@ class AlgorithmParts:
             ConfigError: the custom loss asks for an argument that there is not.
             EnvironmentFailed: the module of the custom loss cannot be imported.
         """
-        buffer, custom = config.overlong_buffer, config.custom_loss
-        return cls(
-            ALGORITHMS[config.rl_loss_type],
-            Overlong(config.rl_max_new_tokens, buffer) if buffer else None,
-            CustomLoss(load_loss(custom)) if custom else None,
-        )
+        custom = config.custom_loss
+        return cls(config, ALGORITHMS[config.rl_loss_type], CustomLoss(load_loss(custom)) if custom else None)
+
+    def penalty(self, tokens: int) -> float:
+        """The soft overlong punishment of DAPO for a completion of this length: it grows from 0 where the buffer begins
+        to 1 at the limit."""
+        limit, buffer = self.config.rl_max_new_tokens, self.config.overlong_buffer
+        return 0.0 if buffer is None else min(max((tokens - limit + buffer) / buffer, 0.0), 1.0)
 
     def reward(self, played: PlayedEpisode) -> float | None:
-        """The score of an episode, less the penalty for long completions; None if unscored."""
-        if played.score is None or self.overlong is None:
-            return played.score
-        return played.score - self.overlong.of(played.longest)
+        """The score of an episode, less the penalty for its longest completion; None if unscored."""
+        return None if played.score is None else played.score - self.penalty(played.longest)
 
     def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:
         """The advantages of this process's episodes, which are `own` among those of `rewards`: those of the algorithm,

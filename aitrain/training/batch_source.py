@@ -142,8 +142,8 @@ class AheadSource(BatchSource):
     time uses the training's process group.
     """
 
-    _next: tuple[int, Future[TrainingBatch]] | None = field(default=None, init=False)
-    """The step before the batch that is played ahead, and its result."""
+    _next: Future[TrainingBatch] | None = field(default=None, init=False)
+    """The batch that is played ahead."""
     _clock: RolloutClock = field(default_factory=RolloutClock, init=False)
 
     def __post_init__(self) -> None:
@@ -162,26 +162,24 @@ class AheadSource(BatchSource):
             AitrainError: what ended the play, on all ranks.
         """
         with self._clock.running("rollout"):
-            if self._next is None or self._next[0] != step:
-                self.settle()
-                self.rollouts.load_weights()
+            if self._next is None:
                 self._next = self._begin(step)
-            batch = self._next[1].result()
+            batch = self._next.result()
         self.state, self._next = self.order.state(), None
         self._clock.add(batch.seconds)
         following = step + self.schedule.updates
         if following < self.schedule.steps:
-            self.rollouts.load_weights()
             self._next = self._begin(following)
         return batch
 
     def settle(self) -> None:
         """Wait until no batch is played; an error is raised by the next `take`."""
         if self._next is not None:
-            wait([self._next[1]])
+            wait([self._next])
 
-    def _begin(self, step: int) -> tuple[int, Future[TrainingBatch]]:
-        """Begin to play a batch, with the weights that the engine has."""
+    def _begin(self, step: int) -> Future[TrainingBatch]:
+        """Begin to play the next batch, with the present weights."""
+        self.rollouts.load_weights()
         server = self.rollouts.server
         version = 0 if server is None else server.weight_version or 0
         rollouts = replace(self.rollouts, loads_weights=False, weight_version=lambda: version)
@@ -194,7 +192,7 @@ class AheadSource(BatchSource):
             batch.seconds = {"generate": parts["generate"], "environment": parts["environment"]}
             return batch
 
-        return step, _in_thread(play)
+        return _in_thread(play)
 
 
 def batch_source(

@@ -146,7 +146,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
         check_repository(config)
     algorithm, callbacks = AlgorithmParts.of(config), custom_callbacks(config, context.stop.end_run)
     context.enter("loading the tokenizer")
-    tokenizer = load_tokenizer(config, say=context.enter if is_dry_run else partial(context.note, level="info"))
+    tokenizer = load_tokenizer(config)
     shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
     context.check_environments(context)
 

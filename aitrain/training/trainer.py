@@ -253,24 +253,20 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 log_metric(name, value)  # each episode's own: TRL takes the mean of all, over processes
-        return [self.algorithm.reward(one) for one in self._batch.everywhere[self._own(len(completions))]]
-
-    def _own(self, count: int) -> slice:
-        """The places of this process's episodes among those of all, of which each has `count`."""
-        first = count * self.accelerator.process_index
-        return slice(first, first + count)
+        return [self.algorithm.reward(one) for one in self._batch.everywhere if one.key in self._batch.own]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's tensors of this process's episodes, with the advantages of the algorithm, and what is in the loss.
         `inputs`: as many rows as this process has episodes; they are only counted."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         batch, metrics, device = self._batch, self._metrics["train"], self.accelerator.device
-        everywhere, size, own = batch.everywhere, self.num_generations, self._own(len(inputs))
+        everywhere, size, first = batch.everywhere, self.num_generations, len(inputs) * self.accelerator.process_index
+        own = slice(first, first + len(inputs))
         scored = [(one.score, self.algorithm.reward(one)) for one in everywhere]
         pairs = [[math.nan if value is None else value for value in pair] for pair in scored]
         scores, rewards = torch.tensor(pairs, device=device).unbind(1)
         in_loss = torch.tensor([one.is_kept for one in everywhere], device=device)
-        if self.algorithm.overlong is not None:
+        if self.run.config.overlong_buffer:
             metrics["penalty/overlong"].append((scores - rewards).nanmean().item())
             # TRL's are of the rewards
             metrics["reward"][-1], metrics["reward_std"][-1] = scores.nanmean().item(), trl_utils.nanstd(scores).item()

@@ -20,7 +20,6 @@ from aitrain.batch import PassLimit
 from aitrain.options.algorithms import ALGORITHMS
 from aitrain.training.algorithm import (
     AlgorithmParts,
-    Overlong,
     zero_variance_share,
 )
 from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of, share_passes
@@ -77,7 +76,8 @@ def test_equal_scores_have_no_advantage_though_their_mean_is_rounded() -> None:
 
 @pytest.mark.parametrize(("longest", "penalty"), [(80, 0.0), (90, 0.5), (95, 0.75), (100, 1.0), (0, 0.0)])
 def test_the_overlong_penalty_grows_linearly_over_the_buffer(longest: int, penalty: float) -> None:
-    assert Overlong(limit=100, buffer=20).of(longest) == pytest.approx(penalty)
+    config = TrainConfig(rl_max_new_tokens=100, rl_overlong_buffer=20)
+    assert AlgorithmParts.of(config).penalty(longest) == pytest.approx(penalty)
 
 
 # -- the rows that are in the loss
