@@ -46,8 +46,6 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self.run = trainer.run
         self.restore: Callable[[], None] = lambda: None
         """Restores the state of a resumed run that transformers does not restore."""
-        self.steps = self.tokens = 0  # since the last line of metrics; tokens that all processes sampled
-        self.total = dict.fromkeys(PARTS, 0.0)
         self._step_start = 0.0
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
         self._train_start: float | None = None
@@ -89,9 +87,9 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self.recorder.begin()
         self.run.progress.step = state.global_step
         seconds, parts = time.monotonic() - self._step_start, self.clock.take()
-        self.steps += 1
         parts |= {"step": seconds, "optimize": seconds - parts["rollout"]}
-        self.total = {part: total + parts[part] for part, total in self.total.items()}
+        for part in PARTS:
+            self.trainer._metrics["train"][f"time/{part}"].append(round(parts[part], 6))
         schedule, step = self.trainer.schedule, state.global_step
         state.epoch = schedule.epochs_after(step)
         if not schedule.ends_epoch(step):
@@ -129,13 +127,6 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
                 )
             )
             self.run.diagnose(line)
-
-    def take(self) -> dict[str, float]:
-        """Mean seconds per step (`time/*`), and tokens that were sampled per second, since the last call."""
-        metrics = {f"time/{part}": round(seconds / self.steps, 6) for part, seconds in self.total.items()}
-        metrics["tokens_per_second"] = round(self.tokens / max(self.total["step"], 1e-9), 3)
-        self.steps, self.tokens, self.total = 0, 0, dict.fromkeys(self.total, 0.0)
-        return metrics
 
 
 @dataclass(eq=False)

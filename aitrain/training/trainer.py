@@ -249,7 +249,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def score(self, completions: list[Any], log_metric: Callable[[str, float], None], **_: Any) -> list[float | None]:
         """TRL's reward function: the environment's score for each completion, None if unscored."""
         self.rollouts.count_failures(self._batch.played)
-        self.watch.tokens += sum(one.tokens for one in self._batch.played)
+        self._metrics["train"]["tokens"].append(sum(one.tokens for one in self._batch.played))
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 log_metric(name, value)  # each episode's own: TRL takes the mean of all, over processes
@@ -488,11 +488,12 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     # -- logging
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with times, the number of skipped steps, and the metrics of vLLM servers."""
+        """Log with the tokens a second, the number of skipped steps, and the metrics of vLLM servers."""
         server = self.rollouts.server
         logs = logs | {"skipped_steps": self.non_finite.skipped}
-        if self.watch.steps:
-            logs |= self.watch.take()
+        metrics = self._metrics["train"]
+        if (tokens := metrics.pop("tokens", [])) and (seconds := sum(metrics.get("time/step", []))):
+            logs["tokens_per_second"] = round(sum(tokens) / seconds, 3)
         if server is not None:
             logs |= server.metrics
         super().log(logs, start_time)
