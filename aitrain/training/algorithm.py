@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -23,6 +23,8 @@ from aitrain.options.train import TrainConfig
 from aitrain.training.training_batch import PlayedEpisode
 
 Tensor: TypeAlias = torch.Tensor
+CustomLoss: TypeAlias = Callable[..., Tensor]
+"""Returns the loss of each token, given the mask of the tokens in the loss and the others of LOSS_ARGUMENTS by name."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class AlgorithmParts:
             EnvironmentFailed: the module of the custom loss cannot be imported.
         """
         custom = config.custom_loss
-        return cls(config, ALGORITHMS[config.rl_loss_type], CustomLoss(load_loss(custom)) if custom else None)
+        return cls(config, ALGORITHMS[config.rl_loss_type], load_loss(custom) if custom else None)
 
     def penalty(self, tokens: int) -> float:
         """The soft overlong punishment of DAPO for a completion of this length: it grows from 0 where the buffer begins
@@ -87,35 +89,22 @@ LOSS_ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", "ref_logprob
 """What a custom loss may ask for by name."""
 
 
-def load_loss(place: str) -> Callable[..., Any]:
-    """The user's function that --custom-loss names.
+def load_loss(place: str) -> CustomLoss:
+    """The user's function that --custom-loss names, which returns the loss of each token; here 0 where the mask is.
 
     Raises:
         ConfigError: it cannot be found, or asks for what there is not.
-        EnvironmentFailed: importing it raised.
+        EnvironmentFailed: importing it raised. Its call: it raised, or returned something else.
     """
     function = load_function("custom_loss", place)
     try:
         inspect.signature(function).bind(**arguments_for(function, dict.fromkeys(LOSS_ARGUMENTS)))
     except TypeError as error:
         raise ConfigError(f"custom_loss: {error}\nIt may ask for: {', '.join(LOSS_ARGUMENTS)}") from error
-    return function
 
-
-@dataclass(frozen=True)
-class CustomLoss:
-    """A function of the user's that returns the loss of each token, given those of LOSS_ARGUMENTS that it names."""
-
-    function: Callable[..., object]
-
-    def __call__(self, mask: Tensor, **others: Tensor | None) -> Tensor:
-        """The loss of each token; 0 where the mask is.
-
-        Raises:
-            EnvironmentFailed: it raised, or returned something else than a loss for each token.
-        """
+    def token_losses(mask: Tensor, **others: Tensor | None) -> Tensor:
         try:
-            losses = self.function(**arguments_for(self.function, {"mask": mask, **others}))
+            losses = function(**arguments_for(function, {"mask": mask, **others}))
         except Exception as error:
             raise EnvironmentFailed(failure_message("custom_loss raised", error)) from error
         rows, tokens = mask.shape
@@ -125,3 +114,5 @@ class CustomLoss:
                 "aitrain takes the mean over the tokens of a step."
             )
         return losses.expand(rows, tokens).masked_fill(mask == 0, 0.0)
+
+    return token_losses

@@ -125,8 +125,7 @@ def evaluate(
             write([_record(episode, sample, here) for (_, sample), episode in own.items()])
             scores += [(str(plan.cases[one.key[0]].number), one.score) for one in played if one.score is not None]
             failures += [one for one in played if one.failure is not None]
-            rollouts.report_failures(played)
-            rollouts.check_abandoned()
+            rollouts.report(played)
             after_batch(name, played, grouped(scores))
         scorings[name] = grouped(scores)
         scored = {case.env for case in plan.cases if str(case.number) in scorings[name]}

@@ -102,8 +102,7 @@ class PolicyRollouts:
         Raises:
             EpisodesFailed: too many episodes failed in consecutive batches.
         """
-        self.report_failures(played)
-        self.check_abandoned()
+        self.report(played)
         for name in ("", *filter(None, self.rollout.runner.parts)):
             those = [one for one in played if not one.dropped and name in ("", one.env)]
             scored, failed = (sum(getattr(one, field) is not None for one in those) for field in ("score", "failure"))
@@ -111,8 +110,13 @@ class PolicyRollouts:
                 with errors_of(name):
                     self.failures.of(name).after_batch(scored, failed, len(those))
 
-    def report_failures(self, played: Sequence[PlayedEpisode]) -> None:
-        """Show the first failure of each kind, of each environment, and the first episode that is dropped."""
+    def report(self, played: Sequence[PlayedEpisode]) -> None:
+        """Show the first failure of each kind, of each environment, the first episode that is dropped, and the first
+        abandoned thread, in which a call of the environment hangs. Every rank must call this.
+
+        Raises:
+            EnvironmentFailed: there are too many such threads on all ranks.
+        """
         dropped = next((one.dropped for one in played if one.dropped), "")
         if dropped and not self.failures.has_noted_dropped:
             self.failures.has_noted_dropped = True
@@ -124,13 +128,6 @@ class PolicyRollouts:
             failures = [one.failure for one in played if one.failure is not None and one.env == env]
             for message in self.failures.of(env).first_of_each(failures):
                 self.notify(f"{env}: {message}" if env else message)
-
-    def check_abandoned(self) -> None:
-        """Report the first abandoned thread, in which a call of the environment hangs. Every rank must call this.
-
-        Raises:
-            EnvironmentFailed: there are too many on all ranks.
-        """
         pools = [part.pool for part in self.rollout.runner.parts.values()]
         own = sum(pool.abandoned for pool in pools), next((pool.last_hang for pool in pools if pool.last_hang), "")
         threads, lines = zip(*gather_object([own]), strict=True)

@@ -17,8 +17,9 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     GRPOTrainer._get_per_token_logps_and_entropies(...)     overridden: all log-probabilities of policy and reference
                                                             model come from it; it passes no position ids to the model
     GRPOTrainer._metrics["train"]                           appended to, corrected, saved and restored
-    GRPOTrainer._step, ._buffered_inputs                    saved and restored: optimizer steps so far, and the pieces
-                                                            of a batch that is used for longer than one step
+    GRPOTrainer._step, ._buffered_inputs                    saved and restored (trainer_checkpoint.py): optimizer steps
+                                                            so far, and the pieces of a batch that is used for longer
+                                                            than one step
     GRPOTrainer.log(logs, start_time)                       overridden: called once a logging step, before the callbacks
     GRPOTrainer.shuffle_dataset                             set to False: the order of the cases is ours
     GRPOTrainer.mask_truncated_completions                  set to False: it knows the last token, not what ended an
@@ -555,23 +556,3 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Load the weights of a checkpoint. Every process must call this."""
         self._load_from_checkpoint(str(checkpoint))
         self.rollouts.invalidate_weights()
-
-    def resume_state(self) -> dict[str, Any]:
-        """This process's state that transformers does not save: the steps of the last generation batch, if some are not
-        trained on yet, and values for the next line of metrics."""
-        is_inside = self._step % (self.args.steps_per_generation * self.num_iterations)
-        return {
-            "pieces": (self._buffered_inputs or []) if is_inside else [],
-            "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
-            "loss": self._tr_loss.item(),
-            "logged": self._globalstep_last_logged,
-            "skipped": [self.non_finite.skipped, self.non_finite.in_a_row],
-        }
-
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore the `resume_state` of an earlier process."""
-        self._step, self._buffered_inputs = self.state.global_step, state["pieces"] or None
-        self._metrics["train"].update(state["metrics"])
-        self._tr_loss = torch.tensor(state["loss"], device=self.args.device)
-        self._globalstep_last_logged = state["logged"]
-        self.non_finite.skipped, self.non_finite.in_a_row = state["skipped"]

@@ -40,7 +40,7 @@ from aitrain.training.trainer import EpisodeTrainer
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
-STATE = "trainer_{rank}.pt"
+STATE = "process_{rank}.pt"
 """File of each process, with what transformers and TRL do not save."""
 
 
@@ -107,16 +107,22 @@ class CheckpointWriter:
 
 
 def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
-    """Write what transformers and TRL do not save: `EpisodeTrainer.resume_state`, and what the order of the cases and
-    the calls of each environment have learned."""
+    """Write this process's state that transformers and TRL do not save: the steps of the last generation batch, if some
+    are not trained on yet, values for the next line of metrics, and what the order of the cases and the calls of each
+    environment have learned."""
     trainer.rollouts.settle()
+    is_inside = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations)
     parts = trainer.rollouts.rollout.runner.parts
-    learned = {
+    state = {
+        "pieces": (trainer._buffered_inputs or []) if is_inside else [],
+        "metrics": {name: list(map(float, values)) for name, values in trainer._metrics["train"].items()},
+        "loss": trainer._tr_loss.item(),
+        "logged": trainer._globalstep_last_logged,
+        "skipped": [trainer.non_finite.skipped, trainer.non_finite.in_a_row],
         "case_order": trainer.batches.state,
         "call_policies": {name: part.policy.state() for name, part in parts.items()},
     }
-    rank = trainer.accelerator.process_index
-    torch.save(trainer.resume_state() | learned, folder / STATE.format(rank=rank))
+    torch.save(state, folder / STATE.format(rank=trainer.accelerator.process_index))
 
 
 @contextmanager
@@ -185,7 +191,11 @@ def restore_state(trainer: EpisodeTrainer, checkpoint: Path, is_same: bool) -> N
     for name, part in trainer.rollouts.rollout.runner.parts.items():
         part.policy.restore(saved["call_policies"].get(name, {}))
     if is_same:
-        trainer.resume(saved)
+        trainer._step, trainer._buffered_inputs = trainer.state.global_step, saved["pieces"] or None
+        trainer._metrics["train"].update(saved["metrics"])
+        trainer._tr_loss = torch.tensor(saved["loss"], device=trainer.args.device)
+        trainer._globalstep_last_logged = saved["logged"]
+        trainer.non_finite.skipped, trainer.non_finite.in_a_row = saved["skipped"]
     scheduler = trainer.lr_scheduler
     if hasattr(scheduler, "lr_lambdas"):
         scheduler.base_lrs = [trainer.args.learning_rate] * len(scheduler.base_lrs)
