@@ -120,18 +120,16 @@ class BatchSource:
 
     def _replace(self, groups: list[int], cases: list[int], members: Mapping[int, Sequence[PlayedEpisode]]) -> None:
         """Put groups of other cases in the place of those without advantages."""
-        flat = [place for place, group in enumerate(groups) if not self._teaches(members[group])]
+        rows = [one for group in groups for one in members[group]]
+        scores = torch.tensor([math.nan if one.score is None else one.score for one in rows])
+        is_kept = torch.tensor([one.is_kept for one in rows])
+        teaches = has_advantages(scores, is_kept, self.group_size).tolist()
+        flat = [place for place, has_some in enumerate(teaches) if not has_some]
         others = self.order.others([cases[groups[place]] for place in flat], cases)
         for place, case in zip(flat, others, strict=True):
             if case is not None:
                 groups[place] = len(cases)
                 cases.append(case)
-
-    def _teaches(self, members: Sequence[PlayedEpisode]) -> bool:
-        """Whether a group has advantages."""
-        scores = torch.tensor([math.nan if one.score is None else one.score for one in members])
-        kept = torch.tensor([one.is_kept for one in members])
-        return bool(has_advantages(scores, kept, len(members)))
 
 
 @dataclass
