@@ -207,7 +207,7 @@ def plan_passes(lengths: Sequence[int], limit: PassLimit, multiple_of: int = 1) 
     while len(passes) % multiple_of:
         largest = max((one for one in passes if len(one) > 1), key=lambda one: padded_tokens(one, lengths))
         passes.remove(largest)
-        passes += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
+        passes += _halves(largest)
     return sorted(passes, key=lambda one: -padded_tokens(one, lengths))
 
 
@@ -274,14 +274,12 @@ def plan_blocks(
                 blocks[-1] = joined
             else:
                 blocks.append(block)
-    shares = share_blocks(blocks, processes, prompts, cost) or share_blocks(alone, processes, prompts, cost)
+    shares = share_blocks(blocks, processes, cost) or share_blocks(alone, processes, cost)
     saves = shares and sum(cost(block) for share in shares for block in share) <= (1 - LEAST_GAIN) * apart
     return shares if saves else None
 
 
-def share_blocks(
-    blocks: Sequence[Block], processes: int, prompts: Sequence[int], cost: Callable[[Block], int]
-) -> list[list[Block]] | None:
+def share_blocks(blocks: Sequence[Block], processes: int, cost: Callable[[Block], int]) -> list[list[Block]] | None:
     """The blocks of each process: as many for each, the n-th ones with as many passes, and of about equal cost; None if
     there are too few rows."""
     blocks = [[*block] for block in blocks]
@@ -290,8 +288,7 @@ def share_blocks(
         if largest is None:
             return None
         blocks.remove(largest)
-        middle = len(largest) // 2
-        blocks += [largest[:middle], largest[middle:]] if middle else [[part] for part in _halves(largest[0], prompts)]
+        blocks += _halves(largest) if len(largest) > 1 else [[part] for part in _halves(largest[0])]
     blocks.sort(key=lambda block: (len(block), cost(block)), reverse=True)
     rounds = [blocks[start : start + processes] for start in range(0, len(blocks), processes)]
     for together in rounds:
@@ -301,7 +298,7 @@ def share_blocks(
                 if len(rows) == 1:
                     return None
                 block.remove(rows)
-                block += _halves(rows, prompts)
+                block += _halves(rows)
     return _in_turn(rounds)
 
 
@@ -311,11 +308,9 @@ def _in_turn(rounds: Sequence[Sequence[T]]) -> list[list[T]]:
     return [list(each) for each in zip(*in_turn, strict=True)]
 
 
-def _halves(rows: Rows, prompts: Sequence[int]) -> list[Rows]:
-    """Two parts of a pass, divided between two prompts if it has several."""
-    ends = [place for place in range(1, len(rows)) if prompts[rows[place]] != prompts[rows[place - 1]]]
-    middle = min(ends or [len(rows) // 2], key=lambda place: abs(place - len(rows) / 2))
-    return [rows[:middle], rows[middle:]]
+def _halves(rows: Sequence[T]) -> list[list[T]]:
+    middle = len(rows) // 2
+    return [[*rows[:middle]], [*rows[middle:]]]
 
 
 # -- rows without padding in front
