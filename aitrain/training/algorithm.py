@@ -1,5 +1,5 @@
-"""What a run adds to TRL's GRPO: advantages of other algorithms, a penalty in the reward, and a loss of the user's.
-Formulas on tensors; trainer.py applies them.
+"""What a run adds to TRL's GRPO: advantages of other algorithms, a penalty in the reward, and a loss and callbacks of
+the user's. Formulas on tensors; trainer.py applies them.
 
 Rewards have shape (episodes,), with the members of a group next to each other and NaN for an episode without a score.
 """
@@ -10,13 +10,15 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
+from transformers import TrainerCallback, TrainerControl
 
 from aitrain.environment.contract import arguments_for
 from aitrain.environment.user_modules import load_function
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
@@ -103,10 +105,7 @@ def load_loss(place: str) -> CustomLoss:
         raise ConfigError(f"custom_loss: {error}\nIt may ask for: {', '.join(LOSS_ARGUMENTS)}") from error
 
     def token_losses(mask: Tensor, **others: Tensor | None) -> Tensor:
-        try:
-            losses = function(**arguments_for(function, {"mask": mask, **others}))
-        except Exception as error:
-            raise EnvironmentFailed(failure_message("custom_loss raised", error)) from error
+        losses = _call_user("custom_loss", function, **arguments_for(function, {"mask": mask, **others}))
         rows, tokens = mask.shape
         if not isinstance(losses, Tensor) or losses.shape not in ((rows, tokens), (rows, 1)):
             raise EnvironmentFailed(
@@ -116,3 +115,48 @@ def load_loss(place: str) -> CustomLoss:
         return losses.expand(rows, tokens).masked_fill(mask == 0, 0.0)
 
     return token_losses
+
+
+def custom_callbacks(config: TrainConfig, end_run: Callable[[str], None]) -> list[TrainerCallback]:
+    """The callbacks of a run, in the order of the option, each made by a call without arguments. One that stops the
+    training calls `end_run`, so that all ranks stop after the same step, with a checkpoint.
+
+    Raises:
+        ConfigError: one of them cannot be found, or is no callback.
+        EnvironmentFailed: its module cannot be imported, or the call raised.
+    """
+    made = list[TrainerCallback]()
+    for place in filter(None, (config.custom_callbacks or "").split(",")):
+        callback = _call_user(f"custom_callbacks: {place}", load_function("custom_callbacks", place))
+        if not isinstance(callback, TrainerCallback):
+            raise ConfigError(
+                f"custom_callbacks: {place} gives {type(callback).__name__}, not a transformers.TrainerCallback\n"
+                "Name a class of callbacks, or a function without arguments that returns one."
+            )
+        for event in [name for name in dir(type(callback)) if name.startswith("on_")]:
+            heard = partial(_call_user, f"custom_callbacks: {place}, {event}", getattr(callback, event))
+            setattr(callback, event, partial(_passing_stop, heard, partial(end_run, f"{place} stopped the training")))
+        made.append(callback)
+    return made
+
+
+def _passing_stop(
+    event: Callable[..., TrainerControl | None], end_run: Callable[[], None], *arguments: Any, **keywords: Any
+) -> TrainerControl:
+    *_, control = arguments
+    was_stopping = control.should_training_stop
+    control = event(*arguments, **keywords) or control
+    if control.should_epoch_stop or (control.should_training_stop and not was_stopping):
+        control.should_training_stop = control.should_epoch_stop = False  # the run is one epoch of transformers
+        end_run()
+    return control
+
+
+def _call_user(what: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """The user's function, whose errors name it and the line of the user's code."""
+    try:
+        return function(*arguments, **keywords)
+    except AitrainError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailed(failure_message(f"{what} raised", error)) from error

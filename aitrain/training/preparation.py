@@ -21,8 +21,7 @@ from aitrain.errors import ConfigError
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest, weights_stamp
 from aitrain.runs.run_folder import write_json
-from aitrain.training.algorithm import AlgorithmParts
-from aitrain.training.callbacks import custom_callbacks
+from aitrain.training.algorithm import AlgorithmParts, custom_callbacks
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import ShownCases, begin, longest_episode
 from aitrain.training.distributed import init_processes
