@@ -96,7 +96,7 @@ def _play_and_score(
         mean = mean_score(scores, plan.mixture)
         context.announce(Evaluating(done, steps, decoding, mean, left, failed / max(1, done)))
         scored = sum(sample.score is not None for sample in played)
-        dropped = sum(sample.is_dropped for sample in played)
+        dropped = sum(bool(sample.dropped) for sample in played)
         rollouts.failures.after_batch(scored, failures, len(played) - dropped)
         if context.stop.on_any_rank() and done < steps:
             raise Interrupted(f"Stopped after {done} of {steps} episodes.")
@@ -148,7 +148,7 @@ def _prepare(
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.ddp_timeout))],
         )
         of_base, folder = config.model_copy(update={"model": reference.base}), tokenizer_folder(reference)
-        tokenizer = load_tokenizer(of_base, folder, partial(context.note, level="info"))
+        tokenizer = load_tokenizer(of_base, folder)
         shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
         context.stop.check()
         context.enter(f"loading {reference.given}")

@@ -28,10 +28,9 @@ from aitrain.runs.result import Result
 from aitrain.runs.statistics import env_results, score_table
 from aitrain.training.distributed import explain_timeout, of_first
 from aitrain.training.evaluation import EvalScores
-from aitrain.training.held_out_scoring import TrainingOver
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
-from aitrain.training.saving import merge_adapter, repository_of, save_model
+from aitrain.training.saving import merge_adapter, save_model, upload
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trainer_checkpoint import explain_write_errors
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
@@ -128,16 +127,18 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         RunFailed: there was no optimizer step at all, or the checkpoint holds code.
     """
     trainer, checkpoint = prepared.trainer, context.checkpoint
-    if checkpoint is not None and trainer.is_over(checkpoint):
-        context.note(f"All {step_of(checkpoint)} steps are done; --resume with a larger --max-steps continues.", "info")
-        return
+    if checkpoint is not None:
+        done = step_of(checkpoint)
+        if done >= trainer.args.max_steps:
+            context.note(f"All {done} steps are done; --resume with a larger --max-steps continues.", "info")
+        if done >= trainer.args.max_steps or prepared.held_out.ends_at(done):
+            trainer.end_at(checkpoint)
+            return
     context.enter("training", moves_files=False)
     try:
         with explain_out_of_memory(lambda: f"step {trainer.state.global_step + 1}", trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         trainer.rollouts.failures.after_run()
-    except TrainingOver:
-        return
     except (EpisodesFailed, ServerFailed) as error:
         if trainer.state.global_step == 0:
             raise
@@ -274,7 +275,7 @@ def _finish(
         context.note(context.write_card(context.folder))
         if config.push_to_hub and (status == "finished" or because is not None):
             context.enter("uploading")
-            context.note(f"Uploaded to {repository_of(config).upload(context.folder.model)}", "info")
+            context.note(f"Uploaded to {upload(config, context.folder.model)}", "info")
     context.progress.status, context.progress.step = status, step  # after the upload: what has finished is not resumed
     if status != "failed":
         context.announce(Ended(status, step, because))

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from aitrain.options.section import options_of
 from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.packages import named_folder
 from aitrain.redaction import to_json_object, without_secrets
+from aitrain.runs.held_out import Scoring
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.records import MetricsLine, RolloutRecord, read_metrics
 from aitrain.runs.run_folder import RunFolder, keep_lines, read_lines, read_object, sync, write_json
@@ -55,6 +56,8 @@ class Manifest:
     """The epoch of the run folder (`RunFolder.epoch`) in which it was written."""
     held_out: str = ""
     """Fingerprint of the held-out cases."""
+    before: dict[str, Scoring] = field(default_factory=dict)
+    """The initial policy's scores of these cases by decoding; empty before they were played."""
 
 
 MANIFEST_TYPE = TypeAdapter(Manifest)

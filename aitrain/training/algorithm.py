@@ -1,5 +1,5 @@
-"""What a run adds to TRL's GRPO: advantages of other algorithms, a penalty in the reward, and a loss of the user's.
-Formulas on tensors; trainer.py applies them.
+"""What a run adds to TRL's GRPO: advantages of other algorithms, a penalty in the reward, and a loss and callbacks of
+the user's. Formulas on tensors; trainer.py applies them.
 
 Rewards have shape (episodes,), with the members of a group next to each other and NaN for an episode without a score.
 """
@@ -10,41 +10,31 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
+from transformers import TrainerCallback, TrainerControl
 
 from aitrain.environment.contract import arguments_for
 from aitrain.environment.user_modules import load_function
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.engine import Trajectory
+from aitrain.training.training_batch import PlayedEpisode
 
 Tensor: TypeAlias = torch.Tensor
-
-
-@dataclass(frozen=True)
-class Overlong:
-    """The soft overlong punishment of DAPO: up to `limit - buffer` tokens a completion costs nothing, at `limit` tokens
-    it costs 1, and linearly more in between."""
-
-    limit: int
-    buffer: int
-
-    def of(self, trajectory: Trajectory) -> float:
-        """What is subtracted from the reward of an episode, for its longest completion."""
-        over = max(trajectory.turn_lengths, default=0) - (self.limit - self.buffer)
-        return min(max(over / self.buffer, 0.0), 1.0)
+CustomLoss: TypeAlias = Callable[..., Tensor]
+"""Returns the loss of each token, given the mask of the tokens in the loss and the others of LOSS_ARGUMENTS by name."""
 
 
 @dataclass(frozen=True)
 class AlgorithmParts:
     """The parts of a run's algorithm that TRL does not have."""
 
+    config: TrainConfig
     algorithm: Algorithm
-    overlong: Overlong | None
     custom_loss: CustomLoss | None
 
     @classmethod
@@ -55,12 +45,18 @@ class AlgorithmParts:
             ConfigError: the custom loss asks for an argument that there is not.
             EnvironmentFailed: the module of the custom loss cannot be imported.
         """
-        buffer, custom = config.overlong_buffer, config.custom_loss
-        return cls(
-            ALGORITHMS[config.rl_loss_type],
-            Overlong(config.rl_max_new_tokens, buffer) if buffer else None,
-            CustomLoss(load_loss(custom)) if custom else None,
-        )
+        custom = config.custom_loss
+        return cls(config, ALGORITHMS[config.rl_loss_type], load_loss(custom) if custom else None)
+
+    def penalty(self, tokens: int) -> float:
+        """The soft overlong punishment of DAPO for a completion of this length: it grows from 0 where the buffer begins
+        to 1 at the limit."""
+        limit, buffer = self.config.rl_max_new_tokens, self.config.overlong_buffer
+        return 0.0 if buffer is None else min(max((tokens - limit + buffer) / buffer, 0.0), 1.0)
+
+    def reward(self, played: PlayedEpisode) -> float | None:
+        """The score of an episode, less the penalty for its longest completion; None if unscored."""
+        return None if played.score is None else played.score - self.penalty(played.longest)
 
     def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:
         """The advantages of this process's episodes, which are `own` among those of `rewards`: those of the algorithm,
@@ -95,37 +91,21 @@ LOSS_ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", "ref_logprob
 """What a custom loss may ask for by name."""
 
 
-def load_loss(place: str) -> Callable[..., Any]:
-    """The user's function that --custom-loss names.
+def load_loss(place: str) -> CustomLoss:
+    """The user's function that --custom-loss names, which returns the loss of each token; here 0 where the mask is.
 
     Raises:
         ConfigError: it cannot be found, or asks for what there is not.
-        EnvironmentFailed: importing it raised.
+        EnvironmentFailed: importing it raised. Its call: it raised, or returned something else.
     """
     function = load_function("custom_loss", place)
     try:
         inspect.signature(function).bind(**arguments_for(function, dict.fromkeys(LOSS_ARGUMENTS)))
     except TypeError as error:
         raise ConfigError(f"custom_loss: {error}\nIt may ask for: {', '.join(LOSS_ARGUMENTS)}") from error
-    return function
 
-
-@dataclass(frozen=True)
-class CustomLoss:
-    """A function of the user's that returns the loss of each token, given those of LOSS_ARGUMENTS that it names."""
-
-    function: Callable[..., object]
-
-    def __call__(self, mask: Tensor, **others: Tensor | None) -> Tensor:
-        """The loss of each token; 0 where the mask is.
-
-        Raises:
-            EnvironmentFailed: it raised, or returned something else than a loss for each token.
-        """
-        try:
-            losses = self.function(**arguments_for(self.function, {"mask": mask, **others}))
-        except Exception as error:
-            raise EnvironmentFailed(failure_message("custom_loss raised", error)) from error
+    def token_losses(mask: Tensor, **others: Tensor | None) -> Tensor:
+        losses = _call_user("custom_loss", function, **arguments_for(function, {"mask": mask, **others}))
         rows, tokens = mask.shape
         if not isinstance(losses, Tensor) or losses.shape not in ((rows, tokens), (rows, 1)):
             raise EnvironmentFailed(
@@ -133,3 +113,50 @@ class CustomLoss:
                 "aitrain takes the mean over the tokens of a step."
             )
         return losses.expand(rows, tokens).masked_fill(mask == 0, 0.0)
+
+    return token_losses
+
+
+def custom_callbacks(config: TrainConfig, end_run: Callable[[str], None]) -> list[TrainerCallback]:
+    """The callbacks of a run, in the order of the option, each made by a call without arguments. One that stops the
+    training calls `end_run`, so that all ranks stop after the same step, with a checkpoint.
+
+    Raises:
+        ConfigError: one of them cannot be found, or is no callback.
+        EnvironmentFailed: its module cannot be imported, or the call raised.
+    """
+    made = list[TrainerCallback]()
+    for place in filter(None, (config.custom_callbacks or "").split(",")):
+        callback = _call_user(f"custom_callbacks: {place}", load_function("custom_callbacks", place))
+        if not isinstance(callback, TrainerCallback):
+            raise ConfigError(
+                f"custom_callbacks: {place} gives {type(callback).__name__}, not a transformers.TrainerCallback\n"
+                "Name a class of callbacks, or a function without arguments that returns one."
+            )
+        for event in [name for name in dir(type(callback)) if name.startswith("on_")]:
+            heard = partial(_call_user, f"custom_callbacks: {place}, {event}", getattr(callback, event))
+            setattr(callback, event, partial(_passing_stop, heard, partial(end_run, f"{place} stopped the training")))
+        made.append(callback)
+    return made
+
+
+def _passing_stop(
+    event: Callable[..., TrainerControl | None], end_run: Callable[[], None], *arguments: Any, **keywords: Any
+) -> TrainerControl:
+    *_, control = arguments
+    was_stopping = control.should_training_stop
+    control = event(*arguments, **keywords) or control
+    if control.should_epoch_stop or (control.should_training_stop and not was_stopping):
+        control.should_training_stop = control.should_epoch_stop = False  # the run is one epoch of transformers
+        end_run()
+    return control
+
+
+def _call_user(what: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """The user's function, whose errors name it and the line of the user's code."""
+    try:
+        return function(*arguments, **keywords)
+    except AitrainError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailed(failure_message(f"{what} raised", error)) from error

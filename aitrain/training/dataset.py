@@ -20,7 +20,7 @@ from aitrain.environment.contract import Case, as_messages, check_contract, chec
 from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note, number_apart
 from aitrain.environment.runner import EnvRunner, Runner
 from aitrain.environment.tools import Tools
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, errors_of
+from aitrain.errors import ConfigError, EnvironmentFailed, errors_of
 from aitrain.execution.failure import CallFailed
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
@@ -201,21 +201,16 @@ def _build_once(
     sent: Any = None
     is_main = PartialState().is_main_process
     if is_main:
+        sent = build_cases(environment, tokenizer), _changed_attributes(environment, before)
         try:
-            sent = build_cases(environment, tokenizer), _changed_attributes(environment, before)
             pickle.dumps(sent)
-        except AitrainError as error:
-            sent = error
         except Exception as error:
-            sent = EnvironmentFailed(
+            raise EnvironmentFailed(
                 f"The rows of build_dataset cannot be sent to the other processes: {type(error).__name__}: {error}\n"
                 "Keep plain data in them: texts, numbers, lists, dicts."
-            )
-    sent = of_first(sent)
-    if isinstance(sent, AitrainError):
-        raise sent
+            ) from error
     built: Datasets
-    built, changed = sent
+    built, changed = of_first(sent)
     if not is_main:
         _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
     return built

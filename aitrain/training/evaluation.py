@@ -18,12 +18,12 @@ from aitrain.environment.runner import Runner
 from aitrain.errors import EpisodesFailed, errors_of
 from aitrain.redaction import to_jsonable
 from aitrain.rollout.engine import Decoding
+from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, grouped
-from aitrain.runs.records import RolloutRecord, prompt_key, read_rollouts, row_columns
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.records import RolloutRecord, prompt_key, row_columns
 from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import MemberKey, PlannedEpisode, PlayedEpisode, episode_record, finish
+from aitrain.training.training_batch import MemberKey, PlayedEpisode, episode_record, finish
 
 BATCH = 32
 """Minimum number of episodes that a rank plays at a time, as there is memory for them without gradients."""
@@ -52,11 +52,9 @@ class EvalPlan:
     def batches(self, decoding: str, rollouts: PolicyRollouts) -> list[list[MemberKey]]:
         """The episodes of one decoding in batches of all ranks: the index of each case, and the number of the sample.
         All samples of a case are in one batch if the environment scores them together."""
-        runner, numbers = rollouts.rollout.runner, self.numbers(decoding)
-        size = min(self.batch_size, runner.episodes_at_once or self.batch_size)  # so that ranks play as many batches
-        size *= rollouts.accelerator.num_processes
+        numbers, size = self.numbers(decoding), self.batch_size * rollouts.accelerator.num_processes
         keys = [(index, number) for index in range(len(self.cases)) for number in numbers]
-        if runner.scores_groups:
+        if rollouts.rollout.runner.scores_groups:
             size = max(1, size // len(numbers)) * len(numbers)
         return [keys[start : start + size] for start in range(0, len(keys), size)]
 
@@ -124,11 +122,10 @@ def evaluate(
             rollouts.settle()  # a batch that is played ahead draws from the generators that are seeded now
             with isolated_random_state(rollouts.run_seed + first), rollouts.evaluating():
                 own, played = _play(rollouts, plan, batch, Decoding.SEEDED if name == "sampled" else Decoding.GREEDY)
-            write([_record(one, here) for one in own])
-            scores += [(str(one.number), one.score) for one in played if one.score is not None]
+            write([_record(episode, sample, here) for (_, sample), episode in own.items()])
+            scores += [(str(plan.cases[one.key[0]].number), one.score) for one in played if one.score is not None]
             failures += [one for one in played if one.failure is not None]
-            rollouts.report_failures(played)
-            rollouts.check_abandoned()
+            rollouts.report(played)
             after_batch(name, played, grouped(scores))
         scorings[name] = grouped(scores)
         scored = {case.env for case in plan.cases if str(case.number) in scorings[name]}
@@ -146,23 +143,23 @@ def evaluate(
 
 def _play(
     rollouts: PolicyRollouts, plan: EvalPlan, batch: list[MemberKey], decoding: Decoding
-) -> tuple[list[PlannedEpisode], list[PlayedEpisode]]:
-    """This rank's share of a batch, which may be empty, and the episodes of all ranks. A case has one environment seed,
-    and each sample its own sampling seed, the same on any rank."""
-    share = batch[rollouts.accelerator.process_index :: rollouts.accelerator.num_processes]
-    cases = [plan.cases[index] for index, _ in share]
-    own = [PlannedEpisode(key, case.number) for key, case in zip(share, cases, strict=True)]
-    seeds = [rollouts.env_seed("held-out", one.number) for one in own]
-    sampling_seeds = [rollouts.sampling_seed("held-out", one.number, one.key[1]) for one in own]
-    for one, episode in zip(own, rollouts.play(cases, seeds, sampling_seeds, decoding), strict=True):
-        one.episode = episode
+) -> tuple[dict[MemberKey, Episode], list[PlayedEpisode]]:
+    """This rank's cases of a batch, of which there may be none, and the episodes of all ranks. A case has one
+    environment seed, and each sample its own sampling seed, the same on any rank."""
+    rank, processes = rollouts.accelerator.process_index, rollouts.accelerator.num_processes
+    keys = [key for key in batch if key[0] % processes == rank]
+    cases = [plan.cases[index] for index, _ in keys]
+    seeds = [rollouts.env_seed("held-out", case.number) for case in cases]
+    samples = zip(cases, keys, strict=True)
+    sampling_seeds = [rollouts.sampling_seed("held-out", case.number, sample) for case, (_, sample) in samples]
+    own = dict(zip(keys, rollouts.play(cases, seeds, sampling_seeds, decoding), strict=True))
     return own, finish(rollouts, own)
 
 
-def _record(one: PlannedEpisode, phase: EvalPhase) -> RolloutRecord:
+def _record(episode: Episode, sample: int, phase: EvalPhase) -> RolloutRecord:
     """The record of an episode, with the weight version of the evaluation: the engine's is the number of optimizer
     steps done, also if the weights of an earlier step are evaluated."""
-    record, (_, sample) = episode_record(one.episode, phase.step, phase.weight_version), one.key
+    record = episode_record(episode, phase.step, phase.weight_version)
     turns = tuple(replace(turn, weight_version=phase.weight_version) for turn in record.turns)
     prompt = record.rendered_prompt if sample == 0 else ""  # the samples of a case have the same one
     return replace(record, eval_phase=phase.name, sample=sample, turns=turns, rendered_prompt=prompt)
@@ -171,23 +168,6 @@ def _record(one: PlannedEpisode, phase: EvalPhase) -> RolloutRecord:
 def content_of(case: Case) -> object:
     """The prompt of a case as a record has it, or the other columns of its row if there is none."""
     return to_jsonable(case.prompt or row_columns(case.row))
-
-
-def recorded_scores(folder: RunFolder, phase: str, plan: EvalPlan) -> EvalScores | None:
-    """The scores that an evaluation of the same cases has recorded; None if one of its episodes is missing."""
-    found: dict[str, dict[tuple[int | None, int], float | None]] = {name: {} for name in plan.decodings}
-    for file in folder.rollout_files:
-        for record in read_rollouts(file):
-            name, _, decoding = record.eval_phase.rpartition("_")
-            if name == phase and (record.sample or 0) in plan.numbers(decoding):
-                found[decoding][record.row_number, record.sample or 0] = record.score
-    if any(len(found[name]) < len(plan.cases) * len(plan.numbers(name)) for name in found):
-        return None
-    scorings = {
-        name: grouped((str(row), score) for (row, _), score in scores.items() if score is not None)
-        for name, scores in found.items()
-    }
-    return EvalScores(**scorings, mixture=plan.mixture)
 
 
 @contextmanager

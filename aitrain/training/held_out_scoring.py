@@ -12,12 +12,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from aitrain import activity
 from aitrain.errors import EpisodesFailed
 from aitrain.events import Evaluated
+from aitrain.runs.held_out import Scoring
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import interval_of_mean, named
-from aitrain.training.distributed import agree_on, of_first
-from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
-from aitrain.training.run_context import RunContext, RunRecorder
+from aitrain.training.distributed import agree_on
+from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate
+from aitrain.training.run_context import RunContext
 from aitrain.training.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -30,37 +31,29 @@ class EvalState:
 
     is_same: bool = True
     """Whether the options, environment and cases are those of the checkpoint."""
-    is_comparable: bool = True
-    """Whether the held-out cases are, too."""
+    before: dict[str, Scoring] = field(default_factory=dict)
+    """Scores of the initial policy by decoding; empty before it has played the present cases."""
     last_scored: int = 0
     """The last step that was scored during the training."""
-    before: float | None = None
-    """Score of the initial policy."""
     scorings: list[MetricsLine] = field(default_factory=list)
-    """The evaluations during the training so far that have the present numbers of cases and samples."""
-    candidates: list[MetricsLine] = field(default_factory=list)
-    """Those of them that --save-best chooses from: they played the same cases, and have a checkpoint, or will have."""
+    """The evaluations during the training so far that have played the present cases."""
+    seconds: float = 0.0
+    """Seconds of the training so far."""
 
     @property
     def best(self) -> MetricsLine | None:
-        """The first candidate with the highest score."""
-        return max(self.candidates, key=lambda line: line.eval_score or 0.0, default=None)
+        """The first evaluation with the highest score."""
+        return max(self.scorings, key=lambda line: line.eval_score or 0.0, default=None)
 
     def add(self, line: MetricsLine) -> bool:
         """Add an evaluation; returns whether its score is the best so far."""
         if line.is_scoring:
             self.scorings.append(line)
-            self.candidates.append(line)
         return line is self.best
 
     def has_scored(self, step: int) -> bool:
         """Whether the last evaluation was that of a step."""
         return bool(self.scorings) and self.scorings[-1].step == step
-
-
-class TrainingOver(Exception):
-    """Raised before the first step of a resumed training whose last evaluation ends it; transformers has no other way
-    to leave."""
 
 
 @dataclass(eq=False)
@@ -77,9 +70,10 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     """The cases whose scores before and after are reported."""
     choosing: EvalPlan
     """The cases that evaluations during the training play: others with --save-best, else the same."""
-    recorder: RunRecorder
     tracking: Tracking
     state: EvalState
+    mean_before: float | None = field(default=None, init=False)
+    """Score of the initial policy on the cases of `choosing`."""
     stopped: bool = field(default=False, init=False)
     """Whether the training ended before its last step, with a checkpoint."""
     reason: str | None = field(default=None, init=False)
@@ -87,23 +81,21 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
 
     def before(self) -> EvalScores:
         """Scores of the initial policy on all cases; the means are those of the cases that are played during the
-        training. A resumed run has them in its records, unless its cases or samples are others, or are played or scored
-        in another way."""
-        phase, plan = EvalPhase("before", 0, 0), self.choosing
+        training. A resumed run has them in its checkpoint, unless its cases or samples are others, or are played or
+        scored in another way."""
+        plan, folder = self.choosing, self.context.folder
         if plan is not self.plan:
             plan = replace(plan, cases=[*self.plan.cases, *plan.cases])
-        scores = None
-        if self.context.checkpoint is not None:
-            folder, is_main = self.context.folder, self.trainer.accelerator.is_main_process
-            is_recorded = is_main and self.state.is_comparable
-            scores = of_first(recorded_scores(folder, phase.name, plan) if is_recorded else None)
-            if scores is None and is_main:
+        if self.state.before:
+            scores = EvalScores(**self.state.before, mixture=plan.mixture)
+        else:
+            if self.context.checkpoint is not None and self.trainer.accelerator.is_main_process:
                 for file in folder.rollout_files:
                     keep_lines(file, lambda record: record.eval_phase[:6] != "before", RolloutRecord.from_json)
             self.trainer.accelerator.wait_for_everyone()
-        if scores is None:
-            scores = self._score(phase, plan)
-        self.state.before = scores.means[0]
+            scores = self._score(EvalPhase("before", 0, 0), plan)
+            self.state.before = {"sampled": scores.sampled, "greedy": scores.greedy}
+        self.mean_before = scores.means[0]
         self._diagnose(self.line_of(0, scores))
         return scores
 
@@ -111,7 +103,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """Score a step, also as a line of metrics; returns whether its score is the best so far."""
         line = self.line_of(step, self._score(EvalPhase(f"step{step}", step, step), self.choosing))
         if line.is_scoring and self.trainer.accelerator.is_main_process:
-            self.recorder.add_metrics(line)
+            self.trainer.recorder.add_metrics(line)
         self._diagnose(line)
         activity.own.enter("training")
         return self.state.add(line)
@@ -151,8 +143,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """Make up for the evaluation that the end of the training skipped."""
         if self.is_due(state.global_step) and self.state.last_scored < state.global_step:
             self.after_step(state.global_step)
-        if self._ends_at(state.global_step):
-            raise TrainingOver
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Stop if any process was asked to. Else score if it is due, or a callback of the user's asks for it; with
@@ -164,7 +154,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         if is_due and not is_last and not control.should_training_stop:
             is_best = self.after_step(state.global_step)
             control.should_save |= is_best and self.context.config.save_best
-        if self._ends_at(state.global_step):
+        if self.ends_at(state.global_step):
             control.should_training_stop = control.should_save = True
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -178,10 +168,11 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             return step % config.eval_steps == 0
         return config.eval_strategy == "epoch" and self.trainer.schedule.ends_epoch(step)
 
-    def _ends_at(self, step: int) -> bool:
+    def ends_at(self, step: int) -> bool:
+        """Whether the evaluation of a step, the last one, ends the training."""
         patience, seen = self.context.config.patience, self.state
         if patience is not None and seen.has_scored(step):
-            self.reason = reason_to_stop(patience, seen.before, seen.scorings)
+            self.reason = reason_to_stop(patience, self.mean_before, seen.scorings)
         if self.reason is not None:
             self.stopped = True
             self.context.stop.end_run(self.reason)
@@ -200,7 +191,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         samples = f", {plan.samples} samples each" if plan.samples > 1 else ""
         self.context.enter(f"scoring {len(plan.cases)} held-out cases{samples}", moves_files=False)
         try:
-            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.write_records)
+            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.recorder.add_rollouts)
         except EpisodesFailed as error:
             if phase.name == "before":
                 raise

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -92,20 +90,14 @@ def model_path(name: str) -> str:
     return name if folder is None else str(folder)
 
 
-def _print_note(text: str) -> None:
-    print(repr(text)[1:-1], file=sys.stderr, flush=True)  # names of folders may have control characters
-
-
 HUB_SECONDS = 5.0
 """Seconds within which the Hub has to answer."""
-HUB_MEMORY = 300
-"""Seconds for which it is known whether it answers."""
 
 
 @contextmanager
-def _loading(config: TrainConfig, name: str, say: Callable[[str], object] = _print_note) -> Iterator[None]:
+def _loading(config: TrainConfig, name: str) -> Iterator[None]:
     """Context that loads a model or parts of it: without an answer of the Hub from its cache only, as transformers
-    would go on asking for a minute and more. `say` gets what is awaited, for a model that is not on this machine.
+    would go on asking for a minute and more.
 
     Raises:
         ConfigError: it cannot be loaded.
@@ -113,9 +105,7 @@ def _loading(config: TrainConfig, name: str, say: Callable[[str], object] = _pri
     before = constants.HF_HUB_OFFLINE
     try:
         if not before and not os.path.isdir(name):
-            if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-                say(f"{name} is not on this machine: asking {constants.ENDPOINT}")
-            constants.HF_HUB_OFFLINE = not _hub_answers(name, int(time.monotonic() // HUB_MEMORY))
+            constants.HF_HUB_OFFLINE = not _hub_answers(name)
         yield
     except Exception as error:
         raise _cannot_load(config, error) from error
@@ -124,8 +114,8 @@ def _loading(config: TrainConfig, name: str, say: Callable[[str], object] = _pri
 
 
 @lru_cache(maxsize=8)
-def _hub_answers(name: str, _now: int) -> bool:
-    """Whether the Hub answers a request for the model, with any status below 500."""
+def _hub_answers(name: str) -> bool:
+    """Whether the Hub answers a request for the model, with any status below 500; it is asked once."""
     url = f"{constants.ENDPOINT}/{name}/resolve/main/config.json"
     try:
         answer: httpx.Response = get_session().head(url, timeout=HUB_SECONDS, follow_redirects=False)
@@ -134,17 +124,14 @@ def _hub_answers(name: str, _now: int) -> bool:
     return answer.status_code < 500
 
 
-def load_tokenizer(
-    config: TrainConfig, folder: str | None = None, say: Callable[[str], object] = _print_note
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(config: TrainConfig, folder: str | None = None) -> PreTrainedTokenizerBase:
     """The model's tokenizer, padding and truncating on the left, with a pad token; that of `folder`, if it is given.
-    `say` gets what is awaited if the Hub is asked.
 
     Raises:
         ConfigError: it cannot be loaded, or has no end-of-text token.
     """
     place = folder or model_path(config.model)
-    with _loading(config, place, say):
+    with _loading(config, place):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             place,
             padding_side="left",
@@ -190,9 +177,8 @@ def adapter_error(name: str) -> ConfigError:
     )
 
 
-OUT_OF_REACH = "there is no folder of this name, and the Hub cannot be reached"
 _REASONS = {
-    "couldn't connect": OUT_OF_REACH,
+    "couldn't connect": "there is no folder of this name, and the Hub cannot be reached",
     "is not a valid model identifier": "there is no folder of this name, and no such model on the Hub",
     "instantiate the backend tokenizer": "it has no tokenizer",
 }

@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -67,8 +68,8 @@ class StepPasses:
     """Weights of the passes in means over tokens and in means over rows, shape (2, passes)."""
     has_kept_rows: bool
     """Whether a row is in the loss, on any process."""
-    blocks: list[int] | None
-    """The number of passes in each block; None where each row is computed with its own prompt."""
+    begins: set[int]
+    """The numbers of the passes that begin a block, and the number of all; empty where rows have their own prompts."""
 
     def mean(self, name: str, values: list[float], over_rows: bool) -> float:
         """A metric of the step, given the values that its passes have logged."""
@@ -104,21 +105,13 @@ def passes_of(
                 padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
                 everywhere[name] = accelerator.gather(padded)
     kept: list[bool] = everywhere[KEPT].tolist()
-    computed = kept
-    blocks: list[list[Block]] | None = None
+    computed, shared = kept, False
     if trims:
-        of_prompts, of_completions = (everywhere[name].sum(1).tolist() for name in ("prompt_mask", "completion_mask"))
-        lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
         with_advantage: list[bool] = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
         computed = with_advantage if needs_advantage and any(with_advantage) else kept
-        of_processes, first, source = _trimmed_passes(computed, lengths, limit, processes), 0, everywhere
-        if shares:
-            _, _, prompts = distinct_prompts(everywhere["prompt_ids"], everywhere["prompt_mask"])
-            rows = [row for row, is_computed in enumerate(computed) if is_computed]
-            apart = sum(cost_of_passes(share, lengths) for share in of_processes)
-            blocks = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, limit, processes, apart)
-        if blocks is not None:
-            of_processes = [[rows for block in share for rows in block] for share in blocks]
+        masks = everywhere["prompt_mask"], everywhere["completion_mask"]
+        blocks, shared = trimmed_blocks(everywhere["prompt_ids"], *masks, computed, limit, processes, shares)
+        of_processes, first, source = [[rows for block in share for rows in block] for share in blocks], 0, everywhere
     else:
         width = everywhere["prompt_mask"].shape[1] + everywhere["completion_mask"].shape[1]
         of_processes, first, source = _passes_in_order(kept, limit, width, processes), len(step[KEPT]) * rank, step
@@ -138,7 +131,7 @@ def passes_of(
         [sum(kept) / (len(rows) * processes) if any(computed[row] for row in rows) else math.inf for rows in own],
         torch.stack([_weights(values, together) for values in (tokens, counts)]),
         any(kept),
-        None if blocks is None else list(map(len, blocks[rank])),
+        set(accumulate(map(len, blocks[rank]), initial=0)) if shared else set(),
     )
 
 
@@ -158,15 +151,33 @@ def _passes_in_order(kept: list[bool], limit: PassLimit, width: int, processes: 
     return shares
 
 
-def _trimmed_passes(computed: list[bool], lengths: list[int], limit: PassLimit, processes: int) -> list[list[Rows]]:
-    """The passes of each process: all rows to compute, sorted by length. If they are too few for as many passes on each
-    process, the shortest others fill up, each in a pass of its own."""
+def trimmed_blocks(
+    prompt_ids: torch.Tensor,
+    prompt_mask: torch.Tensor,
+    completion_mask: torch.Tensor,
+    computed: list[bool],
+    limit: PassLimit,
+    processes: int,
+    shares: bool,
+) -> tuple[list[list[Block]], bool]:
+    """The blocks of each process with all rows to compute, and whether the prompts of a block are computed once. Else a
+    block is one pass, and rows are sorted by length; if they are too few for as many passes on each process, the
+    shortest others fill up, each in a pass of its own."""
+    of_prompts, of_completions = (mask.sum(1).tolist() for mask in (prompt_mask, completion_mask))
+    lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
     rows = [row for row, is_computed in enumerate(computed) if is_computed]
     others = sorted((row for row, is_computed in enumerate(computed) if not is_computed), key=lambda row: lengths[row])
-    passes = len(plan_passes([lengths[row] for row in rows], limit, at_least=0)) or 1
-    rows += others[: max(0, passes + -passes % processes - len(rows))]
-    shares = share_passes([lengths[row] for row in rows], limit, processes)
-    return [[[rows[place] for place in places] for places in share] for share in shares]
+    count = len(plan_passes([lengths[row] for row in rows], limit)) or 1
+    filled = rows + others[: max(0, count + -count % processes - len(rows))]
+    passes = share_passes([lengths[row] for row in filled], limit, processes)
+    apart = [[[[filled[place] for place in places]] for places in share] for share in passes]
+    if shares:
+        _, _, prompts = distinct_prompts(prompt_ids, prompt_mask)
+        cost = sum(cost_of_passes(block, lengths) for share in apart for block in share)
+        blocks = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, limit, processes, cost)
+        if blocks is not None:
+            return blocks, True
+    return apart, False
 
 
 def _weights(values: torch.Tensor, passes: list[Rows]) -> torch.Tensor:
@@ -178,7 +189,7 @@ def _weights(values: torch.Tensor, passes: list[Rows]) -> torch.Tensor:
 # -- passes with little padding
 
 
-def plan_passes(lengths: Sequence[int], limit: PassLimit, at_least: int = 1, multiple_of: int = 1) -> list[Rows]:
+def plan_passes(lengths: Sequence[int], limit: PassLimit, multiple_of: int = 1) -> list[Rows]:
     """Forward passes of rows of similar lengths, the longest first. One ends at the limit, or where its next row would
     take more padding than COST_OF_A_PASS.
 
@@ -193,16 +204,16 @@ def plan_passes(lengths: Sequence[int], limit: PassLimit, at_least: int = 1, mul
             passes.append([])
             padding = 0
         passes[-1].append(row)
-    while len(passes) < at_least or len(passes) % multiple_of:
+    while len(passes) % multiple_of:
         largest = max((one for one in passes if len(one) > 1), key=lambda one: padded_tokens(one, lengths))
         passes.remove(largest)
-        passes += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
+        passes += _halves(largest)
     return sorted(passes, key=lambda one: -padded_tokens(one, lengths))
 
 
 def share_passes(lengths: Sequence[int], limit: PassLimit, processes: int) -> list[list[Rows]]:
     """The passes of each process: as many for each, the n-th ones of about equal size, and about as many tokens."""
-    passes = plan_passes(lengths, limit, processes, processes)
+    passes = plan_passes(lengths, limit, processes)
     rounds = [passes[start : start + processes] for start in range(0, len(passes), processes)]
     return _in_turn(rounds)
 
@@ -263,14 +274,12 @@ def plan_blocks(
                 blocks[-1] = joined
             else:
                 blocks.append(block)
-    shares = share_blocks(blocks, processes, prompts, cost) or share_blocks(alone, processes, prompts, cost)
+    shares = share_blocks(blocks, processes, cost) or share_blocks(alone, processes, cost)
     saves = shares and sum(cost(block) for share in shares for block in share) <= (1 - LEAST_GAIN) * apart
     return shares if saves else None
 
 
-def share_blocks(
-    blocks: Sequence[Block], processes: int, prompts: Sequence[int], cost: Callable[[Block], int]
-) -> list[list[Block]] | None:
+def share_blocks(blocks: Sequence[Block], processes: int, cost: Callable[[Block], int]) -> list[list[Block]] | None:
     """The blocks of each process: as many for each, the n-th ones with as many passes, and of about equal cost; None if
     there are too few rows."""
     blocks = [[*block] for block in blocks]
@@ -279,8 +288,7 @@ def share_blocks(
         if largest is None:
             return None
         blocks.remove(largest)
-        middle = len(largest) // 2
-        blocks += [largest[:middle], largest[middle:]] if middle else [[part] for part in _halves(largest[0], prompts)]
+        blocks += _halves(largest) if len(largest) > 1 else [[part] for part in _halves(largest[0])]
     blocks.sort(key=lambda block: (len(block), cost(block)), reverse=True)
     rounds = [blocks[start : start + processes] for start in range(0, len(blocks), processes)]
     for together in rounds:
@@ -290,7 +298,7 @@ def share_blocks(
                 if len(rows) == 1:
                     return None
                 block.remove(rows)
-                block += _halves(rows, prompts)
+                block += _halves(rows)
     return _in_turn(rounds)
 
 
@@ -300,11 +308,9 @@ def _in_turn(rounds: Sequence[Sequence[T]]) -> list[list[T]]:
     return [list(each) for each in zip(*in_turn, strict=True)]
 
 
-def _halves(rows: Rows, prompts: Sequence[int]) -> list[Rows]:
-    """Two parts of a pass, divided between two prompts if it has several."""
-    ends = [place for place in range(1, len(rows)) if prompts[rows[place]] != prompts[rows[place - 1]]]
-    middle = min(ends or [len(rows) // 2], key=lambda place: abs(place - len(rows) / 2))
-    return [rows[:middle], rows[middle:]]
+def _halves(rows: Sequence[T]) -> list[list[T]]:
+    middle = len(rows) // 2
+    return [[*rows[:middle]], [*rows[middle:]]]
 
 
 # -- rows without padding in front

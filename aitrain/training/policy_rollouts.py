@@ -67,8 +67,14 @@ class PolicyRollouts:
         if self.loads_weights:
             self.settle()
             self.load_weights()
-        with nullcontext() if self.server is None else self.server.failing_together(self.gather):
-            return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
+        most, episodes = max(1, *self.gather([len(cases)])), list[Episode]()
+        at_once = self.rollout.runner.episodes_at_once or most
+        for start in range(0, most, at_once):  # as often on all ranks, as they may generate together
+            part = slice(start, start + at_once)
+            played = self.rollout.play(cases[part], seeds[part], sampling_seeds[part], decoding)
+            with nullcontext() if self.server is None else self.server.failing_together(self.gather):
+                episodes += self.loop.run(played)
+        return episodes
 
     def load_weights(self) -> None:
         """Load the policy's present weights into the engine, unless it has them. Every rank must call this.
@@ -96,38 +102,32 @@ class PolicyRollouts:
         Raises:
             EpisodesFailed: too many episodes failed in consecutive batches.
         """
-        self.report_failures(played)
-        self.check_abandoned()
+        self.report(played)
         for name in ("", *filter(None, self.rollout.runner.parts)):
-            those = [one for one in played if not one.is_dropped and name in ("", one.env)]
+            those = [one for one in played if not one.dropped and name in ("", one.env)]
             scored, failed = (sum(getattr(one, field) is not None for one in those) for field in ("score", "failure"))
             if name == "" or those:
                 with errors_of(name):
                     self.failures.of(name).after_batch(scored, failed, len(those))
 
-    def note_dropped(self, case_idx: object, tokens: int) -> None:
-        """Note the first case of the run that was dropped."""
-        if self.failures.has_noted_dropped:
-            return
-        self.failures.has_noted_dropped = True
-        self.notify(
-            f"Case {case_idx} is dropped: its prompt has {tokens} tokens, which leaves no room for an answer in a"
-            f" context of {self.rollout.limits.context}. Dropped cases take no part (metric stopped/no_room)."
-        )
+    def report(self, played: Sequence[PlayedEpisode]) -> None:
+        """Show the first failure of each kind, of each environment, the first episode that is dropped, and the first
+        abandoned thread, in which a call of the environment hangs. Every rank must call this.
 
-    def report_failures(self, played: Sequence[PlayedEpisode]) -> None:
-        """Show the first failure of each kind, of each environment."""
+        Raises:
+            EnvironmentFailed: there are too many such threads on all ranks.
+        """
+        dropped = next((one.dropped for one in played if one.dropped), "")
+        if dropped and not self.failures.has_noted_dropped:
+            self.failures.has_noted_dropped = True
+            self.notify(
+                f"{dropped}, which leaves no room for an answer in a context of {self.rollout.limits.context}. Dropped"
+                " cases take no part (metric stopped/no_room)."
+            )
         for env in dict.fromkeys(one.env for one in played):
             failures = [one.failure for one in played if one.failure is not None and one.env == env]
             for message in self.failures.of(env).first_of_each(failures):
                 self.notify(f"{env}: {message}" if env else message)
-
-    def check_abandoned(self) -> None:
-        """Report the first abandoned thread, in which a call of the environment hangs. Every rank must call this.
-
-        Raises:
-            EnvironmentFailed: there are too many on all ranks.
-        """
         pools = [part.pool for part in self.rollout.runner.parts.values()]
         own = sum(pool.abandoned for pool in pools), next((pool.last_hang for pool in pools if pool.last_hang), "")
         threads, lines = zip(*gather_object([own]), strict=True)

@@ -20,19 +20,16 @@ from aitrain.environment.dataset import fingerprint
 from aitrain.errors import ConfigError
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest, weights_stamp
-from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import write_json
-from aitrain.training.algorithm import AlgorithmParts
-from aitrain.training.callbacks import MetricsReporter, custom_callbacks
+from aitrain.training.algorithm import AlgorithmParts, custom_callbacks
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import ShownCases, begin, build_datasets, longest_episode
+from aitrain.training.dataset import ShownCases, begin, longest_episode
 from aitrain.training.distributed import init_processes
 from aitrain.training.engine_setup import checked_server
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.held_out_scoring import HeldOutScoring
 from aitrain.training.holdout import prompt_limit, prompt_limits, split_each
 from aitrain.training.model import (
-    OUT_OF_REACH,
     Precision,
     adapter_error,
     check_vocabulary,
@@ -44,14 +41,13 @@ from aitrain.training.model import (
     model_without_weights,
 )
 from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
-from aitrain.training.saving import repository_of
+from aitrain.training.saving import check_repository
 from aitrain.training.sharding import load_once_per_machine, refuse_unsharded
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 from aitrain.training.trainer_checkpoint import (
     CheckpointWriter,
-    RestoreState,
-    continue_scorings,
+    restore_state,
     resumed_eval_state,
 )
 from aitrain.training.trl_arguments import (
@@ -87,8 +83,6 @@ def prepare(context: RunContext) -> Prepared | None:
         GRPOConfig.world_size = property(lambda _: context.dry_run_of)
     processes = context.dry_run_of or init_processes(config, precision)
     inputs = _inputs(context, precision, processes)
-    if inputs is None:
-        return None
     split = inputs.split
     facts = {
         **context.describe(),
@@ -105,17 +99,12 @@ def prepare(context: RunContext) -> Prepared | None:
         GRPOTrainer.get_optimizer_cls_and_kwargs(inputs.arguments, inputs.model)
     if context.dry_run_of:
         return None
-    inputs = replace(inputs, server=checked_server(context, inputs.limits.context))
-    recorder, tracking = RunRecorder(context.folder, context.checkpoint), Tracking(context)
+    recorder = RunRecorder(context.folder, context.checkpoint)
     checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
 
-    def write(records: list[RolloutRecord]) -> None:
-        tracking.see(records)
-        recorder.add_rollouts(records)
-
-    reporter = MetricsReporter(context, recorder)
     with explain_refusals():
-        trainer = EpisodeTrainer(context, inputs, write, checkpoints.save, [tracking, reporter])
+        trainer = EpisodeTrainer(context, inputs, recorder, checkpoints.save)
+    trainer.add_callback(tracking := Tracking(context, trainer))
     if inputs.batch.shares_prompts and trainer.rows_apart:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
 
@@ -125,45 +114,38 @@ def prepare(context: RunContext) -> Prepared | None:
     choosing = plan
     if len(split.choosing):
         choosing = replace(plan, cases=split.choosing, mixture=mixture_of(context.runner, split.choosing))
-    held_out = HeldOutScoring(context, trainer, plan, choosing, recorder, tracking, eval_state)
+    held_out = HeldOutScoring(context, trainer, plan, choosing, tracking, eval_state)
     trainer.add_callback(held_out)
     if context.checkpoint is not None:
-        continue_scorings(eval_state, trainer, context.checkpoint, choosing)
-        trainer.add_callback(RestoreState(context.checkpoint, trainer, eval_state.is_same))
+        trainer.watch.seconds_before = eval_state.seconds
+        trainer.watch.restore = partial(restore_state, trainer, context.checkpoint, eval_state.is_same)
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_sources(context.runner, context.folder)
     return Prepared(inputs, trainer, held_out, tracking)
 
 
-def _inputs(context: RunContext, precision: Precision, processes: int) -> TrainerInputs | None:
-    """The trainer's inputs, without a server's engine; None in a dry run that cannot know the model."""
+def _inputs(context: RunContext, precision: Precision, processes: int) -> TrainerInputs:
+    """The trainer's inputs, without a server's engine."""
     config, is_dry_run = context.config, context.dry_run_of > 0
     begin(context)
     copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
     batch = plan_batch(config, processes)
+    if context.runner.scores_groups and batch.prompts_per_step % processes:
+        raise ConfigError(
+            "rl_prompts_per_step: the environment scores groups together, so each process plays whole ones\n"
+            f"Give a multiple of the {processes} processes."
+        )
     refuse_unsharded(config, "cpu" if precision.use_cpu else "cuda")
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_zero_3(arguments)
     if config.push_to_hub:
-        repository_of(config).check()
+        check_repository(config)
     algorithm, callbacks = AlgorithmParts.of(config), custom_callbacks(config, context.stop.end_run)
     context.enter("loading the tokenizer")
-    try:
-        tokenizer = load_tokenizer(config, say=context.enter if is_dry_run else partial(context.note, level="info"))
-    except ConfigError as error:
-        if not is_dry_run or OUT_OF_REACH not in str(error):
-            raise
-        context.note(
-            f"{config.model} is not on this machine and the Hub cannot be reached. So its name, its chat template, the"
-            " length of the prompts, how many cases fit, and what TRL refuses with it are not checked."
-        )
-        stand_in = load_tokenizer(config.model_copy(update={"model": "tiny", "chat_template": None}))
-        build_datasets(context, stand_in, processes)
-        context.check_environments(context)
-        return None
+    tokenizer = load_tokenizer(config)
     shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
     context.check_environments(context)
 
@@ -197,7 +179,9 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
         context_tokens = fit_vllm(arguments, config, completion, whole)
     if context.checkpoint is not None:
         refuse_fewer_steps(context.checkpoint, schedule.steps)
+    limits = limits_of(context.runner, context_tokens)
+    server = None if is_dry_run else checked_server(context, limits.context)
     return TrainerInputs(
-        model, tokenizer, arguments, split, context.runner, shown.chat, limits_of(context.runner, context_tokens),
-        prompts, schedule, batch, lora_config(config, model), algorithm, callbacks,
+        model, tokenizer, arguments, split, context.runner, shown.chat, limits, prompts, schedule, batch,
+        lora_config(config, model), algorithm, callbacks, server,
     )  # fmt: skip

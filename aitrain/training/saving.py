@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,71 +79,63 @@ def merge_adapter(trainer: EpisodeTrainer, folder: RunFolder, config: TrainConfi
 # -- upload to the Hub
 
 
-@dataclass(frozen=True)
-class HubRepository:
-    """The repository to upload to: `repo_id`, or `name` of `username` or of the owner of the token."""
+def repository_name(config: TrainConfig) -> str:
+    """The repository that a run uploads its model to: that of the option, or one with the name of the run, of the given
+    user or of the owner of the token, for whom the Hub is asked."""
+    return config.repo_id or f"{config.username or HfApi().whoami()['name']}/{config.project_name}"
 
-    name: str
-    repo_id: str | None
-    username: str | None
-    is_private: bool
 
-    def full_name(self) -> str:
-        """`owner/name`; asks the Hub for the owner of the token if it has to."""
-        return self.repo_id or f"{self.username or HfApi().whoami()['name']}/{self.name}"
+def check_repository(config: TrainConfig) -> None:
+    """Check that there is a token to upload with, and that what is meant to be private does not go to a public
+    repository, which would stay public.
 
-    def check(self) -> None:
-        """Check that there is a token to upload with, and that what is meant to be private does not go to a public
-        repository, which would stay public.
+    Raises:
+        ConfigError: there is none, or it would.
+    """
+    if get_token() is None:
+        raise ConfigError("push_to_hub: there is no token to upload with\nSet HF_TOKEN, or log in with: hf auth login")
+    try:
+        name = repository_name(config)
+        is_public = not HfApi().model_info(name).private
+    except Exception:  # there is none yet, or the Hub cannot be asked
+        return
+    if is_public and config.hub_private:
+        raise ConfigError(
+            f"hub_private: the repository {name} exists and is public\n"
+            "Upload to it with --no-hub-private, or choose another with --repo-id."
+        )
 
-        Raises:
-            ConfigError: there is none, or it would.
-        """
-        if get_token() is None:
-            raise ConfigError(
-                "push_to_hub: there is no token to upload with\nSet HF_TOKEN, or log in with: hf auth login"
-            )
-        try:
-            name = self.full_name()
-            is_public = not HfApi().model_info(name).private
-        except Exception:  # there is none yet, or the Hub cannot be asked
-            return
-        if is_public and self.is_private:
-            raise ConfigError(
-                f"hub_private: the repository {name} exists and is public\n"
-                "Upload to it with --no-hub-private, or choose another with --repo-id."
-            )
 
-    def upload(self, folder: Path) -> str:
-        """Upload a folder, and make the repository if there is none; returns its URL.
+def upload(config: TrainConfig, folder: Path) -> str:
+    """Upload a folder, and make the repository if there is none; returns its URL.
 
-        An adapter whose base is a folder of this machine names it without the folders above it.
+    An adapter whose base is a folder of this machine names it without the folders above it.
 
-        Raises:
-            RunFailed: the upload failed.
-        """
-        api = HfApi()
-        try:
-            repository = api.create_repo(self.full_name(), private=self.is_private, exist_ok=True)
-            public = _public_adapter_config(folder)
-            api.upload_folder(
+    Raises:
+        RunFailed: the upload failed.
+    """
+    api = HfApi()
+    try:
+        repository = api.create_repo(repository_name(config), private=config.hub_private, exist_ok=True)
+        public = _public_adapter_config(folder)
+        api.upload_folder(
+            repo_id=repository.repo_id,
+            folder_path=folder,
+            commit_message="Trained with aitrain",
+            ignore_patterns=None if public is None else [ADAPTER_CONFIG],
+        )
+        if public is not None:
+            api.upload_file(
                 repo_id=repository.repo_id,
-                folder_path=folder,
-                commit_message="Trained with aitrain",
-                ignore_patterns=None if public is None else [ADAPTER_CONFIG],
+                path_or_fileobj=public,
+                path_in_repo=ADAPTER_CONFIG,
+                commit_message="Configuration of the adapter",
             )
-            if public is not None:
-                api.upload_file(
-                    repo_id=repository.repo_id,
-                    path_or_fileobj=public,
-                    path_in_repo=ADAPTER_CONFIG,
-                    commit_message="Configuration of the adapter",
-                )
-        except Exception as error:
-            raise RunFailed(
-                f"The upload to the Hub failed: {describe_error(error)}\nThe model is saved in {folder}."
-            ) from error
-        return str(repository)
+    except Exception as error:
+        raise RunFailed(
+            f"The upload to the Hub failed: {describe_error(error)}\nThe model is saved in {folder}."
+        ) from error
+    return str(repository)
 
 
 def _public_adapter_config(folder: Path) -> bytes | None:
@@ -154,8 +145,3 @@ def _public_adapter_config(folder: Path) -> bytes | None:
     if not isinstance(base, str) or public_base(base) == base:
         return None
     return json.dumps({**saved, "base_model_name_or_path": public_base(base)}, indent=2).encode()
-
-
-def repository_of(config: TrainConfig) -> HubRepository:
-    """The repository that a run uploads its model to."""
-    return HubRepository(config.project_name, config.repo_id, config.username, config.hub_private)

@@ -24,7 +24,6 @@ Inside API of TRL 1.16 and transformers 5.17 that it uses (tests/training/test_u
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -157,34 +156,28 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
     ids = ids.to(model.device)
     mask = torch.ones_like(ids)
     mask[1, -answer // 2 :] = 0
-
     in_loss = mask[:, -answer:].bool()
-
-    def apart() -> Iterator[torch.Tensor]:
-        yield log_probs_of_rows(model, ids, mask, in_loss)[0]
-
-    def shared() -> Iterator[torch.Tensor]:
-        prompts = SharedPrompts(model, ids[:1, :prompt], mask[:1, :prompt])
-        for row in range(2):
-            yield prompts.log_probs(model, *(part[row : row + 1] for part in (ids, mask, in_loss)))[0]
-        prompts.backward()
-
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad][:8]
 
-    def computed(passes: Iterator[torch.Tensor]) -> list[torch.Tensor]:
+    def results(shares: bool) -> list[torch.Tensor]:
         """Log-probabilities, and gradients of the first weights, in float64."""
         model.zero_grad()
+        prompts = SharedPrompts(model, ids[:1, :prompt], mask[:1, :prompt]) if shares else None
+        compute: Any = log_probs_of_rows if prompts is None else prompts.log_probs
         values = []
-        for values_of_pass in passes:
-            values_of_pass.sum().backward()  # type: ignore[no-untyped-call]
-            values.append(values_of_pass.detach())
+        for rows in ([0, 1],) if prompts is None else ([0], [1]):
+            logps = compute(model, ids[rows], mask[rows], in_loss[rows])[0]
+            logps.sum().backward()
+            values.append(logps.detach())
+        if prompts is not None:
+            prompts.backward()
         gradients = [whole(one.grad) for one in trained if one.grad is not None]
         return [one.double() for one in (torch.cat(values), *gradients)]
 
     was_training = model.training
     model.train()
     try:
-        pairs = list(zip(computed(apart()), computed(shared()), strict=True))
+        pairs = list(zip(results(shares=False), results(shares=True), strict=True))
     except Exception as error:  # of any model's code
         return f"its cache cannot be shared: {type(error).__name__}"
     finally:

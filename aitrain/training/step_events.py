@@ -1,5 +1,5 @@
-"""What comes before and after each optimizer step: its clock, and the guard that skips it if its loss or gradient is
-NaN or inf, and ends the run if the weights are.
+"""What comes before and after each optimizer step: its clock and its line of metrics, and the guard that skips it if
+its loss or gradient is NaN or inf, and ends the run if the weights are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from transformers.trainer_utils import IntervalStrategy
 
 from aitrain.engines.sharded_tensors import own_part
 from aitrain.errors import DivergedError
+from aitrain.events import Step
 from aitrain.rollout.engine import RolloutClock
+from aitrain.runs.records import MetricsLine, read_metrics
+from aitrain.training.run_context import RunRecorder
 
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer
@@ -30,17 +33,19 @@ MAX_SKIPPED_IN_A_ROW_FP16 = 20
 
 
 class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Times the steps of a trainer on this process, and counts its epochs.
+    """Times the steps of a trainer on this process, and counts its epochs. On the first process, writes metrics.jsonl,
+    announces each step, and passes lines on for a diagnosis.
 
     Measured are the seconds in which episodes waited for the policy and for their environments. With free-running
     episodes both clocks may run at the same time, so that the parts can add up to more than the step. `optimize` is the
     time of a step outside its rollout.
     """
 
-    def __init__(self, trainer: EpisodeTrainer, clock: RolloutClock) -> None:
-        self.trainer, self.clock = trainer, clock
-        self.steps = self.tokens = 0  # since the last line of metrics; tokens that all processes sampled
-        self.total = dict.fromkeys(PARTS, 0.0)
+    def __init__(self, trainer: EpisodeTrainer, recorder: RunRecorder, clock: RolloutClock) -> None:
+        self.trainer, self.recorder, self.clock = trainer, recorder, clock
+        self.run = trainer.run
+        self.restore: Callable[[], None] = lambda: None
+        """Restores the state of a resumed run that transformers does not restore."""
         self._step_start = 0.0
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
         self._train_start: float | None = None
@@ -50,9 +55,18 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         """Seconds of the training, evaluations included, over all parts of a resumed run."""
         return self.seconds_before + (0.0 if self._train_start is None else time.monotonic() - self._train_start)
 
-    def on_train_begin(self, *_: object, **__: object) -> None:
-        """Start the clock of the training."""
-        self._train_start = time.monotonic()
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Start the clock of the training; in a resumed run, restore the state, and look at the metrics up to the
+        checkpoint."""
+        self._train_start, self.first_step = time.monotonic(), state.global_step
+        self.run.progress.step, self.run.progress.steps = state.global_step, state.max_steps
+        self.restore()
+        checkpoint = self.recorder.resumed_from
+        for line in read_metrics(self.run.folder.metrics) if state.is_world_process_zero else ():
+            if checkpoint is None or line.step <= checkpoint.step:
+                self.run.diagnose(line)
 
     def on_train_end(self, *_: object, **__: object) -> None:
         """Stop it."""
@@ -70,10 +84,12 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Runs before the step is logged and saved; the end of the run is handled by transformers. Adds the seconds of
         the step, sets the fractional epoch, and saves and logs at the end of each epoch as transformers does."""
+        self.recorder.begin()
+        self.run.progress.step = state.global_step
         seconds, parts = time.monotonic() - self._step_start, self.clock.take()
-        self.steps += 1
         parts |= {"step": seconds, "optimize": seconds - parts["rollout"]}
-        self.total = {part: total + parts[part] for part, total in self.total.items()}
+        for part in PARTS:
+            self.trainer._metrics["train"][f"time/{part}"].append(round(parts[part], 6))
         schedule, step = self.trainer.schedule, state.global_step
         state.epoch = schedule.epochs_after(step)
         if not schedule.ends_epoch(step):
@@ -83,12 +99,34 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
         torch.empty((), dtype=torch.int64).random_()
 
-    def take(self) -> dict[str, float]:
-        """Mean seconds per step (`time/*`), and tokens that were sampled per second, since the last call."""
-        metrics = {f"time/{part}": round(seconds / self.steps, 6) for part, seconds in self.total.items()}
-        metrics["tokens_per_second"] = round(self.tokens / max(self.total["step"], 1e-9), 3)
-        self.steps, self.tokens, self.total = 0, 0, dict.fromkeys(self.total, 0.0)
-        return metrics
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
+    ) -> None:
+        """Write one line per logging step; skips the summary that transformers logs at the end."""
+        if not state.is_world_process_zero or "train_runtime" in logs or self._train_start is None:
+            return
+        elapsed = time.monotonic() - self._train_start
+        values = {name: value for name, value in logs.items() if not name.startswith("rewards/")}  # as reward
+        line = MetricsLine.of_logs(state.global_step, round(elapsed, 3), values)
+        self.recorder.add_metrics(line)
+        if "reward" in logs:
+            pace = elapsed / max(1, state.global_step - self.first_step)
+            left = pace * (state.max_steps - state.global_step)
+            self.run.progress.ends_at = round(time.time() + left, 1)
+            self.run.announce(
+                Step(
+                    state.global_step,
+                    state.max_steps,
+                    logs["reward"],
+                    left,
+                    flat_groups=logs.get("frac_reward_zero_std"),
+                    truncated=logs.get("stopped/max_tokens", 0.0) + logs.get("stopped/truncated", 0.0),
+                    failed=logs.get("stopped/env_error", 0.0) + logs.get("stopped/env_timeout", 0.0),
+                    tokens_per_second=logs.get("tokens_per_second"),
+                    seconds={name[5:]: value for name, value in logs.items() if name.startswith("time/")},
+                )
+            )
+            self.run.diagnose(line)
 
 
 @dataclass(eq=False)

@@ -1,12 +1,13 @@
 """Reports a run to wandb, tensorboard and trackio.
 
-The callbacks of transformers report the metrics, this module options, held-out scores and sample rollouts. A tracker
-that fails is removed with a note: no run ends because of it.
+The callbacks of transformers report the metrics, this module options and held-out scores. A tracker that fails is
+removed with a note: no run ends because of it.
 
 What it uses of transformers 5.17 (tests/training/test_tracking.py trains with the real libraries):
 
     get_reporting_integration_callbacks([name])     the class for each name, called without arguments
-    callback.on_train_begin(...)                    opens the tracker's run; wandb's takes one that is open already
+    callback.on_train_begin(...)                    opens the tracker's run, also before the training; wandb's takes
+                                                    one that is open already
     callback.on_log(..., logs=)                     metrics, at state.global_step
     TensorBoardCallback.logging_dir, .tb_writer     set before it opens, used while it is open
     TrainingArguments.project                       trackio's project, `huggingface` by default
@@ -15,9 +16,9 @@ What it uses of transformers 5.17 (tests/training/test_tracking.py trains with t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 from transformers import TrainerCallback
@@ -28,35 +29,28 @@ from aitrain.events import Evaluated
 from aitrain.execution.user_code import describe_error
 from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
-from aitrain.runs.records import RolloutRecord
 from aitrain.training.run_context import RunContext
+
+if TYPE_CHECKING:
+    from aitrain.training.trainer import EpisodeTrainer
 
 PROJECT = "aitrain"
 """Project of the runs, unless the tracker's own variable names one."""
-ROWS = 16
-"""Rollouts in one table."""
-TABLES = 20
-"""Tables of training rollouts in a run; each scoring of held-out cases adds one."""
-LONGEST = 4_000
-"""Characters of one text in a table."""
 
 
 class Tracking(TrainerCallback):  # type: ignore[misc]
     """Reports to all trackers of a run; other processes than the first have none."""
 
-    def __init__(self, context: RunContext) -> None:
-        self.context = context
-        self.newest: dict[str, list[RolloutRecord]] = {}
-        self.scores: list[Evaluated] = []
-        """Scores from before the training, reported when the trackers are opened."""
-        self.training: tuple[Any, Any, Any] | None = None
-        """Arguments, state and control of the training."""
+    def __init__(self, context: RunContext, trainer: EpisodeTrainer) -> None:
+        """Open the trackers."""
+        self.context, self.trainer = context, trainer
         self._opened: list[str] = []
-        """Trackers whose run was opened here."""
+        """Trackers whose run was opened here, and not before."""
         names = [name for name in context.config.log.split(",") if name != "none"]
         self.trackers: dict[str, Any] = dict.fromkeys(names if PartialState().is_main_process else ())
         """The callbacks of transformers by the names of the trackers."""
-        self._each(self._load)
+        self._each(self._open)
+        self._each(self._describe)
 
     def _each(self, act: Callable[[str, Any], object]) -> None:
         for name, callback in list(self.trackers.items()):
@@ -67,49 +61,12 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
                 del self.trackers[name]
                 self.context.note(f"{name} failed and is disabled: {describe_error(error)}")
 
-    def _load(self, name: str, _: None) -> None:
+    def _open(self, name: str, _: None) -> None:
+        """Open the tracker's run, in the run folder or in our project, unless the tracker's own variable, or `--trl
+        project=...`, says otherwise. A run of wandb that is open already is used, and left open."""
+        folder, args = self.context.folder.path, self.trainer.args
         (made,) = get_reporting_integration_callbacks([name])
-        self.trackers[name] = made()
-
-    def see(self, records: Sequence[RolloutRecord]) -> None:
-        """Keep a few of the newest rollouts, of training or of a scoring of held-out cases."""
-        if self.trackers and records:
-            self.newest[records[0].eval_phase] = list(records[:ROWS])
-
-    def take(self, scores: Evaluated) -> None:
-        """Report scores of the held-out cases."""
-        if self.training is None:
-            self.scores.append(scores)
-            return
-        values = {"eval_score": scores.sampled, "eval_greedy": scores.greedy}
-        known = {name: value for name, value in values.items() if value is not None}
-        if known:
-            training = self.training
-            self._each(lambda _, callback: callback.on_log(*training, logs=dict(known)))
-        self._show(f"{scores.when.replace(' ', '')}_sampled", self.training[1].global_step)
-
-    def _show(self, phase: str, step: int) -> None:
-        """Report a table of rollouts; for tensorboard as text that is not read as Markdown."""
-        rows = [_row(record) for record in self.newest.pop(phase, [])]
-
-        def show(name: str, callback: Any) -> None:
-            if name == "tensorboard":
-                texts = (_verbatim(write_yaml(row)) for row in rows)
-                callback.tb_writer.add_text("rollouts", "\n\n---\n\n".join(texts), step)
-                return
-            import pandas  # type: ignore[import-untyped, unused-ignore]  # comes with datasets
-
-            library = import_module(name)
-            library.log({"rollouts": library.Table(dataframe=pandas.DataFrame(rows)), "train/global_step": step})
-
-        if rows:
-            self._each(show)
-
-    def _open(self, name: str, callback: Any) -> None:
-        """Set the folder or project of the tracker's run before it is opened, unless the tracker's own variable, or
-        `--trl project=...`, does so. A run of wandb that is open already is used, and left open."""
-        assert self.training is not None
-        folder, args = self.context.folder.path, self.training[0]
+        self.trackers[name] = callback = made()
         if name == "tensorboard":  # transformers would put the files among the checkpoints
             callback.logging_dir = callback.logging_dir or str(folder / "tensorboard")
         elif name == "trackio" and args.project == "huggingface":
@@ -118,57 +75,34 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
             self._opened.append(name)
             project, place = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", folder)
             wandb.init(project=project, name=self.context.config.project_name, dir=str(place))
+        callback.on_train_begin(*self._state, model=self.trainer.model)
+
+    @property
+    def _state(self) -> tuple[Any, ...]:
+        """Arguments of the methods of callbacks."""
+        return self.trainer.args, self.trainer.state, self.trainer.control
+
+    def take(self, scores: Evaluated) -> None:
+        """Report scores of the held-out cases."""
+        values = {"eval_score": scores.sampled, "eval_greedy": scores.greedy}
+        known = {name: value for name, value in values.items() if value is not None}
+        self._each(lambda _, callback: callback.on_log(*self._state, logs=dict(known)))
 
     def _describe(self, name: str, callback: Any) -> None:
         """Report all options, without secrets in the environment's keywords or TRL's fields."""
         options = self.context.config.written()
         options |= without_secrets({"rl_env_config": options["rl_env_config"] or {}, "trl": options["trl"]})
         if name == "tensorboard":
-            callback.tb_writer.add_text("options", _verbatim(write_yaml(options)))
+            lines = write_yaml(options).splitlines()
+            callback.tb_writer.add_text("options", "\n".join(f"    {line}" for line in lines))  # no Markdown
         else:
             import_module(name).config.update({"aitrain": options}, allow_val_change=True)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Open the trackers, and report the scores from before the training."""
-        self.training = args, state, control
-        self._each(self._open)
-        self._each(lambda _, callback: callback.on_train_begin(args, state, control, **rest))
-        self._each(self._describe)
-        for scores in self.scores:
-            self.take(scores)
-
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-        """Report a line of metrics, and a table TABLES times in a run."""
+        """Report a line of metrics."""
         self._each(lambda _, callback: callback.on_log(args, state, control, logs=dict(logs), **rest))
-        every = max(1, state.max_steps // TABLES)
-        if state.global_step == 1 or state.global_step % every == 0:
-            self._show("", state.global_step)
 
     def close(self) -> None:
         """Close the trackers, after the last scores."""
-        if (training := self.training) is not None:
-            self._each(lambda _, callback: callback.on_train_end(*training))
-            self._each(lambda name, _: import_module(name).finish() if name in self._opened else None)
-
-
-def _row(record: RolloutRecord) -> dict[str, object]:
-    prompt, said = (
-        "\n\n".join(f"{message.role}: {message.text}" for message in messages)[:LONGEST]
-        for messages in record.transcript()
-    )
-    return {
-        "step": record.step,
-        "eval_phase": record.eval_phase or "training",
-        "case_idx": str(record.case_idx),
-        "prompt": prompt,
-        "completion": said,
-        "score": record.score,
-        "advantage": record.advantage,
-        "stop": record.stop,
-        "error": record.error and f"{record.error.kind}: {record.error.message}"[:LONGEST],
-    }
-
-
-def _verbatim(text: str) -> str:
-    """The text as a code block, in which nothing is read as Markdown."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
+        self._each(lambda _, callback: callback.on_train_end(*self._state))
+        self._each(lambda name, _: import_module(name).finish() if name in self._opened else None)

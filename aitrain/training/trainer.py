@@ -17,8 +17,9 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     GRPOTrainer._get_per_token_logps_and_entropies(...)     overridden: all log-probabilities of policy and reference
                                                             model come from it; it passes no position ids to the model
     GRPOTrainer._metrics["train"]                           appended to, corrected, saved and restored
-    GRPOTrainer._step, ._buffered_inputs                    saved and restored: optimizer steps so far, and the pieces
-                                                            of a batch that is used for longer than one step
+    GRPOTrainer._step, ._buffered_inputs                    saved and restored (trainer_checkpoint.py): optimizer steps
+                                                            so far, and the pieces of a batch that is used for longer
+                                                            than one step
     GRPOTrainer.log(logs, start_time)                       overridden: called once a logging step, before the callbacks
     GRPOTrainer.shuffle_dataset                             set to False: the order of the cases is ours
     GRPOTrainer.mask_truncated_completions                  set to False: it knows the last token, not what ended an
@@ -55,11 +56,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,12 +90,11 @@ from aitrain.engines.scopes import (
 )
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.sharded_tensors import gathered, is_sharded, whole
-from aitrain.engines.shared_cache import distinct_prompts, padded
+from aitrain.engines.shared_cache import padded
 from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Trajectory
 from aitrain.rollout.limits import Limits
-from aitrain.runs.records import RolloutRecord
 from aitrain.training.algorithm import (
     AlgorithmParts,
     zero_variance_share,
@@ -110,14 +109,11 @@ from aitrain.training.passes import (
     KEPT,
     KEPT_ROWS,
     MicroBatch,
-    Rows,
-    cost_of_passes,
     log_probs_of_rows,
     passes_of,
-    plan_blocks,
-    plan_passes,
+    trimmed_blocks,
 )
-from aitrain.training.run_context import RunContext
+from aitrain.training.run_context import RunContext, RunRecorder
 from aitrain.training.sharding import (
     load_weights,
     own_weights,
@@ -157,9 +153,9 @@ class TrainerInputs:
     batch: BatchPlan
     peft_config: LoraConfig | None
     algorithm: AlgorithmParts
-    callbacks: Sequence[TrainerCallback]
+    callbacks: list[TrainerCallback]
     """Those of the user."""
-    server: ServerModel | None = None
+    server: ServerModel | None
     """The model of the vLLM servers that get files; None: transformers, or TRL's vLLM."""
 
 
@@ -177,13 +173,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self,
         run: RunContext,
         inputs: TrainerInputs,
-        write_records: Callable[[list[RolloutRecord]], None],
+        recorder: RunRecorder,
         save: Callable[[Any, Callable[[], None]], None],
-        callbacks: Sequence[TrainerCallback],
     ) -> None:
-        """`save` writes a checkpoint of a trainer, given TRL's method that writes one; `callbacks` come before those of
-        the user."""
-        self.run, self.write_records, self.save_with = run, write_records, save
+        """`save` writes a checkpoint of a trainer, given TRL's method that writes one."""
+        self.run, self.recorder, self.save_with = run, recorder, save
         self.cases, self.schedule = inputs.split.train, inputs.schedule
         self.prompts_per_step = inputs.batch.prompts_per_step  # over all processes
         self.algorithm, config = inputs.algorithm, inputs.runner.config
@@ -201,7 +195,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 train_dataset=case_numbers(range(self.schedule.batches * self.schedule.prompts)),
                 processing_class=inputs.tokenizer,
                 peft_config=inputs.peft_config,
-                callbacks=[*callbacks, *inputs.callbacks],
+                callbacks=inputs.callbacks,
                 rollout_func=self.roll_out,
             )
         self.shuffle_dataset = False
@@ -218,7 +212,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             model._is_accelerate_prepared = False  # so that `train` adds DDP
         refuse_unsharded(config, self.accelerator.device.type, not is_sharded(self.model))
         self.remove_callback(PrinterCallback)
-        self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
         self.pass_limit = self.planned_limit = inputs.batch.limit  # the warm-up may lower the first
         # the router's loss depends on which rows share a pass
@@ -227,7 +220,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
-        self.watch = StepEvents(self, self.batches.clock)
+        self.watch = StepEvents(self, recorder, self.batches.clock)
         self.add_callback(self.watch)
         policy = self.accelerator.unwrap_model(self.model)
         is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
@@ -257,51 +250,41 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def score(self, completions: list[Any], log_metric: Callable[[str, float], None], **_: Any) -> list[float | None]:
         """TRL's reward function: the environment's score for each completion, None if unscored."""
         self.rollouts.count_failures(self._batch.played)
-        self.watch.tokens += sum(one.tokens for one in self._batch.played)
+        self._metrics["train"]["tokens"].append(sum(one.tokens for one in self._batch.played))
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 log_metric(name, value)  # each episode's own: TRL takes the mean of all, over processes
-        return self._rewards()
-
-    def _rewards(self) -> list[float | None]:
-        """The scores of this process's episodes, less the penalty for long completions."""
-        scores, overlong = [episode.result.score for episode in self._batch.episodes], self.algorithm.overlong
-        if overlong is None:
-            return scores
-        pairs = zip(scores, self._batch.episodes, strict=True)
-        return [None if score is None else score - overlong.of(episode.trajectory) for score, episode in pairs]
+        return [self.algorithm.reward(one) for one in self._batch.everywhere if one.key in self._batch.own]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's tensors of this process's episodes, with the advantages of the algorithm, and what is in the loss.
         `inputs`: as many rows as this process has episodes; they are only counted."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         batch, metrics, device = self._batch, self._metrics["train"], self.accelerator.device
-        everywhere, size, rank = batch.everywhere, self.num_generations, self.accelerator.process_index
-        own = slice(rank * len(inputs), (rank + 1) * len(inputs))
-        scores = torch.tensor([math.nan if one.score is None else one.score for one in everywhere], device=device)
-        is_kept = [one.is_kept(self.masks_truncated) for one in everywhere]
-        in_loss = torch.tensor(is_kept, device=device)
-        rewards = scores
-        if self.algorithm.overlong is not None:
-            own_rewards = [math.nan if reward is None else reward for reward in self._rewards()]
-            rewards = self.accelerator.gather(torch.tensor(own_rewards, device=device))
+        everywhere, size, first = batch.everywhere, self.num_generations, len(inputs) * self.accelerator.process_index
+        own = slice(first, first + len(inputs))
+        scored = [(one.score, self.algorithm.reward(one)) for one in everywhere]
+        pairs = [[math.nan if value is None else value for value in pair] for pair in scored]
+        scores, rewards = torch.tensor(pairs, device=device).unbind(1)
+        in_loss = torch.tensor([one.is_kept for one in everywhere], device=device)
+        if self.run.config.overlong_buffer:
             metrics["penalty/overlong"].append((scores - rewards).nanmean().item())
             # TRL's are of the rewards
             metrics["reward"][-1], metrics["reward_std"][-1] = scores.nanmean().item(), trl_utils.nanstd(scores).item()
         output["advantages"] = self.algorithm.advantages(rewards, size, output["advantages"], own)
-        self.write_records(batch.records(output["advantages"].tolist()))
+        self.recorder.add_rollouts(batch.records(output["advantages"].tolist()))
 
         for name, value in batch.metrics.items():
             metrics[name].append(value)
-        if self.rollouts.rollout.end.stop_strings is not None or any(one.is_dropped for one in everywhere):
-            for name, value in batch.length_metrics().items():
-                metrics[name][-1] = value
-        whole_groups = torch.tensor([not one.is_dropped for one in everywhere], device=device)  # dropped together
-        share = zero_variance_share(rewards[whole_groups], in_loss[whole_groups], size)
+        for name, value in batch.length_metrics().items():
+            metrics[name][-1] = value
+        is_played = torch.tensor([not one.dropped for one in everywhere], device=device)
+        groups = is_played.view(-1, size).any(1).repeat_interleave(size)  # without those of a prompt that is too long
+        share = zero_variance_share(rewards[groups], in_loss[groups], size)
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
         if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
             self._add_kl_by_position(output)
-        tokens = sum(one.tokens for one, kept in zip(everywhere, is_kept, strict=True) if kept)
+        tokens = sum(one.tokens for one in everywhere if one.is_kept)
         items = torch.tensor(float(tokens * self.args.steps_per_generation), dtype=torch.float64, device=device)
         return output | {KEPT: in_loss[own], KEPT_ROWS: in_loss.sum(), "num_items_in_batch": items}
 
@@ -334,13 +317,12 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         total, loss = torch.zeros((), device=accelerator.device), torch.zeros(())
         before = {name: len(values) for name, values in metrics.items()}
         alone: Callable[[], AbstractContextManager[Any]] = partial(accelerator.no_sync, model)
-        begins = set(accumulate(passes.blocks, initial=0)) if passes.blocks else set[int]()
         for number, (rows, divisor) in enumerate(zip(passes.rows, passes.divisors, strict=True), start=1):
             # before the last one, gradients are added up, not exchanged; with FSDP2 they are, as they would stay whole
             is_last = number == len(passes.rows)
             accelerator.gradient_state._set_sync_gradients(is_last)  # for DeepSpeed, and TRL's adaptive entropy
             with activity.own.doing("forward and backward pass"):
-                if number - 1 in begins:
+                if number - 1 in passes.begins:
                     with alone():
                         self._prompts = SharedPrompts(model, rows["prompt_ids"], rows["prompt_mask"])
                 if self._prompts is not None and is_last:
@@ -350,7 +332,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                     if not is_last:
                         total += loss.detach()
                         accelerator.backward(loss)
-                        if self._prompts is not None and number in begins:
+                        if number in passes.begins and self._prompts is not None:
                             self._prompts.backward()
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
         over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
@@ -465,16 +447,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         """Log-probabilities of a padded generation batch, in passes of rows of similar lengths or with shared
         prompts."""
-        lengths, end = mask.sum(1).tolist(), ids.shape[1] - keep
-        of_prompts, of_completions = (part.sum(1).tolist() for part in (mask[:, :end], mask[:, end:]))
-        passes, are_shared = self._own_passes(lengths), False
-        blocks = [[rows] for rows in passes]
-        if self.shares_prompts:
-            _, _, prompts = distinct_prompts(ids[:, :end], mask[:, :end])
-            rows, apart = list(range(len(ids))), cost_of_passes(passes, lengths)
-            shares = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, self.pass_limit, 1, apart)
-            if shares is not None:
-                (blocks,), are_shared = shares, True
+        end = ids.shape[1] - keep
+        parts = ids[:, :end], mask[:, :end], mask[:, end:]
+        (blocks,), are_shared = trimmed_blocks(*parts, [True] * len(ids), self.pass_limit, 1, self.shares_prompts)
         forwards = sum(are_shared + len(block) for block in blocks)
         # sharded weights are gathered equally often on each process
         more = max(gather_object([forwards])) - forwards if self.is_fsdp_enabled else 0
@@ -488,12 +463,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for _ in range(more):
             self._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], keep)
         return values
-
-    def _own_passes(self, lengths: list[int]) -> list[Rows]:
-        """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,
-        as sharded weights need that."""
-        most = max(gather_object([len(plan_passes(lengths, self.pass_limit))]))
-        return plan_passes(lengths, self.pass_limit, at_least=most)
 
     def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
         """vLLM's log-probabilities, corrected for truncated sampling in forward passes without dropout. Every process
@@ -520,11 +489,12 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     # -- logging
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with times, the number of skipped steps, and the metrics of vLLM servers."""
+        """Log with the tokens a second, the number of skipped steps, and the metrics of vLLM servers."""
         server = self.rollouts.server
         logs = logs | {"skipped_steps": self.non_finite.skipped}
-        if self.watch.steps:
-            logs |= self.watch.take()
+        metrics = self._metrics["train"]
+        if (tokens := metrics.pop("tokens", [])) and (seconds := sum(metrics.get("time/step", []))):
+            logs["tokens_per_second"] = round(sum(tokens) / seconds, 3)
         if server is not None:
             logs |= server.metrics
         super().log(logs, start_time)
@@ -576,37 +546,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses
 
-    def is_over(self, checkpoint: Path) -> bool:
-        """Load a checkpoint if it is of the last step, after which transformers would train one more; returns whether
-        it is. Every process must call this."""
-        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        if state.global_step < self.args.max_steps:
-            return False
+    def end_at(self, checkpoint: Path) -> None:
+        """Load a checkpoint after which there is no step: transformers would train one more. Every process must call
+        this."""
         self.take_weights(checkpoint)
-        self.state = state
-        return True
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
 
     def take_weights(self, checkpoint: Path) -> None:
         """Load the weights of a checkpoint. Every process must call this."""
         self._load_from_checkpoint(str(checkpoint))
         self.rollouts.invalidate_weights()
-
-    def resume_state(self) -> dict[str, Any]:
-        """This process's state that transformers does not save: the steps of the last generation batch, if some are not
-        trained on yet, and values for the next line of metrics."""
-        is_inside = self._step % (self.args.steps_per_generation * self.num_iterations)
-        return {
-            "pieces": (self._buffered_inputs or []) if is_inside else [],
-            "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
-            "loss": self._tr_loss.item(),
-            "logged": self._globalstep_last_logged,
-            "skipped": [self.non_finite.skipped, self.non_finite.in_a_row],
-        }
-
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore the `resume_state` of an earlier process."""
-        self._step, self._buffered_inputs = self.state.global_step, state["pieces"] or None
-        self._metrics["train"].update(state["metrics"])
-        self._tr_loss = torch.tensor(state["loss"], device=self.args.device)
-        self._globalstep_last_logged = state["logged"]
-        self.non_finite.skipped, self.non_finite.in_a_row = state["skipped"]

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
@@ -26,25 +25,22 @@ from aitrain.runs.checkpoint import (
     STAGING,
     Manifest,
     changed,
-    checkpoints_of,
     publish,
     read_manifest,
     refuse_changes,
     rotate,
     seal,
-    step_of,
 )
 from aitrain.runs.records import read_metrics
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.distributed import of_first
-from aitrain.training.evaluation import EvalPlan
 from aitrain.training.held_out_scoring import EvalState
 from aitrain.training.run_context import RunContext, RunRecorder
 from aitrain.training.trainer import EpisodeTrainer
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
-STATE = "trainer_{rank}.pt"
+STATE = "process_{rank}.pt"
 """File of each process, with what transformers and TRL do not save."""
 
 
@@ -104,22 +100,29 @@ class CheckpointWriter:
             self.manifest,
             step=trainer.state.global_step,
             config=config,
+            before=self.eval_state.before,
             seconds=round(trainer.watch.trained_seconds, 3),
             epoch=self.folder.epoch,
         )
 
 
 def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
-    """Write what transformers and TRL do not save: `EpisodeTrainer.resume_state`, and what the order of the cases and
-    the calls of each environment have learned."""
+    """Write this process's state that transformers and TRL do not save: the steps of the last generation batch, if some
+    are not trained on yet, values for the next line of metrics, and what the order of the cases and the calls of each
+    environment have learned."""
     trainer.rollouts.settle()
+    is_inside = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations)
     parts = trainer.rollouts.rollout.runner.parts
-    learned = {
-        "case_order": trainer.batches.order_state(),
+    state = {
+        "pieces": (trainer._buffered_inputs or []) if is_inside else [],
+        "metrics": {name: list(map(float, values)) for name, values in trainer._metrics["train"].items()},
+        "loss": trainer._tr_loss.item(),
+        "logged": trainer._globalstep_last_logged,
+        "skipped": [trainer.non_finite.skipped, trainer.non_finite.in_a_row],
+        "case_order": trainer.batches.state,
         "call_policies": {name: part.policy.state() for name, part in parts.items()},
     }
-    rank = trainer.accelerator.process_index
-    torch.save(trainer.resume_state() | learned, folder / STATE.format(rank=rank))
+    torch.save(state, folder / STATE.format(rank=trainer.accelerator.process_index))
 
 
 @contextmanager
@@ -161,49 +164,40 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
         refuse_changes(context.checkpoint, changes)
     elif changes:
         context.note(f"Resumed with changes, so without exact reproducibility: {'; '.join(changes)}")
-    return EvalState(not changes, not changes and before.held_out == now.held_out)
+    samples = before.config["eval_samples"] == context.config.eval_samples
+    is_comparable = not changes and before.held_out == now.held_out and samples
+    # rank 0 sees all metrics
+    metrics = read_metrics(context.folder.metrics)
+    made = of_first([line for line in metrics if line.is_scoring and line.step <= before.step])
+    if made and not is_comparable and context.config.save_best:
+        context.note("--save-best compares new scores only: the run or its held-out cases have changed.")
+    return EvalState(
+        not changes,
+        before.before if is_comparable else {},
+        made[-1].step if made else 0,
+        made if is_comparable else [],
+        before.seconds,
+    )
 
 
-def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Path, plan: EvalPlan) -> None:
-    """Continue the time of the training, and take over its evaluations that the plan's are comparable
-    with, from metrics.jsonl."""
-    before, folder = read_manifest(checkpoint), RunFolder(checkpoint.parent.parent)
-    trainer.watch.seconds_before = before.seconds
-    made = [line for line in read_metrics(folder.metrics) if line.is_scoring and line.step <= before.step]
-    # rank 0 sees all metrics and all checkpoints
-    made, steps = of_first((made, set(map(step_of, checkpoints_of(folder)))))
-    state.last_scored = made[-1].step if made else 0
-    state.scorings = [line for line in made if state.is_comparable and line.eval_samples == plan.samples]
-    state.candidates = [line for line in state.scorings if line.step in steps]
-    if made and not state.scorings and trainer.run.config.save_best:
-        trainer.run.note("--save-best compares new scores only: the run or its held-out cases have changed.")
-
-
-@dataclass(eq=False)
-class RestoreState(TrainerCallback):  # type: ignore[misc]
-    """Restores the state of a resumed run that transformers does not restore."""
-
-    checkpoint: Path
-    trainer: EpisodeTrainer
-    is_same: bool
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        """Restore the state before the first new step. A run with changed options starts a new generation window. The
-        learning rate is that of the schedule with the present options, not the old one of the optimizer's state; a
-        schedule that does not depend on the step alone keeps its state."""
-        trainer, folder = self.trainer, self.checkpoint
-        path = folder / STATE.format(rank=trainer.accelerator.process_index)
-        path = path if path.exists() else folder / STATE.format(rank=0)  # of a run with fewer processes
-        saved = torch.load(path, map_location=trainer.accelerator.device, weights_only=True)
-        trainer.batches.order.restore(saved["case_order"])
-        for name, part in trainer.rollouts.rollout.runner.parts.items():
-            part.policy.restore(saved["call_policies"].get(name, {}))
-        if self.is_same:
-            trainer.resume(saved)
-        scheduler = trainer.lr_scheduler
-        if hasattr(scheduler, "lr_lambdas"):
-            scheduler.base_lrs = [args.learning_rate] * len(scheduler.base_lrs)
-            scheduler.last_epoch -= 1
-            scheduler.step()
+def restore_state(trainer: EpisodeTrainer, checkpoint: Path, is_same: bool) -> None:
+    """Restore what transformers does not restore, before the first new step. A run with changed options starts a new
+    generation window. The learning rate is that of the schedule with the present options, not the old one of the
+    optimizer's state; a schedule that does not depend on the step alone keeps its state."""
+    path = checkpoint / STATE.format(rank=trainer.accelerator.process_index)
+    path = path if path.exists() else checkpoint / STATE.format(rank=0)  # of a run with fewer processes
+    saved = torch.load(path, map_location=trainer.accelerator.device, weights_only=True)
+    trainer.batches.restore(saved["case_order"])
+    for name, part in trainer.rollouts.rollout.runner.parts.items():
+        part.policy.restore(saved["call_policies"].get(name, {}))
+    if is_same:
+        trainer._step, trainer._buffered_inputs = trainer.state.global_step, saved["pieces"] or None
+        trainer._metrics["train"].update(saved["metrics"])
+        trainer._tr_loss = torch.tensor(saved["loss"], device=trainer.args.device)
+        trainer._globalstep_last_logged = saved["logged"]
+        trainer.non_finite.skipped, trainer.non_finite.in_a_row = saved["skipped"]
+    scheduler = trainer.lr_scheduler
+    if hasattr(scheduler, "lr_lambdas"):
+        scheduler.base_lrs = [trainer.args.learning_rate] * len(scheduler.base_lrs)
+        scheduler.last_epoch -= 1
+        scheduler.step()

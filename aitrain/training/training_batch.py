@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from aitrain.environment.contract import ScoreResult
 from aitrain.environment.runner import score_groups
-from aitrain.environment.session import Group, GroupMember
+from aitrain.environment.session import Group
 from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.rollout.episode import STOPS, Episode
 from aitrain.runs.records import RecordedError, RecordedTurn, RolloutRecord, row_columns
@@ -26,52 +25,38 @@ class PlayedEpisode:
     """What all ranks know of an episode that one of them has played."""
 
     key: MemberKey
-    number: int
-    """Of its case."""
     env: str
     score: float | None
     failure: tuple[str, str] | None
     """Kind and message."""
     tokens: int
     """Sampled tokens."""
+    longest: int
+    """Tokens of its longest completion."""
     is_whole: bool
     """Whether the policy ended its last completion."""
-    is_truncated: bool
-    is_dropped: bool
+    is_kept: bool
+    """Whether it is in the loss."""
+    dropped: str
+    """Why it takes no part; empty if it does."""
 
     @classmethod
-    def of(cls, planned: PlannedEpisode) -> PlayedEpisode:
+    def of(cls, key: MemberKey, episode: Episode, masks_truncated: bool) -> PlayedEpisode:
         """What is known of an episode that was scored."""
-        episode = planned.episode
         result, trajectory = episode.result, episode.trajectory
         return cls(
-            planned.key,
-            planned.number,
+            key,
             episode.case.env,
             result.score,
             None if result.failure is None else (result.failure.kind, episode.failure_message),
             trajectory.sampled_tokens,
+            max(trajectory.turn_lengths, default=0),
             trajectory.ended_by_policy,
-            episode.is_truncated,
-            episode.is_dropped,
+            result.score is not None and not (masks_truncated and episode.is_truncated),
+            f"Case {episode.case.case_idx} is dropped: its prompt has {episode.too_long} tokens"
+            if episode.is_dropped
+            else "",
         )
-
-    def is_kept(self, masks_truncated: bool) -> bool:
-        """Whether it is in the loss."""
-        return self.score is not None and not (masks_truncated and self.is_truncated)
-
-
-@dataclass
-class PlannedEpisode:
-    """An episode that this rank plays, in training or in an evaluation."""
-
-    key: MemberKey
-    number: int
-    """Of its case."""
-    round: int = 0
-    """0 if its group is one of the batch's first, else the round of replacements that plays it."""
-    episode: Episode = field(init=False)
-    """Set when it was played."""
 
 
 @dataclass
@@ -80,14 +65,16 @@ class TrainingBatch:
 
     step: int
     """Optimizer steps before the one that trains on it first."""
-    planned: list[PlannedEpisode]
-    """Those that are trained on."""
-    everywhere: list[PlayedEpisode] = field(default_factory=list)
+    keys: list[MemberKey]
+    """The episodes that are trained on, in their order."""
+    own: dict[MemberKey, Episode]
+    """Those, and the ones that were replaced, as their groups have no advantages."""
+    rounds: list[int]
+    """0 for a group that is one of the batch's first, else the round of replacements that plays it."""
+    everywhere: list[PlayedEpisode]
     """The episodes of the batch on all ranks, in the order of the ranks."""
-    played: list[PlayedEpisode] = field(default_factory=list)
+    played: list[PlayedEpisode]
     """The same, and those that were replaced."""
-    discarded: list[PlannedEpisode] = field(default_factory=list)
-    """Episodes that this rank played and that are not trained on, as their groups have no advantages."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the choice of cases, the same on all ranks."""
     weight_version: int = 0
@@ -98,12 +85,12 @@ class TrainingBatch:
     @property
     def episodes(self) -> list[Episode]:
         """The played episodes that are trained on."""
-        return [one.episode for one in self.planned]
+        return [self.own[key] for key in self.keys]
 
     def length_metrics(self) -> dict[str, float]:
         """TRL's length metrics; TRL's own count dropped episodes, and completions that end with a stop string as
         truncated."""
-        played = [one for one in self.everywhere if not one.is_dropped]
+        played = [one for one in self.everywhere if not one.dropped]
         metrics = {"completions/clipped_ratio": sum(not one.is_whole for one in played) / max(1, len(played))}
         for name, those in (("", played), ("terminated_", [one for one in played if one.is_whole])):
             lengths = [float(one.tokens) for one in those] or [0.0]
@@ -113,53 +100,36 @@ class TrainingBatch:
 
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:
         """The rollout records; the first one of each group has the rendered prompt."""
+        discarded = [key for key in self.own if key not in set(self.keys)]
         trained = [
-            replace(self._record(one), advantage=advantage)
-            for one, advantage in zip(self.planned, advantages, strict=True)
+            replace(self._record(key), advantage=advantage)
+            for key, advantage in zip(self.keys, advantages, strict=True)
         ]
-        return trained + [replace(self._record(one), discarded=one.round) for one in self.discarded]
+        return trained + [replace(self._record(key), discarded=self.rounds[key[0]]) for key in discarded]
 
-    def _record(self, one: PlannedEpisode) -> RolloutRecord:
-        record, (group, member) = episode_record(one.episode, self.step + 1, self.weight_version), one.key
+    def _record(self, key: MemberKey) -> RolloutRecord:
+        record, (group, member) = episode_record(self.own[key], self.step + 1, self.weight_version), key
         return replace(record, group=group, rendered_prompt=record.rendered_prompt if member == 0 else "")
 
 
-def finish(rollouts: PolicyRollouts, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
-    """Drop the groups with a prompt that leaves no room, and score the others together if the environment does so;
-    returns the episodes of all ranks in the order of their keys. Every rank must call this, with its own episodes."""
-    _finish_groups(rollouts, {one.key: one.episode for one in planned})
-    return sorted(rollouts.gather(list(map(PlayedEpisode.of, planned))), key=lambda one: one.key)
-
-
-def _finish_groups(rollouts: PolicyRollouts, of_keys: Mapping[MemberKey, Episode]) -> None:
-    own = [(group, one.case.case_idx, one.too_long) for (group, _), one in of_keys.items() if one.too_long is not None]
-    too_long = rollouts.gather(own)
-    groups = {group for group, _, _ in too_long}
-    for (group, _), episode in of_keys.items():
-        if group in groups:
-            episode.is_dropped, episode.result = True, ScoreResult(None)
-    if too_long:
-        _, case_idx, tokens = too_long[0]
-        rollouts.note_dropped(case_idx, tokens)
+def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[PlayedEpisode]:
+    """Score the groups together whose environment does so; returns the episodes of all ranks in the order of their
+    keys. Every rank must call this, with its own episodes, which are whole groups in such an environment."""
     runner, clock = rollouts.rollout.runner, rollouts.rollout.clock
-    if not runner.scores_groups:
-        return
-    together = {
-        key: one.as_member
-        for key, one in of_keys.items()
-        if not one.is_dropped and runner.part_of(one.case).scores_groups
-    }
-    members: dict[int, dict[MemberKey, GroupMember]] = defaultdict(dict)
-    for key, member in sorted(rollouts.gather(list(together.items())), key=lambda pair: pair[0]):
-        members[key[0]][key] = member
-    ours = [group for group in members.values() if next(iter(group)) in together]  # of the rank with the first member
-    to_score = [Group(of_keys[next(iter(group))].case, list(group.values())) for group in ours]
-    with clock.running("rollout"), clock.running("environment"):
-        scored = rollouts.loop.run(score_groups(runner, to_score))
-    results = [pair for group, row in zip(ours, scored, strict=True) for pair in zip(group, row, strict=True)]
-    for key, result in rollouts.gather(results):
-        if key in together:
-            of_keys[key].result = result
+    if runner.scores_groups:
+        together = defaultdict[int, list[Episode]](list)
+        for (group, _), episode in own.items():
+            if not episode.is_dropped and runner.part_of(episode.case).scores_groups:
+                together[group].append(episode)
+        groups = [Group(members[0].case, [one.as_member for one in members]) for members in together.values()]
+        with clock.running("rollout"), clock.running("environment"):
+            scored = rollouts.loop.run(score_groups(runner, groups))
+        for members, results in zip(together.values(), scored, strict=True):
+            for episode, result in zip(members, results, strict=True):
+                episode.result = result
+    masks_truncated = runner.config.rl_mask_truncated_completions
+    played = [PlayedEpisode.of(key, episode, masks_truncated) for key, episode in own.items()]
+    return sorted(rollouts.gather(played), key=lambda one: one.key)
 
 
 def episode_metrics(episode: Episode) -> dict[str, float]:

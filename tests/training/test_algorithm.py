@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 from aitrain import ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.batch import PassLimit
 from aitrain.options.algorithms import ALGORITHMS
-from aitrain.rollout.engine import Completion, Trajectory
 from aitrain.training.algorithm import (
     AlgorithmParts,
-    Overlong,
     zero_variance_share,
 )
 from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of, share_passes
@@ -76,19 +74,10 @@ def test_equal_scores_have_no_advantage_though_their_mean_is_rounded() -> None:
     assert advantages.tolist() == [0.0] * 4 + of_trl[8:].tolist()
 
 
-@pytest.mark.parametrize(
-    ("turns", "penalty"),
-    [([80], 0.0), ([90], 0.5), ([100], 1.0), ([10, 95, 20], 0.75), ([], 0.0)],
-)
-def test_the_overlong_penalty_grows_linearly_over_the_buffer_of_the_longest_completion(
-    turns: list[int], penalty: float
-) -> None:
-    trajectory = Trajectory()
-    for length in turns:
-        trajectory.append_completion(Completion([1] * length, finish_reason="stop"))
-        trajectory.append_env_tokens([2] * 300)
-
-    assert Overlong(limit=100, buffer=20).of(trajectory) == pytest.approx(penalty)
+@pytest.mark.parametrize(("longest", "penalty"), [(80, 0.0), (90, 0.5), (95, 0.75), (100, 1.0), (0, 0.0)])
+def test_the_overlong_penalty_grows_linearly_over_the_buffer(longest: int, penalty: float) -> None:
+    config = TrainConfig(rl_max_new_tokens=100, rl_overlong_buffer=20)
+    assert AlgorithmParts.of(config).penalty(longest) == pytest.approx(penalty)
 
 
 # -- the rows that are in the loss

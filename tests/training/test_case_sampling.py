@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from itertools import accumulate
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
-from aitrain.training.batch_source import BatchSource, CaseOrder, MixedOrder, UniformOrder
+from aitrain.training.batch_source import BatchSource, CaseOrder, CaseStream
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
 from tests.rollout.scripted import END, Letters, Scripted
@@ -80,8 +81,12 @@ class Ranks:
             return list(pool.map(work, range(self.count)))
 
 
+def order_of(cases: int, groups: int, seed: int = 1) -> CaseOrder:
+    """The order of one environment's cases."""
+    return CaseOrder({"": CaseStream(0, cases, seed)}, groups)
+
+
 def played(
-    order: Callable[[], CaseOrder] = lambda: UniformOrder(60, 6, 1),
     *,
     cases: int = 60,
     groups: int = 6,
@@ -101,10 +106,9 @@ def played(
             rollout, accelerator, 0, lambda _: None, FailureCount(), nullcontext, lambda: 0,
             gather=together.gather(rank),
         )  # fmt: skip
-        chosen: Any = order()
         rows = Cases([{"prompt": f"{number}?"} for number in range(cases)], range(cases))
         schedule = CaseSchedule(cases, groups, updates=1, epochs=1)
-        source = BatchSource(rollouts, rows, chosen, schedule, SIZE, refill_limit=limit)
+        source = BatchSource(rollouts, rows, order_of(cases, groups), schedule, SIZE, refill_limit=limit)
         with closing(runner), closing(rollouts):
             return [source.take(step) for step in range(batches)]
 
@@ -113,12 +117,18 @@ def played(
 
 def episodes_of(batches: Sequence[TrainingBatch]) -> list[tuple[tuple[int, int], int, float | None]]:
     """Key, case and score of each episode of a batch, in the order of the ranks."""
-    return [(one.key, one.number, one.episode.result.score) for batch in batches for one in batch.planned]
+    pairs = [(key, batch.own[key]) for batch in batches for key in batch.keys]
+    return [(key, episode.case.number, episode.result.score) for key, episode in pairs]
 
 
 def numbers_of(batch: TrainingBatch) -> list[int]:
     """The case of each episode."""
-    return [one.number for one in batch.planned]
+    return [episode.case.number for episode in batch.episodes]
+
+
+def discarded_of(batch: TrainingBatch) -> list[tuple[int, int]]:
+    """The keys of the episodes that are not trained on."""
+    return [key for key in batch.own if key not in batch.keys]
 
 
 # -- refill
@@ -129,28 +139,28 @@ def test_groups_without_advantages_are_replaced_by_the_next_cases_of_the_epoch()
     numbers = numbers_of(first)
     assert all(map(teaches, numbers))
     assert numbers == [number for number in numbers[::SIZE] for _ in range(SIZE)]
-    assert [one.case.number for one in first.episodes] == numbers
     metrics = first.metrics
     assert metrics["cases/played_groups"] == 6 + metrics["cases/discarded_groups"] == len(first.played) / SIZE
     scores = [one.score for one in first.played if one.score is not None]
     assert metrics["cases/mean_score"] == pytest.approx(fmean(scores))
 
-    sampled = [one.episode.case.number for batch in (first, second) for one in batch.discarded]
-    sampled += [*numbers, *numbers_of(second)]
-    stream = UniformOrder(60, len(set(sampled)), 1).batch(0)
+    sampled = [episode.case.number for batch in (first, second) for episode in batch.own.values()]
+    stream = order_of(60, len(set(sampled))).batch()
     assert Counter(sampled) == dict.fromkeys(stream, SIZE)
 
     records = first.records([0.5] * len(first.episodes))
-    assert [record.advantage for record in records] == [0.5] * 24 + [None] * len(first.discarded)
-    assert [record.discarded for record in records] == [None] * 24 + [one.round for one in first.discarded]
+    assert [record.advantage for record in records] == [0.5] * 24 + [None] * (len(first.own) - 24)
+    rounds = [first.rounds[group] for group, _ in discarded_of(first)]
+    assert [record.discarded for record in records] == [None] * 24 + rounds
 
 
 def test_a_batch_keeps_what_it_has_when_the_limit_is_reached_or_no_other_case_is_left() -> None:
     (batch,) = played(limit=1)[0]
-    assert {one.round for one in batch.discarded} == {0}
+    assert set(batch.rounds) == {0, 1}
+    assert {batch.rounds[group] for group, _ in discarded_of(batch)} == {0}
     assert not all(map(teaches, numbers_of(batch)))
 
-    (small,) = played(lambda: UniformOrder(10, 4, 1), cases=10, groups=4)[0]
+    (small,) = played(cases=10, groups=4)[0]
     assert len(small.played) == 10 * SIZE, "each case once"
     assert sum(map(teaches, numbers_of(small))) == 2 * SIZE
 
@@ -162,15 +172,17 @@ def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> No
 
     assert episodes_of(together) == episodes_of(alone)
     assert {len(batch.episodes) for batch in together} == {24 // 4}
-    everywhere = [(one.key, one.number, one.score) for one in together[2].everywhere]
-    assert everywhere == episodes_of(together), "in the order of the ranks"
+    everywhere = [(one.key, one.score) for one in together[2].everywhere]
+    assert everywhere == [(key, score) for key, _, score in episodes_of(together)], "in the order of the ranks"
     assert all(batch.metrics == alone[0].metrics for batch in together)
-    discarded = [one.key for batch in together for one in batch.discarded]
-    assert sorted(discarded) == sorted(one.key for one in alone[0].discarded)
+    discarded = [key for batch in together for key in discarded_of(batch)]
+    assert sorted(discarded) == sorted(discarded_of(alone[0]))
 
 
 class Compared:
-    """Scores an answer by its place in the group."""
+    """Scores an answer by its place in the group. The ranks of a test are threads, which share it."""
+
+    concurrent = True
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
@@ -184,9 +196,9 @@ class Compared:
         return [place / len(texts) for place, _ in enumerate(texts)]
 
 
-def test_a_group_of_several_ranks_is_scored_once_and_by_one_of_them() -> None:
+def test_a_group_is_scored_once_and_by_the_rank_that_has_it() -> None:
     environment = Compared()
-    parts = played(limit=0, environment=environment, ranks=4)
+    parts = played(limit=0, environment=environment, ranks=3)
     assert sorted(map(len, environment.groups)) == [SIZE] * 6
     assert [score for _, _, score in episodes_of([batch for (batch,) in parts])] == [0.0, 0.25, 0.5, 0.75] * 6
 
@@ -197,9 +209,10 @@ AT_ONCE = 6
 SIZES = {"a": 10, "b": 7, "c": 5}
 
 
-def order(weights: list[float]) -> MixedOrder:
-    made = {name: UniformOrder(size, AT_ONCE, 3) for name, size in list(SIZES.items())[: len(weights)]}
-    return MixedOrder(made, weights, AT_ONCE)
+def order(weights: list[float]) -> CaseOrder:
+    first = accumulate(SIZES.values(), initial=0)
+    streams = zip(SIZES, first, weights, strict=False)
+    return CaseOrder({name: CaseStream(one, SIZES[name], 3, weight) for name, one, weight in streams}, AT_ONCE)
 
 
 def env_of(case: int) -> str:
@@ -210,7 +223,7 @@ def test_each_environment_has_its_share_at_any_time_to_within_a_group() -> None:
     source = random.Random(0)
     for _ in range(30):
         weights = [source.choice([1, 2, 3, source.uniform(0.05, 9)]) for _ in range(source.choice([2, 3]))]
-        drawn = [env_of(case) for index, mixed in enumerate([order(weights)] * 20) for case in mixed.batch(index)]
+        drawn = [env_of(case) for mixed in [order(weights)] * 20 for case in mixed.batch()]
         counts = Counter[str]()
         for done, name in enumerate(drawn, 1):
             counts[name] += 1
@@ -220,13 +233,13 @@ def test_each_environment_has_its_share_at_any_time_to_within_a_group() -> None:
 
 def test_each_environment_has_epochs_of_its_own() -> None:
     mixed = order([2, 1])
-    of_a = [case for index in range(5) for case in mixed.batch(index) if env_of(case) == "a"]
-    assert of_a == UniformOrder(10, 20, 3).batch(0)
+    of_a = [case for _ in range(5) for case in mixed.batch() if env_of(case) == "a"]
+    assert of_a == order_of(10, 20, seed=3).batch()
 
 
 def test_a_group_is_replaced_by_one_of_its_environment_where_that_has_another_case() -> None:
     mixed = order([2, 1])
-    for in_use, expected in ([mixed.batch(0), ["b", "a", "b", "a"]], [range(10, 17), [None, "a", None, "a"]]):
+    for in_use, expected in ([mixed.batch(), ["b", "a", "b", "a"]], [range(10, 17), [None, "a", None, "a"]]):
         others = mixed.others([10, 0, 11, 1], in_use)
         assert [None if case is None else env_of(case) for case in others] == expected
         assert not set(others) & set(in_use)
@@ -234,6 +247,6 @@ def test_a_group_is_replaced_by_one_of_its_environment_where_that_has_another_ca
 
 def test_the_state_in_a_checkpoint_continues_the_order() -> None:
     mixed, later = order([2, 1]), order([2, 1])
-    mixed.others(mixed.batch(0)[:2], ())
+    mixed.others(mixed.batch()[:2], ())
     later.restore(mixed.state())
-    assert later.batch(1) == mixed.batch(1)
+    assert later.batch() == mixed.batch()

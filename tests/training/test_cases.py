@@ -14,7 +14,7 @@ from aitrain.batch import CaseSchedule
 from aitrain.environment.dataset import Cases
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training.batch_source import UniformOrder
+from aitrain.training.batch_source import CaseOrder, CaseStream
 from aitrain.training.holdout import DatasetSplit, PromptLimit, split
 from aitrain.training.model import load_tokenizer
 from tests.environments.vowels import Vowels
@@ -24,11 +24,10 @@ from tests.training.conftest import Train, rollouts
 @pytest.mark.parametrize(("cases", "prompts", "epochs"), [(10, 4, 1), (7, 4, 3), (8, 4, 2), (3, 4, 5), (5, 12, 1)])
 def test_every_epoch_uses_every_case_once(cases: int, prompts: int, epochs: int) -> None:
     plan = CaseSchedule(cases, prompts, 1, epochs)
-    stream = UniformOrder(cases, prompts, seed=3)
-    order = [case for index in range(plan.batches) for case in stream.batch(index)]
+    stream = CaseOrder({"": CaseStream(0, cases, seed=3)}, prompts)
+    order = [case for _ in range(plan.batches) for case in stream.batch()]
     assert plan.steps == -(-cases * epochs // prompts)
     assert len(order) == plan.steps * prompts
-    assert stream.batch(0) == order[:prompts], "also after a later one"
     for epoch in range(epochs):
         assert Counter(order[epoch * cases : (epoch + 1) * cases]) == Counter(range(cases))
 

@@ -23,9 +23,8 @@ from aitrain.environment.runner import EnvRunner
 from aitrain.options.section import options_of
 from aitrain.rollout.limits import limits_of
 from aitrain.training import model
-from aitrain.training.algorithm import AlgorithmParts
+from aitrain.training.algorithm import AlgorithmParts, custom_callbacks
 from aitrain.training.batch_source import batch_source
-from aitrain.training.callbacks import custom_callbacks
 from aitrain.training.model import choose_precision
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 from tests.training.loss_bench import CPU

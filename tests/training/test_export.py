@@ -22,7 +22,7 @@ from aitrain import ConfigError, RunFailed, TrainConfig
 from aitrain.jobs.export import main
 from aitrain.runs.requests import ExportRequest
 from aitrain.runs.run_folder import read_object
-from aitrain.training.saving import HubRepository, repository_of
+from aitrain.training.saving import upload
 from tests.conftest import listing, write
 from tests.environments.vowels import Vowels
 from tests.execution.waiting import eventually
@@ -163,11 +163,12 @@ def test_nothing_that_is_uploaded_tells_where_the_base_is_on_this_machine(here: 
     config = read_object(run / "model" / "adapter_config.json")
     config["base_model_name_or_path"] = f"{here}/base"
     write(run, {"model/adapter_config.json": json.dumps(config), "model/README.md": "the card of the run"})
+    mine = TrainConfig(project_name="mine")
     hub.refuses = True
     with pytest.raises(RunFailed, match="saved in"):
-        HubRepository("mine", None, None, True).upload(run / "model")
+        upload(mine, run / "model")
     hub.refuses = False
-    HubRepository("mine", None, None, True).upload(run / "model")
+    upload(mine, run / "model")
 
     assert hub.private == {"somebody/mine": True}
     assert not [name for name, content in hub.files.items() if str(here).encode() in content]
@@ -210,5 +211,5 @@ def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(
     for file in result.folder.rglob("*"):
         assert not file.is_file() or TOKEN.encode() not in file.read_bytes(), file
     hub.before = dict
-    repository_of(TrainConfig(repo_id="us/other", hub_private=False)).upload(result.model)
+    upload(TrainConfig(repo_id="us/other", hub_private=False), result.model)
     assert hub.private == {"us/mine": True, "us/other": False}

@@ -20,7 +20,7 @@ from aitrain.runs.records import RolloutRecord, read_rollouts
 from aitrain.runs.reproduction import compare_repetition
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
 from aitrain.training.run_context import RunRecorder
-from aitrain.training.trainer_checkpoint import continue_scorings, resumed_eval_state
+from aitrain.training.trainer_checkpoint import resumed_eval_state
 from tests.environments.vowels import Vowels
 from tests.finished_runs import EVERY_STEP, LORA, PLAIN, TALK, FinishedRuns, Stops, Talk
 from tests.training.conftest import Train, rollouts
@@ -145,24 +145,24 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
 
 
 @pytest.mark.parametrize(
-    ("now", "cases", "best"), [({}, "same", 3), ({"eval_samples": 2}, "same", None), ({}, "edited", None)]
+    ("now", "cases", "best"), [({}, "same", 1), ({"eval_samples": 2}, "same", None), ({}, "edited", None)]
 )
-def test_the_best_step_has_a_checkpoint_and_was_chosen_by_the_same_cases(
+def test_the_best_step_was_chosen_by_the_same_cases(
     now: dict[str, int], cases: str, best: int | None, tmp_path: Path
 ) -> None:
     folder, config = RunFolder(tmp_path), TrainConfig(save_best=True)
     made = folder.checkpoints / "checkpoint-3"
     made.mkdir(parents=True)
-    (made / "trainer_0.pt").touch()
+    (made / "process_0.pt").touch()
+    scored = {"sampled": {"0": [0.5]}, "greedy": {}}
     facts = dict.fromkeys(("class", "file", "sha256", "config", "weights", "chat_template"))
-    before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same")
+    before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same", before=scored)
     seal(made, before)
     append_lines(folder.metrics, [{"step": step, "eval_score": -step, "eval_samples": 1} for step in range(1, 4)])
-    run = SimpleNamespace(config=config.model_copy(update=now), note=print, checkpoint=made)
+    run = SimpleNamespace(config=config.model_copy(update=now), note=print, checkpoint=made, folder=folder)
     state = resumed_eval_state(run, replace(before, held_out=cases))  # type: ignore[arg-type]
-    plan = SimpleNamespace(samples=run.config.eval_samples)
-    continue_scorings(state, SimpleNamespace(run=run, watch=run), made, plan)
     assert (state.best and state.best.step) == best
+    assert state.before == (scored if best else {})
 
 
 class Evil:
@@ -175,7 +175,7 @@ class Evil:
         return os.mkdir, (str(self.proof),)
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_0.pt"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "process_0.pt"])
 def test_no_file_of_a_checkpoint_is_unpickled_even_when_its_manifest_is_forged(
     name: str, train: Train, finished: FinishedRuns, tmp_path: Path
 ) -> None:

@@ -116,7 +116,7 @@ def texts(events: EventAccumulator, name: str) -> list[tuple[int, str]]:
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(f"{name}/text_summary")]
 
 
-def test_trackers_are_told_metrics_scores_options_and_rollouts(train: Train) -> None:
+def test_trackers_are_told_metrics_scores_and_options(train: Train) -> None:
     result = train(SomeFail(), log="tensorboard", **OPTIONS)
     events = EventAccumulator(str(result.folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0})
     events.Reload()
@@ -131,9 +131,6 @@ def test_trackers_are_told_metrics_scores_options_and_rollouts(train: Train) -> 
     assert "    rl_num_generations: 4\n" in options[1]
     assert "level: 7" in options[1]
     assert "hush" not in options[1]
-    assert [step for step, _ in texts(events, "rollouts")] == [0, 1, 2, 2, 3, 3]
-    for _, text in texts(events, "rollouts"):  # what was said is no markdown
-        assert all(line in ("", "---") or line.startswith("    ") for line in text.split("\n"))
 
 
 @pytest.mark.slow
