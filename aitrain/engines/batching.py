@@ -90,7 +90,6 @@ class BatchingEngine(ABC):
         self.clock = RolloutClock()
         self._waiting: list[_Waiting] = []
         self._live = 0
-        self._changed = asyncio.Event()
 
     @property
     def is_shared(self) -> bool:
@@ -119,46 +118,35 @@ class BatchingEngine(ABC):
         row = BatchRow(prompt, seed=request.seed, number=request.index)
         waiting = _Waiting(request, row, room, asyncio.get_running_loop().create_future(), [])
         self._waiting.append(waiting)
-        self._wake_if_all_wait()
+        self._generate_if_all_wait()
         return await waiting.result
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
         """Context of episodes that are played together; it ends when the episodes of all ranks have ended."""
-        self._live, self._waiting, self._changed = episodes, [], asyncio.Event()
-        rounds = asyncio.ensure_future(self._rounds())
-        try:
-            yield self._leave
-            await rounds
-        finally:
-            rounds.cancel()
+        self._live, self._waiting = episodes, []
+        yield self._leave
+        while self._round():  # of ranks whose episodes have not ended
+            pass
 
     def _leave(self) -> None:
         self._live -= 1
-        self._wake_if_all_wait()
+        self._generate_if_all_wait()
 
-    def _wake_if_all_wait(self) -> None:
-        if len(self._waiting) >= self._live:
-            self._changed.set()
-
-    async def _rounds(self) -> None:
-        while True:
-            while len(self._waiting) < self._live:
-                self._changed.clear()
-                await self._changed.wait()
-            waiting, self._waiting = sorted(self._waiting, key=lambda one: one.request.index), []
+    def _generate_if_all_wait(self) -> None:
+        while waiting := [one for one in self._waiting if not one.result.done()]:  # not of episodes that are cancelled
+            if len(waiting) < self._live:
+                return
             try:
-                if not self._round(waiting):
-                    return
+                self._round()
             except Exception as error:
                 for one in waiting:
                     if not one.result.done():
                         one.result.set_exception(error)
-                if not waiting:
-                    raise
 
-    def _round(self, waiting: list[_Waiting]) -> bool:
-        """One batch; False if no rank has an episode left."""
+    def _round(self) -> bool:
+        """One batch of the rows that wait; False if no rank has one."""
+        waiting, self._waiting = sorted(self._waiting, key=lambda one: one.request.index), []
         max_tokens = max((one.room for one in waiting), default=1)
         if self.is_padded and self.context is not None and waiting:
             longest = max(len(one.row.prompt_ids) for one in waiting)

@@ -30,7 +30,6 @@ from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
 
@@ -147,7 +146,7 @@ class LogprobCheck:
         Raises:
             RunFailed: the server has another model, or did not get the weights.
         """
-        is_adapter = isinstance(engine.fleet.sync, AdapterSync)
+        is_adapter = engine.sync.is_adapter
         if not self._own:
             await self._compare_models(engine)
             # of the base if the server has it, so that the adapter of a resumed run is checked at once
@@ -170,7 +169,7 @@ class LogprobCheck:
         gap = await self.difference(engine)
         if gap <= BOUND:  # not so for nan either
             return
-        url, differ = engine.fleet.urls, f"differ from the trainer's by {gap:.2f} on average after the weight sync"
+        url, differ = engine.servers[0].url, f"differ from the trainer's by {gap:.2f} on average after the weight sync"
         if self.notify is None:
             raise RunFailed(
                 f"The vLLM server at {url} does not have this run's weights: its log-probabilities {differ}.\n"
@@ -193,7 +192,7 @@ class LogprobCheck:
         share = float(followed @ moved / (moved @ moved))
         if not share >= FOLLOWED:
             raise RunFailed(
-                f"The vLLM server at {engine.fleet.urls} does not generate with the weights that it was sent: the"
+                f"The vLLM server at {engine.servers[0].url} does not generate with the weights that it was sent: the"
                 f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
                 f" the server's by {max(share, 0.0):.0%} of that.\n"
                 "Restart it, or try --vllm-mode colocate."

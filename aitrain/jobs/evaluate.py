@@ -20,10 +20,9 @@ from aitrain.engines.hf import HFEngine
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, frozen_heap, innermost, use_autocast
-from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server import PolicyServer, VLLMServerEngine
 from aitrain.engines.server_check import ServerNeeds, check_servers
-from aitrain.engines.server_fleet import ServerFleet
-from aitrain.engines.weight_sync import AdapterSync, WeightVersion
+from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.contract import Case, named_by
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import Tools
@@ -52,7 +51,6 @@ from aitrain.training.model import choose_precision, load_tokenizer, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
 from aitrain.training.training_batch import PlayedEpisode
-from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_arguments import needed_rank
 from aitrain.vllm.server_process import adapter_rank
 
@@ -257,9 +255,9 @@ def _server_engine(
     adapter, rank, path = reference.adapter, adapter_rank(reference), model_path(reference.base)
     needs = ServerNeeds(path, longest or 0, rank and needed_rank(rank), trains=False)
     base = check_servers(config.vllm_server_urls, needs)
-    fleet = ServerFleet.of(map(VLLMClient, config.vllm_server_urls), SavedAdapter(adapter or Path(path)))
-    fleet.give_up_reason = context.give_up_reason
-    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context)
+    servers, sync = list(map(PolicyServer, config.vllm_server_urls)), SavedAdapter(adapter or Path(path))
+    engine = VLLMServerEngine(servers, sync, base.name, policy.end, policy.sampling, base.context)
+    engine.give_up_reason = context.give_up_reason
     if adapter is None:
         engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded
     return engine
@@ -272,10 +270,10 @@ class SavedAdapter(AdapterSync):
         super().__init__(None, adapter.resolve().parent)
         self._adapter = adapter.resolve()
 
-    def path(self, version: WeightVersion) -> Path:
+    def path(self, version: str) -> Path:
         """The folder of the adapter."""
         return self._adapter
 
-    def write(self, version: WeightVersion) -> int:
+    def write(self, version: str) -> int:
         """No-op: the files exist."""
         return 0

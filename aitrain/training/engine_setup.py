@@ -26,9 +26,8 @@ from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import LogprobCheck, SharedForward
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.scopes import evaluation_mode, use_device
-from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server import PolicyServer, VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
-from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.sharded_tensors import is_sharded
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.execution.failure import FailureCount
@@ -42,7 +41,6 @@ from aitrain.training.model import count_forward_passes, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.training.shared_prompts import draws_dropout
-from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_arguments import is_here
 
 if TYPE_CHECKING:
@@ -144,14 +142,13 @@ def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) 
         sync.renews = base.is_on_cpu
     forward = SharedForward(model, writes, is_sharded(model))
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
-    fleet = ServerFleet.of(map(VLLMClient, urls[first:] + urls[:first]), sync)
-    fleet.give_up_reason = run.give_up_reason
+    servers = list(map(PolicyServer, urls[first:] + urls[:first]))
     noted = notify_difference(run.config, base, run.note)
     checks = {url: LogprobCheck(forward, trainer.processing_class, noted) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
-        await checks[engine.fleet.urls].compare(engine)
+        await checks[engine.servers[0].url].compare(engine)
 
-    engine = VLLMServerEngine(fleet, base.name, end, trainer.sampling, base.context, check)
-    engine.together = forward.led_by_main
+    engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context, check)
+    engine.together, engine.give_up_reason = forward.led_by_main, run.give_up_reason
     return engine
