@@ -7,9 +7,7 @@ back; requests of one that died, or that had lost the weights, are repeated.
 What this uses of vLLM 0.31 (tests/training/test_served.py runs against it):
 
     POST /v1/completions                prompt: lists of token ids; seed; return_token_ids: the ids as sampled, with the
-                                        one that ended the completion; logprobs 0: of the sampled tokens, k: of the k
-                                        most likely ones, too (prompt_logprobs would do more, and ends the engine of a
-                                        server on the CPU that has an adapter)
+                                        one that ended the completion; logprobs 0: of the sampled tokens
     GET  /v1/models                     names, the folder of an adapter, max_model_len
     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info, /server_info    in its development
@@ -44,9 +42,6 @@ from aitrain.vllm.client import VLLMClient
 
 T = TypeVar("T")
 Gather = Callable[[list[Any]], list[Any]]
-
-TOP_LOGPROBS = 5
-"""Most likely tokens whose log-probabilities are requested; a server allows 20 unless it was started otherwise."""
 
 SALT = uuid.uuid4().hex
 """Identifies this process, so that the server's prefix cache is not shared with other runs."""
@@ -146,23 +141,6 @@ class VLLMServerEngine:
             self._complete(row.prompt_ids, sampling, max_tokens, row.seed, place) for place, row in enumerate(rows)
         )
 
-    async def top_logprobs(self, contexts: list[list[int]], of_base: bool = False) -> list[dict[int, float]]:
-        """Log-probabilities at temperature 1 of the most likely next tokens after each context, by token id: the
-        policy's, or those of the model that the server was started with. Fails as `generate` does."""
-        body = {**self._body(Sampling(), 1), "prompt": contexts, "logprobs": TOP_LOGPROBS}
-        if of_base:
-            body["model"] = self.base_model
-
-        async def attempt(server: PolicyServer) -> list[dict[int, float]]:
-            choices = (await server.post("/v1/completions", body))["choices"]
-            ordered = sorted(choices, key=lambda choice: int(choice["index"]))
-            return [
-                {int(name.removeprefix("token_id:")): float(value) for name, value in logprobs.items()}
-                for logprobs in (choice["logprobs"]["top_logprobs"][0] for choice in ordered)
-            ]
-
-        return await self._request(attempt)
-
     async def _complete(
         self, prompt: list[int], sampling: Sampling, max_tokens: int, seed: SampleSeed | None, place: int
     ) -> Completion:
@@ -185,7 +163,7 @@ class VLLMServerEngine:
                 )
             logprobs: list[float] = choice["logprobs"]["token_logprobs"]
             activity.own.add_tokens(len(ids))
-            return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
+            return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length")
 
         async with self.slots:
             return await self._request(attempt, place)
