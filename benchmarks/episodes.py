@@ -92,7 +92,7 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
 
     def play(engine: Any) -> None:
         with closing(start_runner(Talk(), TrainConfig())) as runner:
-            episodes = loop.run(Rollout(runner, engine, chat, limits, end).play(cases, range(count)))
+            episodes = loop.run(Rollout(runner, engine, chat, limits, end).play(cases, range(count), range(count)))
         if any(len(one.trajectory.turns) != TURNS or one.result.score != 1.0 for one in episodes):
             raise RuntimeError("an episode was not played to its end: the times mean nothing")
 

@@ -114,7 +114,7 @@ class BatchingEngine(ABC):
         if self.context is not None:
             room = min(room, self.context - len(prompt))
         if room < 1:
-            return Completion([], [], "length", self.weight_version or 0)
+            return Completion([], [], "length")
         row = BatchRow(prompt, seed=request.seed, number=request.index)
         waiting = _Waiting(request, row, room, asyncio.get_running_loop().create_future(), [])
         self._waiting.append(waiting)
@@ -176,7 +176,7 @@ class BatchingEngine(ABC):
             is_ended = self.end.is_reached(ids)
             if is_ended or not one.room or len(completion.ids) < max_tokens:
                 reason: FinishReason = "stop" if is_ended else "length"
-                one.result.set_result(Completion(ids, one.logprobs, reason, self.weight_version or 0))
+                one.result.set_result(Completion(ids, one.logprobs, reason))
             else:
                 self._waiting.append(one)
         return True

@@ -97,7 +97,7 @@ class ChatEndpoint:
             settings["chat_template_kwargs"] = VARIABLES[self.chat.thinking]
         elif self.chat.thinking is not None:
             settings["reasoning_effort"] = self.chat.thinking
-        if request.seed is not None and not is_greedy:
+        if not is_greedy:
             settings["seed"] = request.seed.request_seed % 2**31
         return settings
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from aitrain.environment.completion_parser import clean
-from aitrain.environment.seeds import derived_seed
+from aitrain.environment.seeds import SampleSeed, derived_seed
 from aitrain.environment.session import Message
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.redaction import redact
@@ -112,7 +112,7 @@ class ModelChat:
             )
         said = Trajectory(ids)
         async with self.batch(1) as leave:
-            await sample_turn(self, self.chat, said, GenerationRequest([], room, decoding=decoding), seed)
+            await sample_turn(self, self.chat, said, GenerationRequest([], room, SampleSeed(seed), decoding))
             leave()
         self.messages = [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
         self.cut_off = ""

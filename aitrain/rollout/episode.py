@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import Any, TypeVar
 
 from aitrain import activity
@@ -57,6 +58,8 @@ LIMITS = {
 class Episode(EnvSession):
     """One case, played and scored: the environment's side of it, the trajectory and the conversation."""
 
+    sampling: EpisodeSeeds
+    """Seeds of the completions."""
     trajectory: Trajectory = field(default_factory=Trajectory)
     messages: list[Message] = field(default_factory=list)
     """Messages of the policy and the environment, from the first turn on."""
@@ -140,13 +143,13 @@ class Rollout:
         self,
         cases: Sequence[Case],
         seeds: Sequence[int],
-        sampling_seeds: Sequence[int] | None = None,
+        sampling_seeds: Sequence[int],
         decoding: Decoding = Decoding.TRAINING,
     ) -> list[Episode]:
         """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
-        environment's, `sampling_seeds` the policy's (None: the engine's own random numbers)."""
-        sampling = [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
-        episodes = [Episode(*row) for row in zip(cases, seeds, sampling, strict=True)]
+        environment's, `sampling_seeds` the policy's."""
+        rows = zip(cases, seeds, map(EpisodeSeeds, sampling_seeds), strict=True)
+        episodes = list(starmap(Episode, rows))
         count = max(1, len(episodes))  # without cases too, as ranks may generate together
         limit = self.runner.episodes_at_once or count
         with self.clock.running("rollout"), activity.own.rollout(len(episodes)) as end:
@@ -212,7 +215,7 @@ class Rollout:
     async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
-        request = GenerationRequest([], 0, decoding=decoding, index=index)
+        request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
             """The environment's response; its untrained conversations are answered until it continues the trained
@@ -233,9 +236,8 @@ class Rollout:
                     self._render_prompt(episode)
                 while trajectory.stop is None:
                     room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                    seed = None if episode.sampling is None else episode.sampling.seed
                     turn = replace(request, max_tokens=room)
-                    await sample_turn(self.engine, self._chat_of(episode), trajectory, turn, seed)
+                    await sample_turn(self.engine, self._chat_of(episode), trajectory, turn)
                     response = await respond(self._read(episode))
                     trajectory.stop = self._apply(episode, response)
                 is_cut_off = trajectory.stop in LIMITS and not response.is_over
@@ -247,7 +249,7 @@ class Rollout:
     def _read(self, episode: Episode) -> AssistantTurn:
         """The last completion as a message of the conversation, and as the environment gets it."""
         reset, trajectory = episode.reset, episode.trajectory
-        start, chat = trajectory.turns[-1].start, self._chat_of(episode)
+        start, chat = trajectory.turns[-1], self._chat_of(episode)
         before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
         if chat.thoughts is not None:
             thought = chat.thought_tokens(ids, before)
@@ -267,8 +269,8 @@ class Rollout:
         room = self.limits.of(episode.case.env).room(len(ids), 0)
         if room < 1:
             return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
-        said, seed = Trajectory(ids), None if episode.sampling is None else episode.sampling.next_call()
-        await sample_turn(self.engine, self.chat, said, replace(request, max_tokens=room), seed)
+        said, seed = Trajectory(ids), SampleSeed(episode.sampling.next_call())
+        await sample_turn(self.engine, self.chat, said, replace(request, max_tokens=room, seed=seed))
         reader = replace(self.chat, keeps_thoughts=self.runner.part_of(episode.case).sees_thoughts)
         _, turn = reader.read(said.ids, ids, chat.tools, self.end.eos_ids)
         return replace(turn, usage=TokenUsage(len(ids), len(said.ids), not said.ended_by_policy))
@@ -302,9 +304,7 @@ class Rollout:
                 trajectory.append_env_tokens([self.end.eos_ids[0]])
 
 
-async def sample_turn(
-    engine: Engine, chat: ChatFormat, trajectory: Trajectory, request: GenerationRequest, seed: int | None
-) -> None:
+async def sample_turn(engine: Engine, chat: ChatFormat, trajectory: Trajectory, request: GenerationRequest) -> None:
     """Append a turn of the policy, of at most `request.max_tokens` tokens.
 
     A thought that has as many tokens as its budget is ended: the tokens of its end are appended, and are not sampled;
@@ -315,8 +315,8 @@ async def sample_turn(
 
     async def sample(max_tokens: int) -> None:
         begun = len(trajectory.ids) - start
-        own = None if seed is None else SampleSeed(seed, trajectory.sampled_tokens)
-        asked = replace(request, prompt_ids=trajectory.context, max_tokens=max_tokens, seed=own, begun=begun)
+        seed = replace(request.seed, position=trajectory.sampled_tokens)
+        asked = replace(request, prompt_ids=trajectory.context, max_tokens=max_tokens, seed=seed, begun=begun)
         trajectory.append_completion(await engine.generate(asked), continues_turn=begun > 0)
 
     await sample(budget)

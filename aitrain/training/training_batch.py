@@ -205,10 +205,7 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
         tools=list(episode.reset.tools),
         messages=episode.conversation,
         completion=episode.transcript.text,
-        turns=tuple(
-            RecordedTurn(tokens, turn.weight_version)
-            for tokens, turn in zip(trajectory.turn_lengths, trajectory.turns, strict=True)
-        ),
+        turns=tuple(map(RecordedTurn, trajectory.turn_lengths)),
         tokens=trajectory.sampled_tokens,
         score=episode.result.score,
         metrics=episode.result.metrics,

@@ -118,7 +118,7 @@ class WrittenReplies:
         Raises:
             OutOfRepliesError: it has none left.
         """
-        policy = self.policies[-1 if request.seed is None else request.seed.seed]
+        policy = self.policies[request.seed.seed]
         messages, tools = self.chat.conversation(request.prompt_ids)
         reply = policy(Conversation(messages, self.chat.answers(request.prompt_ids), tools))
         if reply is None:

@@ -262,7 +262,7 @@ def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that
 
 async def play(engine: VLLMServerEngine, count: int) -> list[Completion]:
     """The answers to the prompts [0], [1] and so on, in one batch."""
-    requests = [GenerationRequest([number], 10, index=number) for number in range(count)]
+    requests = [GenerationRequest([number], 10, SampleSeed(number), index=number) for number in range(count)]
     async with engine.batch(count):
         return await asyncio.gather(*map(engine.generate, requests))
 

@@ -191,7 +191,7 @@ def test_a_thought_that_reaches_its_budget_is_ended_by_tokens_that_are_not_train
     assert [value != 0 for value in trajectory.logprobs] == list(map(bool, trajectory.mask))
     assert episode.result.score == 1.0
     # one turn, of two completions
-    assert [turn.start for turn in trajectory.turns] == [0]
+    assert trajectory.turns == [0]
     assert [(request.seed.seed, request.seed.position) for request in requests] == [(100, 0), (100, 20)]
     assert [request.max_tokens for request in requests] == [20, 200 - 20 - len(ending)]
     metrics = episode_metrics(episode)
