@@ -15,7 +15,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import InitProcessGroupKwargs
 
 from aitrain.batch import plan_batch
-from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
+from aitrain.engines.chat_endpoint import ChatEndpoint
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.sampling import Sampling
@@ -130,8 +130,9 @@ def _prepare(
         if isinstance(config.thinking, int):
             raise ConfigError("thinking: a model behind an address takes on, off, low, medium or high, no budget")
         accelerator, chat = Accelerator(cpu=True), MessageFormat(thinking=config.thinking)
-        name = served_model(reference.base, config.model_name)
-        reference = replace(reference, name=name)
+        if config.model_name is None:
+            raise ConfigError(f"model_name: name the model at {reference.base} with --model-name")
+        reference = replace(reference, name=config.model_name)
         built = build_datasets(context, chat.tokenizer, processes=1)
         # its server renders the conversations
         tools = {name: Tools.of(part.environment) for name, part in runner.parts.items()}
@@ -168,7 +169,7 @@ def _prepare(
     scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     if policy is None:
         size = REQUESTS_BATCH * (concurrency := config.concurrency or 16)
-        engine = ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=concurrency)
+        engine = ChatEndpoint(reference.base, str(config.model_name), chat, Sampling.of(config), concurrency=concurrency)
         for part in runner.parts.values():
             part.offer(AbsentModel(why=BEHIND_API), chat.tokenizer)
     else:
