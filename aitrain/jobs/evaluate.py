@@ -169,7 +169,9 @@ def _prepare(
     scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     if policy is None:
         size = REQUESTS_BATCH * (concurrency := config.concurrency or 16)
-        engine = ChatEndpoint(reference.base, str(config.model_name), chat, Sampling.of(config), concurrency=concurrency)
+        engine = ChatEndpoint(
+            reference.base, str(config.model_name), chat, Sampling.of(config), concurrency=concurrency
+        )
         for part in runner.parts.values():
             part.offer(AbsentModel(why=BEHIND_API), chat.tokenizer)
     else:
