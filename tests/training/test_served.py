@@ -17,7 +17,7 @@ from aitrain.engines import server as server_engine
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import PolicyServer, VLLMServerEngine
-from aitrain.engines.server_check import ServerModel, ServerNeeds, check_server
+from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
 from aitrain.engines.sharded_tensors import merged_weights
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
 from aitrain.environment.seeds import SampleSeed
@@ -306,7 +306,7 @@ def test_a_fitting_server_is_found_so(
     details: dict[str, Any], needs: ServerNeeds, found: dict[str, Any], fake: Fake
 ) -> None:
     fake.details = details
-    assert check_server(fake.url, needs) == ServerModel("base", 100, **found)
+    assert check_servers([fake.url], needs) == ServerModel("base", 100, **found)
 
 
 @pytest.mark.parametrize(
@@ -325,18 +325,18 @@ def test_what_a_server_lacks_is_said_with_what_starts_it(
 ) -> None:
     fake.details, fake.missing = details, {missing}
     with pytest.raises(ConfigError, match=advice):
-        check_server(fake.url, needs)
+        check_servers([fake.url], needs)
 
 
 def test_a_server_that_would_spoil_a_run_is_refused(fake: Fake, model: PeftModel, tmp_path: Path) -> None:
     """Another run has replaced its base, its log-probabilities are before temperature, or it does not answer."""
     load(by(fake, sync=DiskSync(model, tmp_path / "sync")), 1)
-    assert check_server(fake.url, ALL) == ServerModel("base", 100)  # it gets all weights anyway
+    assert check_servers([fake.url], ALL) == ServerModel("base", 100)  # it gets all weights anyway
     with pytest.raises(ConfigError, match="another run"):
-        check_server(fake.url, ADAPTER)
+        check_servers([fake.url], ADAPTER)
     fake.surely = False
     with pytest.raises(ConfigError, match="before temperature"):
-        check_server(fake.url, ALL)
+        check_servers([fake.url], ALL)
     fake.stop()
     with pytest.raises(ConfigError, match="cannot be used"):
-        check_server(fake.url, ADAPTER)
+        check_servers([fake.url], ADAPTER)
