@@ -125,6 +125,12 @@ class Trajectory:
         return self.prompt_ids + self.ids
 
     @property
+    def last_turn(self) -> tuple[list[int], list[int]]:
+        """The token ids before the last turn of the policy, and those of the turn."""
+        start = self.turns[-1]
+        return self.prompt_ids + self.ids[:start], self.ids[start:]
+
+    @property
     def sampled_places(self) -> list[int]:
         """Indices in `ids` of the tokens that the policy sampled."""
         return [place for place, is_sampled in enumerate(self.mask) if is_sampled]

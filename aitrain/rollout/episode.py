@@ -26,7 +26,7 @@ from aitrain.environment.session import (
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 from aitrain.rollout.engine import (
     Decoding,
     Engine,
@@ -182,20 +182,13 @@ class Rollout:
         with self.clock.running("environment"):
             await self.runner.open(episodes)
         try:
-            for episode in episodes:
-                with _failures_of(episode):
-                    _check(episode)
-                    if episode.reset.untrained is None:
-                        self._render_prompt(episode)
-            live = [(index, episode) for index, episode in by_index.items() if episode.trajectory.stop is None]
-            end(len(episodes) - len(live))
-            async with batch or self.engine.batch(len(live)) as leave_engine:
+            async with batch or self.engine.batch(len(episodes)) as leave_engine:
 
                 def leave() -> None:
                     end(1)
                     leave_engine()
 
-                await run_all(self._converse(episode, index, decoding, leave) for index, episode in live)
+                await run_all(self._converse(episode, index, decoding, leave) for index, episode in by_index.items())
             await self._score(episodes)
         finally:
             await self.runner.end(episodes)
@@ -230,15 +223,23 @@ class Rollout:
 
         try:
             with _failures_of(episode):
+                _check(episode)
                 if episode.reset.untrained is not None:
                     response = await respond(await self._answer(episode, episode.reset.untrained, request))
                     episode.reset = response.reset or ResetResult()
-                    self._render_prompt(episode)
+                self._render_prompt(episode)
+                chat = self._chat_of(episode, episode.is_chat)
+                tools = episode.reset.tools if episode.reset.runs_tools else ()
                 while trajectory.stop is None:
                     room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                    turn = replace(request, max_tokens=room)
-                    await sample_turn(self.engine, self._chat_of(episode), trajectory, turn)
-                    response = await respond(self._read(episode))
+                    await sample_turn(self.engine, chat, trajectory, replace(request, max_tokens=room))
+                    if chat.thoughts is not None:
+                        before, ids = trajectory.last_turn
+                        of_turn = trajectory.mask[trajectory.turns[-1] :]
+                        episode.thought_tokens.append(sum(of_turn[: chat.thought_tokens(ids, before)]))
+                    message, turn = self._read(chat, trajectory, tools)
+                    episode.messages.append(message)
+                    response = await respond(turn)
                     trajectory.stop = self._apply(episode, response)
                 is_cut_off = trajectory.stop in LIMITS and not response.is_over
                 if is_cut_off and self.runner.part_of(episode.case).kind == "rollout":
@@ -246,34 +247,27 @@ class Rollout:
         finally:
             leave()
 
-    def _read(self, episode: Episode) -> AssistantTurn:
-        """The last completion as a message of the conversation, and as the environment gets it."""
-        reset, trajectory = episode.reset, episode.trajectory
-        start, chat = trajectory.turns[-1], self._chat_of(episode)
-        before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
-        if chat.thoughts is not None:
-            thought = chat.thought_tokens(ids, before)
-            episode.thought_tokens.append(sum(trajectory.mask[start:][:thought]))
-        chat = replace(chat, keeps_thoughts=self.runner.part_of(episode.case).sees_thoughts)
-        message, turn = chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
-        episode.messages.append(message)
-        return replace(turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
-
-    def _chat_of(self, episode: Episode) -> ChatFormat:
-        """The chat format; a prompt that is a string has no template, and so no thoughts."""
-        return self.chat if episode.is_chat else replace(self.chat, thoughts=None)
-
-    async def _answer(self, episode: Episode, chat: UntrainedChat, request: GenerationRequest) -> AssistantTurn:
+    async def _answer(self, episode: Episode, asked: UntrainedChat, request: GenerationRequest) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
-        ids = self.chat.prompt_ids(list(chat.messages), chat.tools)
-        room = self.limits.of(episode.case.env).room(len(ids), 0)
+        chat, said = self._chat_of(episode), Trajectory(self.chat.prompt_ids(list(asked.messages), asked.tools))
+        count = len(said.prompt_ids)
+        room = self.limits.of(episode.case.env).room(count, 0)
         if room < 1:
-            return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
-        said, seed = Trajectory(ids), SampleSeed(episode.sampling.next_call())
-        await sample_turn(self.engine, self.chat, said, replace(request, max_tokens=room, seed=seed))
-        reader = replace(self.chat, keeps_thoughts=self.runner.part_of(episode.case).sees_thoughts)
-        _, turn = reader.read(said.ids, ids, chat.tools, self.end.eos_ids)
-        return replace(turn, usage=TokenUsage(len(ids), len(said.ids), not said.ended_by_policy))
+            return AssistantTurn("", limit=f"a conversation of {count} tokens leaves no room for an answer")
+        seed = SampleSeed(episode.sampling.next_call())
+        await sample_turn(self.engine, chat, said, replace(request, max_tokens=room, seed=seed))
+        return self._read(chat, said, asked.tools)[1]
+
+    def _read(self, chat: ChatFormat, said: Trajectory, tools: Schemas) -> ParsedTurn:
+        """The last turn as a message of the conversation, and as the environment gets it."""
+        before, ids = said.last_turn
+        message, turn = chat.read(ids, before, tools, self.end.eos_ids)
+        return message, replace(turn, usage=TokenUsage(len(before), len(ids), not said.ended_by_policy))
+
+    def _chat_of(self, episode: Episode, has_template: bool = True) -> ChatFormat:
+        """The chat format of an episode; a prompt that is a string has no template, and so no thoughts."""
+        sees_thoughts = self.runner.part_of(episode.case).sees_thoughts
+        return replace(self.chat, keeps_thoughts=sees_thoughts, thoughts=self.chat.thoughts if has_template else None)
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
