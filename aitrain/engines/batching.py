@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from accelerate import Accelerator
@@ -41,17 +40,6 @@ class BatchRow:
         """The row with further tokens of its completion."""
         seed = self.seed and replace(self.seed, position=self.seed.position + len(ids))
         return BatchRow(self.prompt_ids + ids, self.begun + len(ids), seed, self.number)
-
-
-class Completer(Protocol):
-    """An engine that completes rows with any sampling, such as those of an environment's `model.generate` calls."""
-
-    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion for each row.
-
-        Raises:
-            RunFailed: the engine is gone.
-        """
 
 
 @dataclass(eq=False)
@@ -103,10 +91,6 @@ class BatchingEngine(ABC):
     @abstractmethod
     def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
-
-    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion for each row; not for ranks that generate together."""
-        return self.sample(rows, sampling, max_tokens)
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion, in the next round."""

@@ -1,4 +1,5 @@
-"""Gathers `model.generate` calls from many threads into few batches of an engine.
+"""Answers `model.generate` calls from many threads by an engine: in few batches if it generates a batch at a time, each
+by itself if it is a server.
 
 An environment that generates with the policy gets a `ModelProxy` instead of the model. Only the thread of the event
 loop uses the model.
@@ -22,18 +23,21 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
-from aitrain.engines.batching import BatchRow, Completer
+from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, use_device
+from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
-from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
 from aitrain.execution.task import is_abandoned, paused
+from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import EndOfTurn
 
 SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
 """Seconds to wait for further calls; the first one until the duration of a generation is known."""
+
+GENERATING = "generating for the environment"
 
 ENGINE_SETTINGS = {
     "max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "num_beams", "num_return_sequences",
@@ -49,7 +53,7 @@ def offer_model(
     runner: Runner,
     model: PreTrainedModel,
     tokenizer: Any,
-    engine: Completer | None = None,
+    engine: BatchingEngine | VLLMServerEngine | None = None,
     refusal: str = "",
 ) -> Callable[[], AbstractAsyncContextManager[None]]:
     """Give a runner's environment the model, whose calls are batched; returns the context in which it may score.
@@ -119,13 +123,13 @@ class ModelProxy:
 
 
 class ProxyBatcher:
-    """Queues the calls of a `ModelProxy` before an engine, which gets those with the same settings as one batch."""
+    """Answers the calls of a `ModelProxy` by an engine, which gets those with the same settings as one batch."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         tokenizer: Any,
-        engine: Completer | None = None,
+        engine: BatchingEngine | VLLMServerEngine | None = None,
         refusal: str = "",
         shares_prompts: bool = True,
     ) -> None:
@@ -149,7 +153,6 @@ class ProxyBatcher:
         self._waiting: list[GenerateRequest] = []
         self._window = FIRST_WINDOW
         self._timer: asyncio.TimerHandle
-        self._batches: set[asyncio.Task[None]] = set()
 
     def call_model(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the model; in the thread of the event loop, which must not wait, it runs at once.
@@ -190,8 +193,6 @@ class ProxyBatcher:
                 self._loop = None
                 for call in list(self._calls):
                     call.cancel()
-            for task in self._batches:
-                task.cancel()
             self._waiting = []
 
     async def _serve(self, run: Callable[[], Any], read: Callable[[], GenerateRequest | None] | None) -> Any:
@@ -206,6 +207,9 @@ class ProxyBatcher:
                     request = read()
             if request is None:
                 return run()
+            if isinstance(self._engine, VLLMServerEngine):
+                with activity.own.doing(GENERATING):
+                    return request.result(await self._engine.complete(request.rows, request.sampling, request.limit))
             if not self._waiting:
                 self._timer = asyncio.get_running_loop().call_later(self._window, self._generate_waiting)
             self._waiting.append(request)
@@ -226,30 +230,25 @@ class ProxyBatcher:
             batches.setdefault((request.sampling, request.limit), []).append(request)
         self._waiting = []
         for batch in batches.values():
-            task = asyncio.ensure_future(self._answer(batch))
-            self._batches.add(task)
-            task.add_done_callback(self._batches.discard)
+            self._answer(batch)
 
-    async def _answer(self, batch: list[GenerateRequest]) -> None:
-        """Generate a batch; if that fails, each call by itself, so that only a faulty one fails. An engine that is gone
-        is not tried again: each try would wait for it for minutes."""
-        assert self._engine is not None
+    def _answer(self, batch: list[GenerateRequest]) -> None:
+        """Generate a batch; if that fails, each call by itself, so that only a faulty one fails."""
+        assert isinstance(self._engine, BatchingEngine)
         start, rows = time.monotonic(), [row for request in batch for row in request.rows]
         try:
-            with activity.own.doing("generating for the environment"):
-                completed = await self._engine.complete(rows, batch[0].sampling, batch[0].limit)
+            with activity.own.doing(GENERATING), evaluation_mode(self._model):
+                completions = iter(self._engine.sample(rows, batch[0].sampling, batch[0].limit))
         except Exception as error:
-            is_gone = isinstance(error, RunFailed) and not isinstance(error, (ServerRefusedError, ServerTimeoutError))
             for request in batch:
-                if is_gone or len(batch) == 1:
+                if len(batch) == 1:
                     request.answer.set_exception(error)
                 else:
-                    await self._answer([request])
+                    self._answer([request])
             return
         self._window = max(SHORTEST_WINDOW, (time.monotonic() - start) / 2)
-        ids = iter([completion.ids for completion in completed])
         for request in batch:
-            request.answer.set_result(request.result([next(ids) for _ in request.rows]))
+            request.answer.set_result(request.result([next(completions) for _ in request.rows]))
 
     def _run(self, method: str, seed: int | None, *args: Any, **kwargs: Any) -> Any:
         """Call the model, without dropout and gradients; a call with a seed samples with it.
@@ -318,9 +317,9 @@ class GenerateRequest:
         pad, answer = next(iter(ends), 0) if pad is None else pad, asyncio.get_running_loop().create_future()
         return cls(ids, rows, settings.max_new_tokens, sampling, pad, answer)
 
-    def result(self, completions: list[list[int]]) -> torch.Tensor:
+    def result(self, completions: list[Completion]) -> torch.Tensor:
         """What `generate` returns: each prompt and its completion, filled up to the longest of the call."""
-        rows = [torch.tensor(ids, dtype=torch.long, device=self.ids.device) for ids in completions]
+        rows = [torch.tensor(one.ids, dtype=torch.long, device=self.ids.device) for one in completions]
         generated = pad_sequence(rows, batch_first=True, padding_value=self.pad)
         return torch.cat([self.ids.repeat_interleave(len(rows) // len(self.ids), dim=0), generated], dim=1)
 

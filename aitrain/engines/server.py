@@ -24,6 +24,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
@@ -91,6 +92,8 @@ class VLLMServerEngine:
     clock: RolloutClock = field(default_factory=RolloutClock)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
+    places: Iterator[int] = field(default_factory=count)
+    """Of the completions that belong to no episode, so that each server gets its part of them."""
     give_up_reason: Callable[[], str] = lambda: ""
     """Called while waiting for a server: the reason to give up, empty to continue."""
     version: str | None = None
@@ -138,7 +141,7 @@ class VLLMServerEngine:
     async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion for each row; fails as `generate` does."""
         return await run_all(
-            self._complete(row.prompt_ids, sampling, max_tokens, row.seed, place) for place, row in enumerate(rows)
+            self._complete(row.prompt_ids, sampling, max_tokens, row.seed, next(self.places)) for row in rows
         )
 
     async def _complete(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from accelerate.utils import gather_object
 from trl.models.utils import unwrap_model_for_generation
 
-from aitrain.engines.batching import Completer, Largest, largest_over_ranks
+from aitrain.engines.batching import BatchingEngine, Largest, largest_over_ranks
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import LogprobCheck, SharedForward
@@ -60,7 +60,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     context, is_alone, is_ahead = inputs.limits.context, accelerator.num_processes == 1, runner.config.rl_ahead > 0
     policy = accelerator.unwrap_model(trainer.model)
     count_forward_passes(policy)
-    completer: Completer | None = None
+    completer: BatchingEngine | VLLMServerEngine | None = None
     engine: HFEngine | ColocatedEngine | VLLMServerEngine
     if inputs.server is not None:
         engine = completer = _served_trainer(trainer, inputs.server, end)
