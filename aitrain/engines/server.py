@@ -102,9 +102,8 @@ class VLLMServerEngine:
     """Number of loads of weights, without those after restarts."""
     weight_version: int | None = field(default=None, init=False)
     """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
-    last_bytes: int = field(default=0, init=False)
     last_seconds: float = field(default=0.0, init=False)
-    """Size and duration of the last load of weights by this process."""
+    """Duration of the last load of weights by this process."""
 
     @property
     def restarts(self) -> int:
@@ -118,8 +117,8 @@ class VLLMServerEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Size and duration of the last load of weights by this process, and restarts."""
-        return {"sync/bytes": self.last_bytes, "sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
+        """Duration of the last load of weights by this process, and restarts."""
+        return {"sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
@@ -222,7 +221,7 @@ class VLLMServerEngine:
         self.loads += 1
         self.version = f"step-{version}-load-{self.loads}"  # weights may change without a step
         with activity.own.doing("weight sync"), self.failing_together(gather_object), self.together():
-            self.last_bytes = self.sync.write(self.version)
+            self.sync.write(self.version)
             if self.sync.writes:
                 await run_all(map(self._load_on, self.servers))
                 if self.check is not None:

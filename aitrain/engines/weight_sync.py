@@ -48,9 +48,9 @@ class WeightSync(ABC):
         """Beginning of the servers' names for the weights of this run."""
         self._removal: Callable[[], object] | None = None
 
-    def write(self, version: str) -> int:
-        """Write the policy's weights, in the data type `dtype` if there is one, to a new folder, which gets its name
-        when it is complete; the one before is removed first, to save space. Returns the size of the files.
+    def write(self, version: str) -> None:
+        """Write the policy's weights, in the data type `dtype` if there is one, to a new folder; the one before is
+        removed first, to save space.
 
         One process writes, but every process must call this, as the parts of sharded weights are gathered.
 
@@ -58,11 +58,10 @@ class WeightSync(ABC):
             RunFailed: they cannot be written, so that all ranks end together.
         """
         if not (self.writes or is_sharded(self.model)):
-            return 0
+            return
         weights = gathered(self.tensors(), self.writes, self.dtype)
         if not self.writes:
-            return 0
-        partial_folder = self.folder / "partial"
+            return
         try:
             if self._removal is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,14 +70,12 @@ class WeightSync(ABC):
                 self._removal = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
             for before in self.folder.iterdir():
                 shutil.rmtree(before, ignore_errors=True)
-            partial_folder.mkdir(parents=True)
-            self.save(partial_folder, weights)
-            partial_folder.rename(self.path(version))
+            self.path(version).mkdir()
+            self.save(self.path(version), weights)
         except (OSError, SafetensorError) as error:
             raise RunFailed(
                 f"The weights for the vLLM server could not be written to {self.folder}: {error}"
             ) from error
-        return sum(file.stat().st_size for file in self.path(version).iterdir())
 
     @abstractmethod
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:

@@ -277,6 +277,5 @@ class SavedAdapter(AdapterSync):
         """The folder of the adapter."""
         return self._adapter
 
-    def write(self, version: str) -> int:
+    def write(self, version: str) -> None:
         """No-op: the files exist."""
-        return 0

@@ -75,7 +75,7 @@ def test_a_run_goes_on_with_a_server_that_comes_back_and_loses_no_step(train: Tr
     for name in ("sampling_logp_difference/mean", "kl_from_0"):
         assert 0 < max(line[f"sampling/{name}"] for line in lines) < 1e-3
     assert [line["vllm/restarts"] for line in lines][::3] == [0, 1]
-    assert all(line["sync/bytes"] > 10_000 and line["sync/seconds"] > 0 for line in lines)
+    assert all(line["sync/seconds"] > 0 for line in lines)
     assert result.vllm_restarts == 1
     assert not list(result.folder.glob("sync"))
 
