@@ -11,7 +11,7 @@ import torch
 
 from aitrain.engines.weight_sync import LOADED, weight_version_of
 from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefusedError
-from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.event_loop import event_loop
 from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_arguments import EXTENSION, KEY_VARIABLE, needed_rank
 
@@ -77,7 +77,7 @@ def check_servers(urls: Sequence[str], needs: ServerNeeds) -> ServerModel:
         ConfigError: one does not answer, or lacks something; the message has the command that starts one. Or their
             models have different names.
     """
-    with closing(EventLoop()) as loop:
+    with closing(event_loop()) as loop:
         models = [loop.run(_check(VLLMClient(url, deadline=CHECK_SECONDS), needs)) for url in urls]
     if len(names := sorted({model.name for model in models})) > 1:
         raise ConfigError(

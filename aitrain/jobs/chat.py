@@ -25,7 +25,7 @@ from aitrain.redaction import redact
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, Trajectory
 from aitrain.rollout.episode import sample_turn
-from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.event_loop import EventLoop, event_loop
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.model_reference import before_training, read_model
 from aitrain.runs.requests import ChatSetup
@@ -130,7 +130,7 @@ class ChatSession:
     seed: int = 0
     decoding: Decoding = Decoding.SEEDED
     system: str = ""
-    _loop: EventLoop = field(default_factory=EventLoop)
+    _loop: EventLoop = field(default_factory=event_loop)
     _asked: int = 0
 
     def __post_init__(self) -> None:

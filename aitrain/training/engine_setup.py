@@ -34,7 +34,7 @@ from aitrain.execution.failure import FailureCount
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
-from aitrain.rollout.event_loop import EventLoop, ThreadLoop
+from aitrain.rollout.event_loop import ThreadLoop, event_loop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.distributed import of_first, thread_gather
 from aitrain.training.model import count_forward_passes, model_path
@@ -86,7 +86,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         FailureCount(runner.config.rl_max_failed),
         evaluating=partial(evaluation_mode, trainer.model),
         weight_version=lambda: int(trainer.state.global_step),
-        loop=ThreadLoop(partial(use_device, accelerator.device)) if is_ahead else EventLoop(),
+        loop=ThreadLoop(partial(use_device, accelerator.device)) if is_ahead else event_loop(),
         gather=gather_object if is_alone or not is_ahead else thread_gather(trainer.args.ddp_timeout),
     )
 
