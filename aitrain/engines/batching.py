@@ -152,10 +152,10 @@ class BatchingEngine(ABC):
         if len(completions) < count:
             raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
         for one, completion in zip(waiting, completions, strict=False):
-            kept = completion.first(one.room)
-            one.row = one.row.after(kept.ids)
-            one.room -= len(kept.ids)
-            one.logprobs += kept.logprobs or [0.0] * len(kept.ids)
+            kept = completion.ids[: one.room]
+            one.logprobs += [0.0] * len(kept) if completion.logprobs is None else completion.logprobs[: one.room]
+            one.row = one.row.after(kept)
+            one.room -= len(kept)
             ids = one.row.begun_ids
             is_ended = self.end.is_reached(ids)
             if is_ended or not one.room or len(completion.ids) < max_tokens:

@@ -53,13 +53,6 @@ class Completion:
     finish_reason: FinishReason = "stop"
     """"stop": the policy ended it, "length": it was cut off."""
 
-    def first(self, count: int) -> Completion:
-        """Its first `count` tokens."""
-        if len(self.ids) <= count:
-            return self
-        logprobs = None if self.logprobs is None else self.logprobs[:count]
-        return Completion(self.ids[:count], logprobs, "length")
-
 
 Leave = Callable[[], None]
 """Called once by an episode that will request no more completions."""

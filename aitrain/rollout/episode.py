@@ -63,8 +63,8 @@ class Episode(EnvSession):
     trajectory: Trajectory = field(default_factory=Trajectory)
     messages: list[Message] = field(default_factory=list)
     """Messages of the policy and the environment, from the first turn on."""
-    rendered: tuple[str, list[int]] | None = None
-    """The prompt as the chat template renders it, and its tokens; None before that."""
+    rendered_prompt: str = ""
+    """The prompt as the chat template renders it; empty before that."""
     tool_calls: int = 0
     wrong_tool_calls: int = 0
     thought_tokens: list[int] = field(default_factory=list)
@@ -199,7 +199,7 @@ class Rollout:
             refuse_tools_for_strings(reset.tools)
         elif reset.runs_tools:
             self.chat.check_tools()
-        episode.rendered = _, ids = self.chat.render_prompt(episode.prompt, reset.tools)
+        episode.rendered_prompt, ids = self.chat.render_prompt(episode.prompt, reset.tools)
         trajectory.prompt_ids = ids
         if self.limits.of(episode.case.env).room(len(ids), 0) < 1:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
