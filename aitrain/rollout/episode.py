@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from aitrain.environment.session import (
     UntrainedChat,
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.failure import Failure
 from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 from aitrain.rollout.engine import (
     Decoding,
@@ -211,39 +211,42 @@ class Rollout:
         request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
-            """The environment's response; its untrained conversations are answered until it continues the trained
-            one."""
+            """The environment's response; its untrained conversations are answered until it continues the trained one.
+            The episode is over if it fails."""
             while True:
                 with self.clock.running("environment"):
                     response = await self.runner.respond(episode, turn)
-                _check(episode)
                 if response.untrained is None:
                     return response
                 turn = await self._answer(episode, response.untrained, request)
 
         try:
-            with _failures_of(episode):
-                _check(episode)
-                if episode.reset.untrained is not None:
-                    response = await respond(await self._answer(episode, episode.reset.untrained, request))
-                    episode.reset = response.reset or ResetResult()
-                self._render_prompt(episode)
-                chat = self._chat_of(episode, episode.is_chat)
-                tools = episode.reset.tools if episode.reset.runs_tools else ()
-                while trajectory.stop is None:
-                    room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                    await sample_turn(self.engine, chat, trajectory, replace(request, max_tokens=room))
-                    if chat.thoughts is not None:
-                        before, ids = trajectory.last_turn
-                        of_turn = trajectory.mask[trajectory.turns[-1] :]
-                        episode.thought_tokens.append(sum(of_turn[: chat.thought_tokens(ids, before)]))
-                    message, turn = self._read(chat, trajectory, tools)
-                    episode.messages.append(message)
-                    response = await respond(turn)
-                    trajectory.stop = self._apply(episode, response)
-                is_cut_off = trajectory.stop in LIMITS and not response.is_over
-                if is_cut_off and self.runner.part_of(episode.case).kind == "rollout":
-                    await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
+            if episode.failure is None and episode.reset.untrained is not None:
+                response = await respond(await self._answer(episode, episode.reset.untrained, request))
+                episode.reset = response.reset or ResetResult()
+            if episode.failure is not None:
+                return
+            self._render_prompt(episode)
+            chat = self._chat_of(episode, episode.is_chat)
+            tools = episode.reset.tools if episode.reset.runs_tools else ()
+            while trajectory.stop is None:
+                room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
+                await sample_turn(self.engine, chat, trajectory, replace(request, max_tokens=room))
+                if chat.thoughts is not None:
+                    before, ids = trajectory.last_turn
+                    of_turn = trajectory.mask[trajectory.turns[-1] :]
+                    episode.thought_tokens.append(sum(of_turn[: chat.thought_tokens(ids, before)]))
+                message, turn = self._read(chat, trajectory, tools)
+                episode.messages.append(message)
+                response = await respond(turn)
+                trajectory.stop = self._apply(episode, response)
+            is_cut_off = trajectory.stop in LIMITS and not response.is_over
+            if is_cut_off and self.runner.part_of(episode.case).kind == "rollout":
+                await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
+        except EnvironmentFailed as error:
+            episode.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+        except OutOfRepliesError:
+            trajectory.stop = "out_of_replies"
         finally:
             leave()
 
@@ -335,30 +338,6 @@ async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-@contextmanager
-def _failures_of(episode: Episode) -> Iterator[None]:
-    """Context in which what the environment raises, or the chat template for its messages, ends the episode."""
-    try:
-        yield
-    except CallFailed as error:
-        episode.failure, episode.trajectory.stop = error.failure, "env_error"
-    except EnvironmentFailed as error:
-        episode.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
-        episode.trajectory.stop = "env_error"
-    except OutOfRepliesError:
-        episode.trajectory.stop = "out_of_replies"
-
-
-def _check(session: EnvSession) -> None:
-    """Raise the failure of the last call.
-
-    Raises:
-        CallFailed: it failed.
-    """
-    if session.failure is not None:
-        raise CallFailed(session.failure)
 
 
 def refuse_tools_for_strings(tools: Sequence[object]) -> None:
