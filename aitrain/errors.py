@@ -10,7 +10,6 @@
             DivergedError           loss, gradients or weights are NaN or inf
             ServerFailed            a vLLM server failed one process; raised on all of them
             ServerRefusedError      a server of vLLM or of an environment answered a request with a 4xx status
-            ServerTimeoutError      a vLLM server did not answer in time
             StoreLostError          the store of a run's processes is gone; defined in launch/nodes.py
         WorseError              4   compare --fail-if-worse: a model is worse; reproduce: a run is not the same
         Interrupted             130 Ctrl-C or SIGTERM ended the run
@@ -105,10 +104,6 @@ class ServerRefusedError(RunFailed):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-
-
-class ServerTimeoutError(RunFailed):
-    """A vLLM server did not answer a request within the deadline."""
 
 
 class ServerGoneError(AitrainError):

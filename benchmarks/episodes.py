@@ -63,11 +63,11 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
     from aitrain.rollout.engine import Completion, GenerationRequest, Leave
     from aitrain.rollout.episode import Rollout
-    from aitrain.rollout.event_loop import EventLoop
+    from aitrain.rollout.event_loop import event_loop
     from aitrain.rollout.limits import EndOfTurn, Limits
 
     tokenizer = AutoTokenizer.from_pretrained(TINY_FOLDER)
-    end, limits, loop = EndOfTurn([tokenizer.eos_token_id]), Limits(TURNS, 32), EventLoop()
+    end, limits, loop = EndOfTurn([tokenizer.eos_token_id]), Limits(TURNS, 32), event_loop()
     ids = [*tokenizer("an answer", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     chat = format_for_episodes(ChatFormat(tokenizer), ["user"])
     cases = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}, n) for n in range(count)]
@@ -92,7 +92,7 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
 
     def play(engine: Any) -> None:
         with closing(start_runner(Talk(), TrainConfig())) as runner:
-            episodes = loop.run(Rollout(runner, engine, chat, limits, end).play(cases, range(count)))
+            episodes = loop.run(Rollout(runner, engine, chat, limits, end).play(cases, range(count), range(count)))
         if any(len(one.trajectory.turns) != TURNS or one.result.score != 1.0 for one in episodes):
             raise RuntimeError("an episode was not played to its end: the times mean nothing")
 

@@ -30,9 +30,7 @@ class Evals:
     def __call__(self, plan: RunPlan, config: EvalConfig, folder: RunFolder, _: object) -> None:
         self.configs.append(config)
         self.plans.append(plan)
-        record = RolloutRecord(
-            row_number=0, sample=0, score=0.5, eval_phase="eval_sampled", turns=(RecordedTurn(3, 0),)
-        )
+        record = RolloutRecord(row_number=0, sample=0, score=0.5, eval_phase="eval_sampled", turns=(RecordedTurn(3),))
         begun = EvalResult(folder.path, read_model(config.model).facts, "Arithmetic", 42, 1, 1)
         with_scores(begun, only(["0"]), [record]).write()
 

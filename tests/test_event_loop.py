@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.event_loop import event_loop
 
 
 def test_ctrl_c_in_a_notebook_ends_what_runs_in_the_other_thread() -> None:
@@ -26,7 +26,7 @@ def test_ctrl_c_in_a_notebook_ends_what_runs_in_the_other_thread() -> None:
 
     async def cell() -> None:
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        loop = EventLoop()
+        loop = event_loop()
         try:
             with pytest.raises(KeyboardInterrupt):
                 loop.run(interrupt())

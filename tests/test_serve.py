@@ -69,10 +69,9 @@ def test_an_adapter_that_vllm_cannot_load_or_would_scale_is_refused(run: Make, o
 def test_without_a_key_of_the_users_it_makes_one_and_shows_it(
     run: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = MagicMock(url="http://127.0.0.1:8000", poll=MagicMock(side_effect=KeyboardInterrupt))
     start = MagicMock()
-    start.return_value.__enter__.return_value = [server]
     monkeypatch.setattr("aitrain.vllm.server_process.running", start)
+    monkeypatch.setattr("aitrain.vllm.server_process.VLLMServer.poll", MagicMock(side_effect=KeyboardInterrupt))
     monkeypatch.setattr("signal.signal", MagicMock())
     monkeypatch.setattr("aitrain.packages.installed", MagicMock())
     monkeypatch.setattr("aitrain.cli.models.check_port", MagicMock())

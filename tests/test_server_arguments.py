@@ -11,12 +11,12 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError
-from aitrain.launch.managed_server import server_plans
+from aitrain.launch.managed_server import servers_of
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.reading import resolve
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.server_arguments import argument_words, check_server_arguments
-from aitrain.vllm.server_process import ServerConfig
+from aitrain.vllm.server_process import VLLMServer
 
 OURS: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server"}
 ADAPTER = {**OURS, "peft": True}
@@ -25,7 +25,7 @@ ADAPTER = {**OURS, "peft": True}
 def words(**options: Any) -> list[str]:
     """The words of vLLM's command line in a run with these options."""
     plan = RunPlan(TrainConfig(**options), {}, BatchPlan(1, 1, 1), (), None)
-    return server_plans(plan, RunFolder(Path("run")))[0].words(8000)
+    return servers_of(plan, RunFolder(Path("run")))[0].words()
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log_and_a_settin
     more = {"vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.4}
     config = TrainConfig(**OURS, vllm_servers=2, vllm_server_gpus=2, **more)
     plan = RunPlan(config, {}, BatchPlan(1, 1, 1), (), None, ("4", "5", "6", "7"))
-    first, second = server_plans(plan, RunFolder(Path("run")))
+    first, second = servers_of(plan, RunFolder(Path("run")))
     assert (first.gpus, second.gpus) == (("4", "5"), ("6", "7"))
-    assert {"--tensor-parallel-size=2", "--gpu-memory-utilization=0.4"} <= set(first.words(8000))
+    assert {"--tensor-parallel-size=2", "--gpu-memory-utilization=0.4"} <= set(first.words())
     assert first.environment()["CUDA_VISIBLE_DEVICES"] == "4,5"
-    assert ServerConfig({}, Path("log")).environment()["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert VLLMServer({}, Path("log")).environment()["VLLM_CPU_KVCACHE_SPACE"] == "7"
     assert [first.log.name, second.log.name] == ["vllm-server-0.log", "vllm-server-1.log"]

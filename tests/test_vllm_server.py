@@ -22,10 +22,10 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.vllm.extensions import KeyGuard
-from aitrain.vllm.server_process import ServerConfig, VLLMServer, running, why_it_ended
+from aitrain.vllm.server_process import VLLMServer, running, why_it_ended
 from tests.execution.waiting import eventually
 
-Plan, MakeRun = Callable[..., ServerConfig], Callable[..., RunPlan]
+Plan, MakeRun = Callable[..., VLLMServer], Callable[..., RunPlan]
 
 FAKE = """
 import json, sys
@@ -57,11 +57,9 @@ def plan(here: Path) -> Plan:
     """`plan("healthy")`: a stand-in that does what the word says, in the working directory."""
     (here / "fake.py").write_text(FAKE)
 
-    def make(what: str, **values: object) -> ServerConfig:
+    def make(what: str, **values: object) -> VLLMServer:
         program = (sys.executable, str(here / "fake.py"), what)
-        return ServerConfig(
-            {"model": "model"}, here / "vllm-server.log", program=program, **{"timeout": 120.0, **values}
-        )  # type: ignore[arg-type]
+        return VLLMServer({"model": "model"}, here / "vllm-server.log", program=program, **{"timeout": 120.0, **values})  # type: ignore[arg-type]
 
     return make
 
@@ -89,22 +87,11 @@ def test_why_it_died_is_told_shortly(here: Path, said: str, told: str) -> None:
     assert len(failure.splitlines()) <= 5
 
 
-def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    servers = remembered(monkeypatch)
-    with (
-        pytest.raises(RunFailed, match="did not start: exit code 3"),
-        running([plan("healthy"), plan("dies:of something")]),
-    ):
+def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Plan) -> None:
+    servers = [plan("healthy"), plan("dies:of something")]
+    with pytest.raises(RunFailed, match="did not start: exit code 3"), running(servers):
         raise AssertionError
     assert [server.poll() for server in servers] == [0, 0]
-
-
-def remembered(monkeypatch: pytest.MonkeyPatch) -> list[VLLMServer]:
-    """The servers that are made from now on."""
-    servers: list[VLLMServer] = []
-    launch = VLLMServer.launch
-    monkeypatch.setattr(VLLMServer, "launch", lambda server: (servers.append(server), launch(server))[1])
-    return servers
 
 
 # -- it dies, it is restarted, it will not go
@@ -132,8 +119,8 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_wh
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # is not asked
     monkeypatch.setattr(managed_server_module, "RESTARTS", 1)
-    servers, told, folder = remembered(monkeypatch), list[object](), RunFolder(here)
-    monkeypatch.setattr(managed_server_module, "server_plans", lambda *_: [plan("healthy"), plan("healthy")])
+    servers, told, folder = [plan("healthy"), plan("healthy")], list[object](), RunFolder(here)
+    monkeypatch.setattr(managed_server_module, "servers_of", lambda *_: servers)
 
     def texts() -> list[str]:
         return [event.text for event in told if isinstance(event, Note)]
@@ -151,7 +138,7 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_wh
         kill(servers[0])
         assert eventually(folder.server.exists)
         assert "(signal 9), and is not restarted again" in str(read_object(folder.server)["why"])
-        servers[1].plan = plan("dies:OSError: no/such is not a local folder and is not a valid model identifier")
+        servers[1].program = plan("dies:OSError: no/such is not a local folder and is not a valid identifier").program
         kill(servers[1])
         assert eventually(lambda: "OSError: no/such" in str(read_object(folder.server)["why"]))
     assert [text.partition(" ended")[0] for text in texts()[:2]] == [f"The vLLM server at {one}"] * 2
@@ -163,12 +150,12 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_wh
 def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
     run_plan: MakeRun, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[ServerConfig] = []
+    started: list[VLLMServer] = []
 
     @contextmanager
-    def none(plans: Sequence[ServerConfig]) -> Iterator[list[VLLMServer]]:
-        started.extend(plans)
-        yield []
+    def none(servers: Sequence[VLLMServer]) -> Iterator[None]:
+        started.extend(servers)
+        yield
 
     monkeypatch.setattr(managed_server_module, "running", none)
     monkeypatch.setenv("VLLM_API_KEY", "")
@@ -183,8 +170,8 @@ def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
 
 
 def test_servers_have_a_key_that_is_in_no_command_line() -> None:
-    one = ServerConfig({}, Path("log"), key="the-key-of-this-run")
-    words = one.words(1)
+    one = VLLMServer({}, Path("log"), key="the-key-of-this-run")
+    words = one.words()
     assert "--host=127.0.0.1" in words
     assert "the-key-of-this-run" not in " ".join(words) + repr(one)
     assert one.environment()["VLLM_API_KEY"] == "the-key-of-this-run"

@@ -122,7 +122,7 @@ def serve(
     from aitrain.runs.json_values import as_object
     from aitrain.runs.model_reference import read_model, run_options
     from aitrain.vllm.server_arguments import KEY_VARIABLE, common_arguments
-    from aitrain.vllm.server_process import ServerConfig, adapter_arguments, adapter_rank, running, shell_command
+    from aitrain.vllm.server_process import VLLMServer, adapter_arguments, adapter_rank, running
 
     reference, gpus = read_model(model), visible_gpus()
     if reference.kind == "url":
@@ -151,8 +151,8 @@ def serve(
     if variables := {**variables, **template_variables(options.get("thinking"))}:
         arguments["default_chat_template_kwargs"] = variables
     first = name if reference.adapter is None else base
-    plan = ServerConfig(arguments, Path(os.devnull), gpus, first, takes_weights=False)
-    command = shell_command(plan, port)
+    server = VLLMServer(arguments, Path(os.devnull), gpus, first, takes_weights=False, port=port)
+    command = server.shell_command()
     typer.echo(json.dumps({"command": command}) if as_json else command)
     if print_only:
         return 0
@@ -161,13 +161,13 @@ def serve(
     check_port(port)
     handle, log = tempfile.mkstemp(prefix="aitrain-serve-", suffix=".log")
     os.close(handle)
-    plan = replace(plan, log=Path(log))
+    server.log = Path(log)
     for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore Ctrl-C by default
         signal.signal(number, signal.default_int_handler)
-    typer.echo(f"starting vLLM, whose output is in {plan.log}", err=True)
-    with running([plan], port) as (server,):
+    typer.echo(f"starting vLLM, whose output is in {server.log}", err=True)
+    with running([server]):
         try:
-            key = {} if os.environ.get(KEY_VARIABLE) else {KEY_VARIABLE: plan.key}
+            key = {} if os.environ.get(KEY_VARIABLE) else {KEY_VARIABLE: server.key}
             if as_json:
                 shown_base = None if first == name else first
                 typer.echo(json.dumps({"url": f"{server.url}/v1", "model": name, "base": shown_base, **key}))
@@ -181,10 +181,10 @@ def serve(
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
             typer.echo("stopping vLLM", err=True)
-            plan.log.unlink(missing_ok=True)
+            server.log.unlink(missing_ok=True)
             return 0
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    raise RunFailed(f"vLLM's server ended by itself ({how})\nSee {plan.log}")
+    raise RunFailed(f"vLLM's server ended by itself ({how})\nSee {server.log}")
 
 
 def check_port(port: int) -> None:

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from accelerate import Accelerator
@@ -41,17 +40,6 @@ class BatchRow:
         """The row with further tokens of its completion."""
         seed = self.seed and replace(self.seed, position=self.seed.position + len(ids))
         return BatchRow(self.prompt_ids + ids, self.begun + len(ids), seed, self.number)
-
-
-class Completer(Protocol):
-    """An engine that completes rows with any sampling, such as those of an environment's `model.generate` calls."""
-
-    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion for each row.
-
-        Raises:
-            RunFailed: the engine is gone.
-        """
 
 
 @dataclass(eq=False)
@@ -90,7 +78,6 @@ class BatchingEngine(ABC):
         self.clock = RolloutClock()
         self._waiting: list[_Waiting] = []
         self._live = 0
-        self._changed = asyncio.Event()
 
     @property
     def is_shared(self) -> bool:
@@ -105,60 +92,45 @@ class BatchingEngine(ABC):
     def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
 
-    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion for each row; not for ranks that generate together."""
-        return self.sample(rows, sampling, max_tokens)
-
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion, in the next round."""
         prompt, room = request.prompt_ids, request.max_tokens
         if self.context is not None:
             room = min(room, self.context - len(prompt))
         if room < 1:
-            return Completion([], [], "length", self.weight_version or 0)
+            return Completion([], [], "length")
         row = BatchRow(prompt, seed=request.seed, number=request.index)
         waiting = _Waiting(request, row, room, asyncio.get_running_loop().create_future(), [])
         self._waiting.append(waiting)
-        self._wake_if_all_wait()
+        self._generate_if_all_wait()
         return await waiting.result
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
         """Context of episodes that are played together; it ends when the episodes of all ranks have ended."""
-        self._live, self._waiting, self._changed = episodes, [], asyncio.Event()
-        rounds = asyncio.ensure_future(self._rounds())
-        try:
-            yield self._leave
-            await rounds
-        finally:
-            rounds.cancel()
+        self._live, self._waiting = episodes, []
+        yield self._leave
+        while self._round():  # of ranks whose episodes have not ended
+            pass
 
     def _leave(self) -> None:
         self._live -= 1
-        self._wake_if_all_wait()
+        self._generate_if_all_wait()
 
-    def _wake_if_all_wait(self) -> None:
-        if len(self._waiting) >= self._live:
-            self._changed.set()
-
-    async def _rounds(self) -> None:
-        while True:
-            while len(self._waiting) < self._live:
-                self._changed.clear()
-                await self._changed.wait()
-            waiting, self._waiting = sorted(self._waiting, key=lambda one: one.request.index), []
+    def _generate_if_all_wait(self) -> None:
+        while waiting := [one for one in self._waiting if not one.result.done()]:  # not of episodes that are cancelled
+            if len(waiting) < self._live:
+                return
             try:
-                if not self._round(waiting):
-                    return
+                self._round()
             except Exception as error:
                 for one in waiting:
                     if not one.result.done():
                         one.result.set_exception(error)
-                if not waiting:
-                    raise
 
-    def _round(self, waiting: list[_Waiting]) -> bool:
-        """One batch; False if no rank has an episode left."""
+    def _round(self) -> bool:
+        """One batch of the rows that wait; False if no rank has one."""
+        waiting, self._waiting = sorted(self._waiting, key=lambda one: one.request.index), []
         max_tokens = max((one.room for one in waiting), default=1)
         if self.is_padded and self.context is not None and waiting:
             longest = max(len(one.row.prompt_ids) for one in waiting)
@@ -180,15 +152,15 @@ class BatchingEngine(ABC):
         if len(completions) < count:
             raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
         for one, completion in zip(waiting, completions, strict=False):
-            kept = completion.first(one.room)
-            one.row = one.row.after(kept.ids)
-            one.room -= len(kept.ids)
-            one.logprobs += kept.logprobs or [0.0] * len(kept.ids)
+            kept = completion.ids[: one.room]
+            one.logprobs += [0.0] * len(kept) if completion.logprobs is None else completion.logprobs[: one.room]
+            one.row = one.row.after(kept)
+            one.room -= len(kept)
             ids = one.row.begun_ids
             is_ended = self.end.is_reached(ids)
             if is_ended or not one.room or len(completion.ids) < max_tokens:
                 reason: FinishReason = "stop" if is_ended else "length"
-                one.result.set_result(Completion(ids, one.logprobs, reason, self.weight_version or 0))
+                one.result.set_result(Completion(ids, one.logprobs, reason))
             else:
                 self._waiting.append(one)
         return True

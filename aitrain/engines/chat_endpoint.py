@@ -6,13 +6,11 @@ The key comes from OPENAI_API_KEY only. Requests that the server is too busy for
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 from pydantic import BaseModel, Field, ValidationError
 
 from aitrain import activity
@@ -20,18 +18,16 @@ from aitrain.engines.sampling import Sampling
 from aitrain.environment.completion_parser import THINK, THOUGHT_KEYS
 from aitrain.environment.judges.model_judge import JudgeServer
 from aitrain.environment.session import Message
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import RunFailed
 from aitrain.execution.failure import CallFailed
-from aitrain.redaction import redact
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave, RolloutClock
 from aitrain.rollout.message_format import MessageFormat
 from aitrain.rollout.thinking import VARIABLES
 
-KEY = "OPENAI_API_KEY"
 RETRIES = 7
 """How often a request is repeated; with the pauses between them, for about a minute."""
-DEADLINE, LIST_SECONDS = 600.0, 30.0
-"""Seconds to wait for an answer, and for the list of models."""
+DEADLINE = 600.0
+"""Seconds to wait for an answer."""
 OTHER_LIMIT = "max_completion_tokens"
 """What OpenAI's newer models take instead of max_tokens, which they refuse."""
 
@@ -97,7 +93,7 @@ class ChatEndpoint:
             settings["chat_template_kwargs"] = VARIABLES[self.chat.thinking]
         elif self.chat.thinking is not None:
             settings["reasoning_effort"] = self.chat.thinking
-        if request.seed is not None and not is_greedy:
+        if not is_greedy:
             settings["seed"] = request.seed.request_seed % 2**31
         return settings
 
@@ -141,32 +137,6 @@ class _ChatCompletion(BaseModel):
     choices: list[_Choice] = Field(min_length=1)
     usage: _Usage = _Usage()
     """One token if the server does not count them."""
-
-
-def served_model(url: str, wanted: str | None) -> str:
-    """The name of the model at an address: the given one, or the only one that it lists.
-
-    Raises:
-        ConfigError: it does not answer, wants another key, or lists several models.
-    """
-    if wanted is not None:
-        return wanted
-    key = os.environ.get(KEY, "").strip()
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        listed = httpx.get(f"{url}/models", headers=headers, timeout=LIST_SECONDS).json()
-        names = [str(card["id"]) for card in listed["data"]]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:  # which may show the key
-        raise ConfigError(
-            f"model: {url} does not list its models ({type(error).__name__})\nIs the server running, and is its key in"
-            f" {KEY}? The address of vLLM ends in /v1. --model-name names a model that is not listed."
-        ) from None
-    if len(names) != 1:
-        known = redact(", ".join(names[:5]))
-        raise ConfigError(
-            f"model_name: name the model at {url} with --model-name: {url}/models lists {known or 'none'}"
-        )
-    return names[0]
 
 
 def _to_wire(messages: Sequence[Message]) -> list[Message]:

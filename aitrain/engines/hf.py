@@ -28,7 +28,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import evaluation_mode, innermost, replaced
+from aitrain.engines.scopes import innermost, replaced
 from aitrain.engines.shared_cache import (
     CACHE,
     AutocastCache,
@@ -88,11 +88,6 @@ class HFEngine(BatchingEngine):
         finally:
             if not self.keeps_cache:
                 self._kept = {}
-
-    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion for each row, without dropout; not for ranks that generate together."""
-        with evaluation_mode(self.model):
-            return self.sample(rows, sampling, max_tokens)
 
     def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one.

@@ -16,9 +16,9 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
 
@@ -41,12 +40,13 @@ BOUND = 0.2
 """Maximum mean difference of the log-probabilities of sampled tokens. Rounding to bfloat16 causes up to about 0.05,
 float32 less than 0.001; those of another model differ by more than this."""
 
-CLEAR = 2.0
+CLEAR = 5.0
 """Factor by which the policy's log-probabilities must have changed beyond the rounding noise before a comparison."""
 LEAST_NOISE = 1e-5
 """Minimum rounding noise of log-probabilities, in float32."""
-FOLLOWED = 0.5
-"""Minimum share of the policy's change that the server must show: 1 if it has the weights, 0 if not."""
+BEHIND = 0.5
+"""Maximum difference after a change of the policy, as a share of that change: 0 if the server has the weights, 1 if
+not."""
 
 POSITIONS = tuple(1024 * 2**number for number in range(7))
 """Tokens before a sampled one that divide the KL by position."""
@@ -117,10 +117,6 @@ class SharedForward:
         return logits
 
 
-Logprobs = dict[tuple[int, int], float]
-"""Log-probabilities of tokens after contexts, by the number of the context and the token id."""
-
-
 @dataclass
 class LogprobCheck:
     """Compares a server with the trainer's model after loads of weights: at the first load, whether both have the same
@@ -130,11 +126,13 @@ class LogprobCheck:
     tokenizer: Any
     notify: Callable[[str], None] | None = None
     """Gets the message about a server that does not have the same model; None: the run ends with it."""
-    _rows: Rows = field(default_factory=list, init=False)
-    """The prompts, each followed by the server's completion at the first load."""
-    _own: Logprobs = field(default_factory=dict, init=False)
-    _served: Logprobs = field(default_factory=dict, init=False)
-    """Those of the trainer's model and of the server at the first load."""
+    _answers: Rows = field(default_factory=list, init=False)
+    """The server's completions at the first load, of its base if it has one, so that the adapter of a resumed run is
+    checked at once."""
+    _before: torch.Tensor | None = field(default=None, init=False)
+    """The log-probabilities of their tokens by the trainer's model then."""
+    _noise: float = field(default=0.0, init=False)
+    """How much the server's differed."""
     _follows: bool = field(default=False, init=False)
     """Whether the server's have changed with the policy's since."""
 
@@ -147,30 +145,27 @@ class LogprobCheck:
         Raises:
             RunFailed: the server has another model, or did not get the weights.
         """
-        is_adapter = isinstance(engine.fleet.sync, AdapterSync)
-        if not self._own:
-            await self._compare_models(engine)
-            # of the base if the server has it, so that the adapter of a resumed run is checked at once
-            self._served = await self._served_logprobs(engine, of_base=is_adapter)
-            self._own = _at(self._logprobs(with_adapter=not is_adapter), self._served)
-        if not self._follows:
-            await self._compare_movement(engine)
-
-    async def difference(self, engine: VLLMServerEngine) -> float:
-        """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
-        rows = [BatchRow(prompt, seed=SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
-        answers = await engine.complete(rows, Sampling(), TOKENS)
-        self._rows = [prompt + answer.ids for prompt, answer in zip(self.prompts, answers, strict=True)]
-        own = self._logprobs()
-        sampled = torch.tensor([token for answer in answers for token in answer.ids])
-        served = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
-        return float((own.gather(-1, sampled[:, None])[:, 0] - served).abs().mean())
-
-    async def _compare_models(self, engine: VLLMServerEngine) -> None:
-        gap = await self.difference(engine)
-        if gap <= BOUND:  # not so for nan either
+        if self._before is None:
+            _, _, gap = await self._sample(engine)
+            if not gap <= BOUND:  # not so for nan either
+                self._report(engine.servers[0].url, gap)
+            self._answers, self._before, self._noise = await self._sample(engine, of_base=engine.sync.is_adapter)
+        if self._follows:
             return
-        url, differ = engine.fleet.urls, f"differ from the trainer's by {gap:.2f} on average after the weight sync"
+        moved = _mean_difference(self._logprobs(self._answers), self._before)
+        if not moved > CLEAR * max(self._noise, LEAST_NOISE):
+            return
+        _, _, gap = await self._sample(engine)
+        if not gap <= BEHIND * moved:
+            raise RunFailed(
+                f"The vLLM server at {engine.servers[0].url} does not generate with the weights that it was sent: the"
+                f" trainer's log-probabilities have changed by {moved:.2g}, and differ from the server's by"
+                f" {gap:.2g}.\nRestart it, or try --vllm-mode colocate."
+            )
+        self._follows = True
+
+    def _report(self, url: str, gap: float) -> None:
+        differ = f"differ from the trainer's by {gap:.2f} on average after the weight sync"
         if self.notify is None:
             raise RunFailed(
                 f"The vLLM server at {url} does not have this run's weights: its log-probabilities {differ}.\n"
@@ -183,54 +178,31 @@ class LogprobCheck:
             " rounding is too coarse for this model."
         )
 
-    async def _compare_movement(self, engine: VLLMServerEngine) -> None:
-        """Compare the changes since the first load, if the policy's is larger than the rounding noise."""
-        logprobs, noise = self._logprobs(), max(_rms(_differences(self._own, self._served)), LEAST_NOISE)
-        if not _rms(_differences(_at(logprobs, self._own), self._own)) > CLEAR * noise:
-            return
-        served = await self._served_logprobs(engine)
-        moved, followed = _differences(_at(logprobs, served), self._own), _differences(served, self._served)
-        share = float(followed @ moved / (moved @ moved))
-        if not share >= FOLLOWED:
-            raise RunFailed(
-                f"The vLLM server at {engine.fleet.urls} does not generate with the weights that it was sent: the"
-                f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
-                f" the server's by {max(share, 0.0):.0%} of that.\n"
-                "Restart it, or try --vllm-mode colocate."
-            )
-        self._follows = True
+    async def _sample(self, engine: VLLMServerEngine, of_base: bool = False) -> tuple[Rows, torch.Tensor, float]:
+        """The server's completions of the prompts, the log-probabilities of their tokens by the trainer's model, and
+        their mean absolute difference from the server's."""
+        rows = [BatchRow(prompt, seed=SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
+        asked = replace(engine, version=None) if of_base else engine
+        answers = await asked.complete(rows, Sampling(), TOKENS)
+        ids = [answer.ids for answer in answers]
+        own = self._logprobs(ids, with_adapter=not of_base)
+        served = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
+        return ids, own, _mean_difference(own, served)
 
-    async def _served_logprobs(self, engine: VLLMServerEngine, of_base: bool = False) -> Logprobs:
-        """The server's log-probabilities of its likeliest tokens."""
-        contexts = [
-            row[:length]
-            for prompt, row in zip(self.prompts, self._rows, strict=True)
-            for length in range(len(prompt), len(row))
-        ]
-        likeliest = await engine.top_logprobs(contexts, of_base)
-        return {(number, token): value for number, tokens in enumerate(likeliest) for token, value in tokens.items()}
-
-    def _logprobs(self, with_adapter: bool = True) -> torch.Tensor:
-        """The model's log-probabilities for the completions, without dropout, shape (positions, vocabulary)."""
-        logits = self.forward.logits(self._rows, with_adapter)
-        answers = [
-            each[len(prompt) - 1 : len(row) - 1]
-            for prompt, row, each in zip(self.prompts, self._rows, logits, strict=True)
-        ]
-        return torch.cat(answers).float().log_softmax(-1).cpu()
+    def _logprobs(self, answers: Rows, with_adapter: bool = True) -> torch.Tensor:
+        """The model's log-probabilities of the tokens of completions, without dropout."""
+        pairs = list(zip(self.prompts, answers, strict=True))
+        logits = self.forward.logits([prompt + ids for prompt, ids in pairs], with_adapter)
+        return torch.cat(
+            [
+                row[len(prompt) - 1 :][: len(ids)].float().log_softmax(-1)[range(len(ids)), ids].cpu()
+                for row, (prompt, ids) in zip(logits, pairs, strict=True)
+            ]
+        )
 
 
-def _at(logprobs: torch.Tensor, places: Iterable[tuple[int, int]]) -> Logprobs:
-    return {place: float(logprobs[place]) for place in places}
-
-
-def _differences(values: Logprobs, others: Logprobs) -> torch.Tensor:
-    """Differences at the places that both have."""
-    return torch.tensor([values[place] - others[place] for place in sorted(values.keys() & others.keys())])
-
-
-def _rms(values: torch.Tensor) -> float:
-    return float(values.square().mean().sqrt())
+def _mean_difference(values: torch.Tensor, others: torch.Tensor) -> float:
+    return float((values - others).abs().mean())
 
 
 # -- log-probabilities under truncated sampling

@@ -1,4 +1,5 @@
-"""Gathers `model.generate` calls from many threads into few batches of an engine.
+"""Answers `model.generate` calls from many threads by an engine: in few batches if it generates a batch at a time, each
+by itself if it is a server.
 
 An environment that generates with the policy gets a `ModelProxy` instead of the model. Only the thread of the event
 loop uses the model.
@@ -9,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,18 +22,21 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
-from aitrain.engines.batching import BatchRow, Completer
+from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, use_device
+from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
-from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
 from aitrain.execution.task import is_abandoned, paused
+from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import EndOfTurn
 
-SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
-"""Seconds to wait for further calls; the first one until the duration of a generation is known."""
+WINDOW = 0.05
+"""Seconds to wait for further calls."""
+
+GENERATING = "generating for the environment"
 
 ENGINE_SETTINGS = {
     "max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "num_beams", "num_return_sequences",
@@ -44,15 +48,11 @@ _SETTINGS = {name for name in vars(GenerationConfig()) if not name.startswith("_
 """All settings; a model's generation_config may have further entries, which change nothing."""
 
 
-_Waiting = tuple["GenerateRequest", "asyncio.Future[torch.Tensor]"]
-"""A call of `generate` that waits for its batch."""
-
-
 def offer_model(
     runner: Runner,
     model: PreTrainedModel,
     tokenizer: Any,
-    engine: Completer | None = None,
+    engine: BatchingEngine | VLLMServerEngine | None = None,
     refusal: str = "",
 ) -> Callable[[], AbstractAsyncContextManager[None]]:
     """Give a runner's environment the model, whose calls are batched; returns the context in which it may score.
@@ -86,18 +86,18 @@ class ModelProxy:
 
     __slots__ = ("_call", "_model")
 
-    def __init__(self, call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any], model: PreTrainedModel) -> None:
-        """`call(method, args, kwargs)` calls a method of the model, in the thread that may touch it."""
+    def __init__(self, call: Callable[..., Any], model: PreTrainedModel) -> None:
+        """`call(method, ...)` calls a method of the model, in the thread that may touch it."""
         object.__setattr__(self, "_call", call)
         object.__setattr__(self, "_model", model)
 
     def generate(self, *args: object, **kwargs: object) -> Any:
         """The model's `generate`, with the result of a separate call; it samples with the episode's seed."""
-        return self._call("generate", args, kwargs)
+        return self._call("generate", *args, **kwargs)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """The model's forward pass, without gradients."""
-        return self._call("__call__", args, kwargs)
+        return self._call("__call__", *args, **kwargs)
 
     forward = __call__
 
@@ -122,13 +122,13 @@ class ModelProxy:
 
 
 class ProxyBatcher:
-    """Queues the calls of a `ModelProxy` before an engine, which gets those with the same settings as one batch."""
+    """Answers the calls of a `ModelProxy` by an engine, which gets those with the same settings as one batch."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         tokenizer: Any,
-        engine: Completer | None = None,
+        engine: BatchingEngine | VLLMServerEngine | None = None,
         refusal: str = "",
         shares_prompts: bool = True,
     ) -> None:
@@ -149,12 +149,10 @@ class ProxyBatcher:
         self._calls: set[Future[Any]] = set()
         """Calls that threads wait for."""
         self._unanswered = 0
-        self._waiting: list[_Waiting] = []
-        self._window = FIRST_WINDOW
+        self._waiting: list[GenerateRequest] = []
         self._timer: asyncio.TimerHandle
-        self._batches: set[asyncio.Task[None]] = set()
 
-    def call_model(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_model(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the model; in the thread of the event loop, which must not wait, it runs at once.
 
         Raises:
@@ -163,14 +161,16 @@ class ProxyBatcher:
         """
         seeds = current_seeds.get() if method == "generate" else None
         seed = None if seeds is None else seeds.next_call()
+        run = partial(self._run, method, seed, *args, **kwargs)
         if threading.get_ident() == self._thread:
-            return self._run(method, args, kwargs, seed)
+            return run()
         over = RuntimeError("the model was called after the episode had ended")
         with paused():  # from before the model may begin
             with self._lock:
                 if self._loop is None or is_abandoned():
                     raise over
-                call = asyncio.run_coroutine_threadsafe(self._serve(method, args, kwargs, seed), self._loop)
+                read = partial(GenerateRequest.of, self._model, seed, *args, **kwargs) if method == "generate" else None
+                call = asyncio.run_coroutine_threadsafe(self._serve(run, read), self._loop)
                 self._calls.add(call)
             try:
                 return call.result()
@@ -191,28 +191,28 @@ class ProxyBatcher:
                 self._loop = None
                 for call in list(self._calls):
                     call.cancel()
-            for task in self._batches:
-                task.cancel()
             self._waiting = []
 
-    async def _serve(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int | None) -> Any:
-        """Run a call that cannot share a batch at once. The others wait until no other thread can call, but at most for
-        half the duration of the last generation, as a separate generation would take all of it."""
+    async def _serve(self, run: Callable[[], Any], read: Callable[[], GenerateRequest | None] | None) -> Any:
+        """The result of a call. One that cannot share a batch runs at once; `read` returns the request of another one.
+        It waits until no other thread can call, but at most for WINDOW; calls that come while a batch is generated
+        are the next batch."""
         self._unanswered += 1
         try:
             request = None
-            if method == "generate" and self._engine is not None:
+            if read is not None and self._engine is not None:
                 with suppress(Exception):  # `generate` itself raises the error of settings that are invalid
-                    request = GenerateRequest.of(self._model, args, kwargs, seed)
+                    request = read()
             if request is None:
-                return self._run(method, args, kwargs, seed)
-            loop = asyncio.get_running_loop()
+                return run()
+            if isinstance(self._engine, VLLMServerEngine):
+                with activity.own.doing(GENERATING):
+                    return request.result(await self._engine.complete(request.rows, request.sampling, request.limit))
             if not self._waiting:
-                self._timer = loop.call_later(self._window, self._generate_waiting)
-            result: asyncio.Future[torch.Tensor] = loop.create_future()
-            self._waiting.append((request, result))
+                self._timer = asyncio.get_running_loop().call_later(WINDOW, self._generate_waiting)
+            self._waiting.append(request)
             self.on_call_end()
-            return await result
+            return await request.answer
         finally:
             self._unanswered -= 1
 
@@ -223,38 +223,31 @@ class ProxyBatcher:
 
     def _generate_waiting(self) -> None:
         self._timer.cancel()
-        batches: dict[object, list[_Waiting]] = {}
-        for request, result in self._waiting:
-            batches.setdefault((request.sampling, request.limit), []).append((request, result))
+        batches: dict[object, list[GenerateRequest]] = {}
+        for request in self._waiting:
+            batches.setdefault((request.sampling, request.limit), []).append(request)
         self._waiting = []
         for batch in batches.values():
-            task = asyncio.ensure_future(self._answer(batch))
-            self._batches.add(task)
-            task.add_done_callback(self._batches.discard)
+            self._answer(batch)
 
-    async def _answer(self, batch: list[_Waiting]) -> None:
-        """Generate a batch; if that fails, each call by itself, so that only a faulty one fails. An engine that is gone
-        is not tried again: each try would wait for it for minutes."""
-        assert self._engine is not None
-        requests, start = [request for request, _ in batch], time.monotonic()
-        rows = [row for request in requests for row in request.rows]
+    def _answer(self, batch: list[GenerateRequest]) -> None:
+        """Generate a batch; if that fails, each call by itself, so that only a faulty one fails."""
+        assert isinstance(self._engine, BatchingEngine)
+        rows = [row for request in batch for row in request.rows]
         try:
-            with activity.own.doing("generating for the environment"):
-                completed = await self._engine.complete(rows, requests[0].sampling, requests[0].limit)
+            with activity.own.doing(GENERATING), evaluation_mode(self._model):
+                completions = iter(self._engine.sample(rows, batch[0].sampling, batch[0].limit))
         except Exception as error:
-            is_gone = isinstance(error, RunFailed) and not isinstance(error, (ServerRefusedError, ServerTimeoutError))
-            for request, result in batch:
-                if is_gone or len(batch) == 1:
-                    result.set_exception(error)
+            for request in batch:
+                if len(batch) == 1:
+                    request.answer.set_exception(error)
                 else:
-                    await self._answer([(request, result)])
+                    self._answer([request])
             return
-        self._window = max(SHORTEST_WINDOW, (time.monotonic() - start) / 2)
-        ids = iter([completion.ids for completion in completed])
-        for request, result in batch:
-            result.set_result(request.result([next(ids) for _ in request.rows]))
+        for request in batch:
+            request.answer.set_result(request.result([next(completions) for _ in request.rows]))
 
-    def _run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int | None) -> Any:
+    def _run(self, method: str, seed: int | None, *args: Any, **kwargs: Any) -> Any:
         """Call the model, without dropout and gradients; a call with a seed samples with it.
 
         Raises:
@@ -283,16 +276,22 @@ class GenerateRequest:
     sampling: Sampling
     pad: int
     """Token that fills rows behind their end."""
+    answer: asyncio.Future[torch.Tensor]
 
     @classmethod
     def of(
-        cls, model: PreTrainedModel, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int | None
+        cls,
+        model: PreTrainedModel,
+        seed: int | None,
+        input_ids: Any = None,
+        *more: Any,
+        attention_mask: Any = None,
+        **given: Any,
     ) -> GenerateRequest | None:
         """The request with these arguments of `generate`; None if no engine supports one of them, or without
         `max_new_tokens`."""
-        given = {**dict(zip(("input_ids",), args, strict=False)), **kwargs}
-        ids, mask = given.pop("input_ids", None), given.pop("attention_mask", None)
-        if len(args) > 1 or not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not ids.numel():
+        ids, mask = input_ids, attention_mask
+        if more or not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not ids.numel():
             return None
         usual = model.generation_config
         settings = copy.deepcopy(usual)
@@ -310,18 +309,14 @@ class GenerateRequest:
             for _ in range(settings.num_return_sequences or 1):
                 row_seed = None if seed is None else SampleSeed(derived_seed(seed, len(rows)))
                 rows.append(BatchRow(prompt, seed=row_seed))
-        sampling = Sampling(
-            temperature=1.0 if settings.temperature is None else settings.temperature,
-            top_k=settings.top_k or 0,
-            top_p=settings.top_p or 1.0,
-        )
-        if not settings.do_sample:
-            sampling = sampling.greedy
-        return cls(ids, rows, settings.max_new_tokens, sampling, next(iter(ends), 0) if pad is None else pad)
+        sampling = Sampling(1.0 if settings.temperature is None else settings.temperature, settings.top_k or 0)
+        sampling = replace(sampling, top_p=settings.top_p or 1.0) if settings.do_sample else sampling.greedy
+        pad, answer = next(iter(ends), 0) if pad is None else pad, asyncio.get_running_loop().create_future()
+        return cls(ids, rows, settings.max_new_tokens, sampling, pad, answer)
 
-    def result(self, completions: list[list[int]]) -> torch.Tensor:
+    def result(self, completions: list[Completion]) -> torch.Tensor:
         """What `generate` returns: each prompt and its completion, filled up to the longest of the call."""
-        rows = [torch.tensor(ids, dtype=torch.long, device=self.ids.device) for ids in completions]
+        rows = [torch.tensor(one.ids, dtype=torch.long, device=self.ids.device) for one in completions]
         generated = pad_sequence(rows, batch_first=True, padding_value=self.pad)
         return torch.cat([self.ids.repeat_interleave(len(rows) // len(self.ids), dim=0), generated], dim=1)
 

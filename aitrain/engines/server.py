@@ -1,14 +1,13 @@
 """The engine of stock vLLM servers: token ids in; token ids and log-probabilities out.
 
-Each rank sends its own requests, to one server or to several. Rank 0 loads the policy's weights as files: an adapter
-alone, or all weights.
+Each rank sends its own requests, to one server or to several; an episode goes to one of them. Rank 0 loads the policy's
+weights as files: an adapter alone, or all weights. A server that is gone is waited for, and gets the weights when it is
+back; requests of one that died, or that had lost the weights, are repeated.
 
 What this uses of vLLM 0.31 (tests/training/test_served.py runs against it):
 
     POST /v1/completions                prompt: lists of token ids; seed; return_token_ids: the ids as sampled, with the
-                                        one that ended the completion; logprobs 0: of the sampled tokens, k: of the k
-                                        most likely ones, too (prompt_logprobs would do more, and ends the engine of a
-                                        server on the CPU that has an adapter)
+                                        one that ended the completion; logprobs 0: of the sampled tokens
     GET  /v1/models                     names, the folder of an adapter, max_model_len
     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info, /server_info    in its development
@@ -19,41 +18,65 @@ What this uses of vLLM 0.31 (tests/training/test_served.py runs against it):
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import count
+from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
 
 from aitrain import activity
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.server_fleet import FleetServer, ServerFleet
-from aitrain.engines.weight_sync import WeightVersion
+from aitrain.engines.weight_sync import WeightSync
 from aitrain.environment.seeds import SampleSeed
-from aitrain.errors import RunFailed, ServerFailed
+from aitrain.errors import AitrainError, RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.machine import allow_open_files
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave, RolloutClock
 from aitrain.rollout.episode import run_all
 from aitrain.rollout.limits import EndOfTurn
+from aitrain.vllm.client import VLLMClient
 
+T = TypeVar("T")
 Gather = Callable[[list[Any]], list[Any]]
-
-TOP_LOGPROBS = 5
-"""Most likely tokens whose log-probabilities are requested; a server allows 20 unless it was started otherwise."""
 
 SALT = uuid.uuid4().hex
 """Identifies this process, so that the server's prefix cache is not shared with other runs."""
+
+POLL_SECONDS = 1.0
+"""Seconds between two checks whether a server is back."""
+BACK_SECONDS = 600.0
+"""Seconds to wait for a server."""
+ATTEMPTS = 3
+"""Attempts of a request if its server dies during it."""
+
+
+class PolicyServer(VLLMClient):
+    """A server that gets the policy's weights."""
+
+    def __init__(self, url: str, transport: Any = None) -> None:
+        super().__init__(url, transport=transport)
+        self.lock = asyncio.Lock()
+        """Held while its weights are checked or loaded."""
+        self.waiting = asyncio.Lock()
+        """Held by the request that looks whether it is back."""
+        self.restarts = 0
+        """Number of times that it had lost the policy's weights."""
+        self.last_check = -math.inf
+        """Time at which the last check that found the weights began."""
 
 
 @dataclass
 class VLLMServerEngine:
     """vLLM servers as an engine; requests are independent of each other."""
 
-    fleet: ServerFleet
+    servers: list[PolicyServer]
+    sync: WeightSync
+    """How the weights get to the servers."""
     base_model: str
     """The servers' name for the model that they were started with."""
     end: EndOfTurn
@@ -69,21 +92,33 @@ class VLLMServerEngine:
     clock: RolloutClock = field(default_factory=RolloutClock)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
+    places: Iterator[int] = field(default_factory=count)
+    """Of the completions that belong to no episode, so that each server gets its part of them."""
+    give_up_reason: Callable[[], str] = lambda: ""
+    """Called while waiting for a server: the reason to give up, empty to continue."""
+    version: str | None = None
+    """Name of the weights that the servers should have; None: those that they were started with."""
+    loads: int = 0
+    """Number of loads of weights, without those after restarts."""
     weight_version: int | None = field(default=None, init=False)
     """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
-    last_bytes: int = field(default=0, init=False)
     last_seconds: float = field(default=0.0, init=False)
-    """Size and duration of the last load of weights by this process."""
+    """Duration of the last load of weights by this process."""
 
     @property
     def restarts(self) -> int:
-        """Number of times that a server had lost the policy's weights, as this rank has noticed."""
-        return self.fleet.restarts
+        """Number of times that servers had lost the policy's weights, as this rank has noticed."""
+        return sum(server.restarts for server in self.servers)
+
+    @property
+    def policy(self) -> str | None:
+        """The policy's model name in requests; None for that of the model that the servers were started with."""
+        return self.sync.name(self.version) if self.version is not None and self.sync.is_adapter else None
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Size and duration of the last load of weights by this process, and restarts."""
-        return {"sync/bytes": self.last_bytes, "sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
+        """Duration of the last load of weights by this process, and restarts."""
+        return {"sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
@@ -105,25 +140,8 @@ class VLLMServerEngine:
     async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion for each row; fails as `generate` does."""
         return await run_all(
-            self._complete(row.prompt_ids, sampling, max_tokens, row.seed, place) for place, row in enumerate(rows)
+            self._complete(row.prompt_ids, sampling, max_tokens, row.seed, next(self.places)) for row in rows
         )
-
-    async def top_logprobs(self, contexts: list[list[int]], of_base: bool = False) -> list[dict[int, float]]:
-        """Log-probabilities at temperature 1 of the most likely next tokens after each context, by token id: the
-        policy's, or those of the model that the server was started with. Fails as `generate` does."""
-        body = {**self._body(Sampling(), 1), "prompt": contexts, "logprobs": TOP_LOGPROBS}
-        if of_base:
-            body["model"] = self.base_model
-
-        async def attempt(server: FleetServer) -> list[dict[int, float]]:
-            choices = (await server.client.post("/v1/completions", body))["choices"]
-            ordered = sorted(choices, key=lambda choice: int(choice["index"]))
-            return [
-                {int(name.removeprefix("token_id:")): float(value) for name, value in logprobs.items()}
-                for logprobs in (choice["logprobs"]["top_logprobs"][0] for choice in ordered)
-            ]
-
-        return await self.fleet.request(attempt)
 
     async def _complete(
         self, prompt: list[int], sampling: Sampling, max_tokens: int, seed: SampleSeed | None, place: int
@@ -132,61 +150,140 @@ class VLLMServerEngine:
         if self.context is not None:
             max_tokens = max(1, min(max_tokens, self.context - len(prompt)))
 
-        async def attempt(server: FleetServer) -> Completion:
-            url = server.client.url
+        async def attempt(server: PolicyServer) -> Completion:
             body = {**self._body(sampling, max_tokens), "prompt": [prompt]}
             if seed is not None:
                 body["seed"] = seed.request_seed
-            (choice,) = (await server.client.post("/v1/completions", body))["choices"]
+            (choice,) = (await server.post("/v1/completions", body))["choices"]
             ids: list[int] = choice["token_ids"]
             if choice["prompt_token_ids"] != prompt:
-                raise RunFailed(f"The vLLM server at {url} completed another prompt than that of the request.")
+                raise RunFailed(f"The vLLM server at {server.url} completed another prompt than that of the request.")
             if choice.get("finish_reason") == "length" and len(ids) < max_tokens:  # of its generation_config.json
                 raise RunFailed(
-                    f"The vLLM server at {url} cuts completions at {len(ids)} tokens instead of {max_tokens}.\n"
+                    f"The vLLM server at {server.url} cuts completions at {len(ids)} tokens instead of {max_tokens}.\n"
                     "Start it with --generation-config vllm: its model's own settings limit them otherwise."
                 )
             logprobs: list[float] = choice["logprobs"]["token_logprobs"]
             activity.own.add_tokens(len(ids))
-            return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
+            return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length")
 
         async with self.slots:
-            return await self.fleet.request(attempt, place)
+            return await self._request(attempt, place)
 
     def _body(self, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         """Fields of a request. Requests share cached prefixes only if they have the same `cache_salt`."""
         return {
-            "model": self.fleet.policy or self.base_model,
+            "model": self.policy or self.base_model,
             **sampling.as_vllm(self.end.eos_ids, max_tokens),
             "return_token_ids": True,
-            "cache_salt": f"{SALT}-{self.fleet.version}",
+            "cache_salt": f"{SALT}-{self.version}",
             "logprobs": 0,
             "return_tokens_as_token_ids": True,  # else the server decodes each token
         }
+
+    async def _request(self, attempt: Callable[[PolicyServer], Awaitable[T]], place: int = 0) -> T:
+        """The result of `attempt`, which sends requests to a server that has the weights. Requests of one `place`, such
+        as those of an episode, go to the same server, for its prefix cache.
+
+        Raises:
+            RunFailed: the server does not come back, or they fail in each attempt.
+        """
+        server, cause = self.servers[place % len(self.servers)], ""
+        for _ in range(ATTEMPTS):
+            restarts = server.restarts
+            try:
+                result = await attempt(server)
+                if self.policy is None:  # else the request names the weights
+                    await self._ensure_loaded(server, time.monotonic())
+                if server.restarts == restarts:
+                    return result
+                cause = "it was restarted, and had lost the weights of the policy"
+            except (ServerGoneError, ServerRefusedError) as error:
+                has_lost_adapter = isinstance(error, ServerRefusedError) and self.policy and error.status == 404
+                if not (isinstance(error, ServerGoneError) or has_lost_adapter):
+                    raise
+                cause = str(error)
+                await self._wait_for(server, error)
+        raise RunFailed(f"vLLM at {server.url} failed {ATTEMPTS} times at the same request: {cause}")
 
     # -- weights, by all ranks
 
     async def load_weights(self, version: int) -> None:
         """Load the policy's weights, which have done `version` optimizer steps, unless the server has this version.
-        Every rank must call this.
+        Every rank must call this, while no requests are sent.
 
         Raises:
             ServerFailed: the server does not come back, or refuses the weights.
         """
         if self.weight_version == version:
             return
-        new, start = WeightVersion(version, self.fleet.loads + 1), time.monotonic()
+        start = time.monotonic()
+        self.loads += 1
+        self.version = f"step-{version}-load-{self.loads}"  # weights may change without a step
         with activity.own.doing("weight sync"), self.failing_together(gather_object), self.together():
-            self.last_bytes = self.fleet.sync.write(new)
-            if self.fleet.sync.writes:
-                await self.fleet.load(new)
+            self.sync.write(self.version)
+            if self.sync.writes:
+                await run_all(map(self._load_on, self.servers))
                 if self.check is not None:
-                    for server in self.fleet.servers:
-                        await self.check(replace(self, fleet=replace(self.fleet, servers=[server])))
+                    for server in self.servers:
+                        await self.check(replace(self, servers=[server]))
                 self.last_seconds = time.monotonic() - start
-        if not self.fleet.sync.writes:
-            self.fleet.note_loaded(new)
         self.weight_version = version
+
+    async def _load_on(self, server: PolicyServer) -> None:
+        """Load the weights in place of those before.
+
+        Raises:
+            RunFailed: the server does not come back, or refuses them.
+        """
+        assert self.version is not None
+        try:
+            async with server.lock:
+                had_weights = await self.sync.unload(server)
+                server.restarts += self.loads > 1 and not had_weights
+                await self.sync.load(server, self.version)
+        except ServerGoneError as gone:
+            await self._wait_for(server, gone)
+
+    async def _ensure_loaded(self, server: PolicyServer, since: float = math.inf) -> None:
+        """Load the weights on a server that does not have them, unless a check that began after `since` found them.
+
+        Raises:
+            ServerGoneError: it is gone.
+            RunFailed: it refuses them, or has those of another run.
+        """
+        async with server.lock:
+            if self.version is None or server.last_check >= since:
+                return
+            start = time.monotonic()
+            if not await self.sync.has_version(server, self.version):
+                server.restarts += 1
+                await self.sync.load(server, self.version)
+            server.last_check = start
+
+    async def _wait_for(self, server: PolicyServer, cause: AitrainError) -> None:
+        """Wait until a server is back and has the weights.
+
+        Raises:
+            RunFailed: it does not come back, or refuses the weights.
+        """
+        start, name = time.monotonic(), f"vLLM at {server.url}"
+        await asyncio.sleep(POLL_SECONDS)  # a server that dies may answer for a moment longer
+        async with server.waiting:
+            while True:
+                if reason := self.give_up_reason():
+                    raise RunFailed(f"{name} is gone: {cause}\n{reason}")
+                if await server.is_up():
+                    with suppress(ServerGoneError):
+                        await self._ensure_loaded(server)
+                        activity.tick()
+                        return
+                if time.monotonic() > start + BACK_SECONDS:
+                    raise RunFailed(
+                        f"{name} is gone, and was not back within {BACK_SECONDS:.0f} seconds: {cause}\n"
+                        "See vLLM's log for the reason."
+                    )
+                await asyncio.sleep(POLL_SECONDS)
 
     @contextmanager
     def failing_together(self, gather: Gather) -> Iterator[None]:
@@ -206,4 +303,6 @@ class VLLMServerEngine:
 
     async def close(self) -> None:
         """Remove files of weights, and close connections."""
-        await self.fleet.close()
+        self.sync.close()
+        for server in self.servers:
+            await server.close()

@@ -11,7 +11,7 @@ import torch
 
 from aitrain.engines.weight_sync import LOADED, weight_version_of
 from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefusedError
-from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.event_loop import event_loop
 from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_arguments import EXTENSION, KEY_VARIABLE, needed_rank
 
@@ -70,23 +70,15 @@ class ServerModel:
     """Whether its weights are quantized; False also if unknown."""
 
 
-def check_server(url: str, needs: ServerNeeds) -> ServerModel:
-    """Check that a server can be trained with; returns its model.
-
-    Raises:
-        ConfigError: no server answers, or it lacks something; the message has the command that starts one.
-    """
-    with closing(EventLoop()) as loop:
-        return loop.run(_check(VLLMClient(url, deadline=CHECK_SECONDS), needs))
-
-
 def check_servers(urls: Sequence[str], needs: ServerNeeds) -> ServerModel:
     """Check that servers can be trained with together; returns their model, with the smallest context of all.
 
     Raises:
-        ConfigError: as for `check_server`; or their models have different names.
+        ConfigError: one does not answer, or lacks something; the message has the command that starts one. Or their
+            models have different names.
     """
-    models = [check_server(url, needs) for url in urls]
+    with closing(event_loop()) as loop:
+        models = [loop.run(_check(VLLMClient(url, deadline=CHECK_SECONDS), needs)) for url in urls]
     if len(names := sorted({model.name for model in models})) > 1:
         raise ConfigError(
             f"The vLLM servers differ in their model: {', '.join(names)}\nStart all with: {needs.command}"
@@ -98,38 +90,28 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
     try:
         info = await _if_allowed(client.get("/server_info?config_format=json"))
         config: dict[str, Any] = {} if info is None else info["vllm_config"]
-
-        def setting(section: str, name: str) -> Any:
-            return (config.get(section) or {}).get(name)
-
-        needs = replace(needs, is_on_cpu=setting("device_config", "device") == "cpu")
+        device, settings = config.get("device_config") or {}, config.get("model_config") or {}
+        needs = replace(needs, is_on_cpu=device.get("device") == "cpu")
         cards = (await client.get("/v1/models"))["data"]
-        base = next(
-            (card for card in cards if not card.get("parent") and needs.model in (card["id"], card["root"])), None
-        )
-        if base is None:
+        bases = [card for card in cards if not card.get("parent") and needs.model in (card["id"], card["root"])]
+        if not bases:
             names = ", ".join(str(card["id"]) for card in cards)
             lack = f"serves {names}, but the run {'plays' if needs.keeps_weights else 'trains'} {needs.model}"
-        elif base["max_model_len"] < needs.context:
-            longest = base["max_model_len"]
+        elif (longest := bases[0]["max_model_len"]) < needs.context:
             lack = f"takes {longest} tokens of prompt and completion, but the run needs {needs.context}"
         elif needs.is_on_cpu and config.get("speculative_config"):
             lack = "drafts tokens on the CPU, where vLLM samples them from another distribution"
-        else:
-            lack = await _lack(client, base["id"], needs)
+        elif not (lack := await _lack(client, bases[0]["id"], needs)):
+            is_quantized = settings.get("quantization") is not None
+            dtype = None if is_quantized else getattr(torch, str(settings.get("dtype")).removeprefix("torch."), None)
+            return ServerModel(bases[0]["id"], longest, needs.is_on_cpu, dtype, is_quantized)
     except (RunFailed, ServerGoneError, KeyError, TypeError) as error:
         lack = f"cannot be used ({type(error).__name__}: {error})"
         if isinstance(error, ServerRefusedError) and error.status == 401:
             lack = f"needs a key, and does not take that of {KEY_VARIABLE} in the environment"
     finally:
         await client.close()
-    if lack or base is None:
-        raise ConfigError(f"The vLLM server at {client.url} {lack}.\nStart it with: {needs.command}")
-    is_quantized = setting("model_config", "quantization") is not None
-    dtype = getattr(torch, str(setting("model_config", "dtype")).removeprefix("torch."), None)
-    return ServerModel(
-        base["id"], base["max_model_len"], needs.is_on_cpu, None if is_quantized else dtype, is_quantized
-    )
+    raise ConfigError(f"The vLLM server at {client.url} {lack}.\nStart it with: {needs.command}")
 
 
 async def _if_allowed(call: Awaitable[T]) -> T | None:
@@ -151,12 +133,9 @@ async def _lack(client: VLLMClient, model: str, needs: ServerNeeds) -> str:
     elif not needs.keeps_weights:
         try:
             await client.post("/v1/load_lora_adapter", {"lora_name": "policy", "lora_path": "/nonexistent"})
-        except ServerGoneError as gone:
-            if "not enabled" in str(gone):
-                return "takes no adapters"
-        except ServerRefusedError as refused:
-            if "Not Found" in str(refused):
-                return "does not load adapters while it runs"
+        except (ServerGoneError, ServerRefusedError) as error:  # another one has no such file
+            if "not enabled" in str(error) or "Not Found" in str(error):
+                return "takes no adapters while it runs"
     if needs.trains:  # with top_k 1, log-probabilities after truncation are 0
         body = {"model": model, "prompt": [[n] for n in range(1, 9)], "max_tokens": 1, "logprobs": 0}
         response = await client.post("/v1/completions", body | {"temperature": 1.0, "top_k": 1})

@@ -10,7 +10,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +32,12 @@ PARTIAL = "-partial"
 """End of the server's weight version while it loads all weights."""
 
 
-@dataclass(frozen=True)
-class WeightVersion:
-    """Name of weights that a server loads: their optimizer steps, and the number of the load, as weights may change
-    without a step."""
-
-    step: int
-    load: int
-
-    def __str__(self) -> str:
-        return f"step-{self.step}-load-{self.load}"
-
-
 class WeightSync(ABC):
-    """How weights get to the servers: by files in the run's folder, which is removed when the process ends."""
+    """How weights get to the servers: by files in a folder of the run, which is removed when the process ends. Each
+    version has a name within the run."""
+
+    is_adapter = False
+    """Whether an adapter is synced, which requests name as their model; if not, the server's own weights change."""
 
     def __init__(self, model: Any, folder: Path, writes: bool = True, dtype: torch.dtype | None = None) -> None:
         self.model, self.dtype = model, dtype
@@ -57,9 +48,9 @@ class WeightSync(ABC):
         """Beginning of the servers' names for the weights of this run."""
         self._removal: Callable[[], object] | None = None
 
-    def write(self, version: WeightVersion) -> int:
-        """Write the policy's weights, in the data type `dtype` if there is one, to a new folder, which gets its name
-        when it is complete; the one before is removed first, to save space. Returns the size of the files.
+    def write(self, version: str) -> None:
+        """Write the policy's weights, in the data type `dtype` if there is one, to a new folder; the one before is
+        removed first, to save space.
 
         One process writes, but every process must call this, as the parts of sharded weights are gathered.
 
@@ -67,11 +58,10 @@ class WeightSync(ABC):
             RunFailed: they cannot be written, so that all ranks end together.
         """
         if not (self.writes or is_sharded(self.model)):
-            return 0
+            return
         weights = gathered(self.tensors(), self.writes, self.dtype)
         if not self.writes:
-            return 0
-        partial_folder = self.folder / "partial"
+            return
         try:
             if self._removal is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -80,14 +70,12 @@ class WeightSync(ABC):
                 self._removal = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
             for before in self.folder.iterdir():
                 shutil.rmtree(before, ignore_errors=True)
-            partial_folder.mkdir(parents=True)
-            self.save(partial_folder, weights)
-            partial_folder.rename(self.path(version))
+            self.path(version).mkdir()
+            self.save(self.path(version), weights)
         except (OSError, SafetensorError) as error:
             raise RunFailed(
                 f"The weights for the vLLM server could not be written to {self.folder}: {error}"
             ) from error
-        return sum(file.stat().st_size for file in self.path(version).iterdir())
 
     @abstractmethod
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -98,7 +86,7 @@ class WeightSync(ABC):
         """Write the files that the server reads."""
 
     @abstractmethod
-    async def load(self, client: VLLMClient, version: WeightVersion) -> None:
+    async def load(self, client: VLLMClient, version: str) -> None:
         """Make the server use the weights that were written. Several processes may call this at the same time.
 
         Raises:
@@ -114,7 +102,7 @@ class WeightSync(ABC):
         as in a server that was just started."""
         return bool(await self.loaded(client))
 
-    async def has_version(self, client: VLLMClient, version: WeightVersion) -> bool:
+    async def has_version(self, client: VLLMClient, version: str) -> bool:
         """Whether the server uses these weights.
 
         Raises:
@@ -128,17 +116,13 @@ class WeightSync(ABC):
             )
         return self.name(version) in names
 
-    def name(self, version: WeightVersion) -> str:
+    def name(self, version: str) -> str:
         """The server's name for these weights."""
         return f"{self._prefix}{version}"
 
-    def model_name(self, version: WeightVersion) -> str | None:
-        """The policy's model name in requests; None for that of the model that the server was started with."""
-        return None
-
-    def path(self, version: WeightVersion) -> Path:
+    def path(self, version: str) -> Path:
         """Directory of these weights."""
-        return self.folder / str(version)
+        return self.folder / version
 
     def close(self) -> None:
         """Remove the folder, in the process that wrote it."""
@@ -152,6 +136,8 @@ class AdapterSync(WeightSync):
     The adapter before is unloaded; with `load_inplace`, vLLM would read it from disk at every step of its engine.
     """
 
+    is_adapter = True
+
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
         """The adapter's weights."""
         reshard(self.model)
@@ -164,7 +150,7 @@ class AdapterSync(WeightSync):
         save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
         self.model.peft_config[self.model.active_adapter].save_pretrained(str(folder))
 
-    async def load(self, client: VLLMClient, version: WeightVersion) -> None:
+    async def load(self, client: VLLMClient, version: str) -> None:
         """Load the adapter, if no other process has done so."""
         body = {"lora_name": self.name(version), "lora_path": str(self.path(version))}
         try:
@@ -185,10 +171,6 @@ class AdapterSync(WeightSync):
             await client.post("/v1/unload_lora_adapter", {"lora_name": name})
         return bool(names)
 
-    def model_name(self, version: WeightVersion) -> str:
-        """The adapter's name."""
-        return self.name(version)
-
 
 class DiskSync(WeightSync):
     """Syncs all weights, to a server in its development mode, which replaces its own."""
@@ -205,7 +187,7 @@ class DiskSync(WeightSync):
         with savable_generation_config(self.model):
             innermost(self.model).save_pretrained(folder, state_dict=weights)
 
-    async def load(self, client: VLLMClient, version: WeightVersion) -> None:
+    async def load(self, client: VLLMClient, version: str) -> None:
         """Have the server read the files and set its weight version."""
         name, where = self.name(version), {"weights_path": str(self.path(version))}
         partial = f"{name}{PARTIAL}"  # a server that was restarted does not have it, and reading may end half-way

@@ -18,14 +18,14 @@ from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from aitrain.environment.completion_parser import clean
-from aitrain.environment.seeds import derived_seed
+from aitrain.environment.seeds import SampleSeed, derived_seed
 from aitrain.environment.session import Message
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.redaction import redact
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, Trajectory
 from aitrain.rollout.episode import sample_turn
-from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.event_loop import EventLoop, event_loop
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.model_reference import before_training, read_model
 from aitrain.runs.requests import ChatSetup
@@ -112,7 +112,7 @@ class ModelChat:
             )
         said = Trajectory(ids)
         async with self.batch(1) as leave:
-            await sample_turn(self, self.chat, said, GenerationRequest([], room, decoding=decoding), seed)
+            await sample_turn(self, self.chat, said, GenerationRequest([], room, SampleSeed(seed), decoding))
             leave()
         self.messages = [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
         self.cut_off = ""
@@ -130,7 +130,7 @@ class ChatSession:
     seed: int = 0
     decoding: Decoding = Decoding.SEEDED
     system: str = ""
-    _loop: EventLoop = field(default_factory=EventLoop)
+    _loop: EventLoop = field(default_factory=event_loop)
     _asked: int = 0
 
     def __post_init__(self) -> None:

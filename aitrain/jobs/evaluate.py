@@ -15,15 +15,14 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import InitProcessGroupKwargs
 
 from aitrain.batch import plan_batch
-from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
+from aitrain.engines.chat_endpoint import ChatEndpoint
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, frozen_heap, innermost, use_autocast
-from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server import PolicyServer, VLLMServerEngine
 from aitrain.engines.server_check import ServerNeeds, check_servers
-from aitrain.engines.server_fleet import ServerFleet
-from aitrain.engines.weight_sync import AdapterSync, WeightVersion
+from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.contract import Case, named_by
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import Tools
@@ -52,7 +51,6 @@ from aitrain.training.model import choose_precision, load_tokenizer, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
 from aitrain.training.training_batch import PlayedEpisode
-from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_arguments import needed_rank
 from aitrain.vllm.server_process import adapter_rank
 
@@ -132,8 +130,9 @@ def _prepare(
         if isinstance(config.thinking, int):
             raise ConfigError("thinking: a model behind an address takes on, off, low, medium or high, no budget")
         accelerator, chat = Accelerator(cpu=True), MessageFormat(thinking=config.thinking)
-        name = served_model(reference.base, config.model_name)
-        reference = replace(reference, name=name)
+        if config.model_name is None:
+            raise ConfigError(f"model_name: name the model at {reference.base} with --model-name")
+        reference = replace(reference, name=config.model_name)
         built = build_datasets(context, chat.tokenizer, processes=1)
         # its server renders the conversations
         tools = {name: Tools.of(part.environment) for name, part in runner.parts.items()}
@@ -170,7 +169,9 @@ def _prepare(
     scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     if policy is None:
         size = REQUESTS_BATCH * (concurrency := config.concurrency or 16)
-        engine = ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=concurrency)
+        engine = ChatEndpoint(
+            reference.base, str(config.model_name), chat, Sampling.of(config), concurrency=concurrency
+        )
         for part in runner.parts.values():
             part.offer(AbsentModel(why=BEHIND_API), chat.tokenizer)
     else:
@@ -257,9 +258,9 @@ def _server_engine(
     adapter, rank, path = reference.adapter, adapter_rank(reference), model_path(reference.base)
     needs = ServerNeeds(path, longest or 0, rank and needed_rank(rank), trains=False)
     base = check_servers(config.vllm_server_urls, needs)
-    fleet = ServerFleet.of(map(VLLMClient, config.vllm_server_urls), SavedAdapter(adapter or Path(path)))
-    fleet.give_up_reason = context.give_up_reason
-    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context)
+    servers, sync = list(map(PolicyServer, config.vllm_server_urls)), SavedAdapter(adapter or Path(path))
+    engine = VLLMServerEngine(servers, sync, base.name, policy.end, policy.sampling, base.context)
+    engine.give_up_reason = context.give_up_reason
     if adapter is None:
         engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded
     return engine
@@ -272,10 +273,9 @@ class SavedAdapter(AdapterSync):
         super().__init__(None, adapter.resolve().parent)
         self._adapter = adapter.resolve()
 
-    def path(self, version: WeightVersion) -> Path:
+    def path(self, version: str) -> Path:
         """The folder of the adapter."""
         return self._adapter
 
-    def write(self, version: WeightVersion) -> int:
+    def write(self, version: str) -> None:
         """No-op: the files exist."""
-        return 0

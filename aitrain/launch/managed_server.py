@@ -17,7 +17,7 @@ from aitrain.vllm.server_arguments import (
     new_key,
     training_arguments,
 )
-from aitrain.vllm.server_process import ServerConfig, VLLMServer, running
+from aitrain.vllm.server_process import VLLMServer, running
 
 RESTARTS = 3
 """How often a server is restarted when it dies."""
@@ -37,14 +37,14 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
     if not plan.config.starts_vllm_servers:
         yield {}
         return
-    plans = server_plans(plan, folder)
+    servers = servers_of(plan, folder)
     announce(Phase("starting vLLM"))
-    with running(plans) as servers, _restarting(servers, announce, folder):
-        yield {SERVER_VARIABLE: ",".join(server.url for server in servers), KEY_VARIABLE: plans[0].key}
+    with running(servers), _restarting(servers, announce, folder):
+        yield {SERVER_VARIABLE: ",".join(server.url for server in servers), KEY_VARIABLE: servers[0].key}
 
 
-def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
-    """The configurations of the run's servers, each with its share of the GPUs."""
+def servers_of(plan: RunPlan, folder: RunFolder) -> list[VLLMServer]:
+    """The run's servers, each with its share of the GPUs."""
     config, count = plan.config, plan.config.vllm_servers
     context = config.model_max_length  # before the dataset is built, only the options are known; None: the model's
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
@@ -64,7 +64,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     arguments |= {} if context is None else {"max_model_len": context}
     arguments |= {name.replace("-", "_"): value for name, value in config.vllm_args.items()}
     return [
-        ServerConfig(
+        VLLMServer(
             arguments,
             folder.path / ("vllm-server.log" if count == 1 else f"vllm-server-{number}.log"),
             plan.server_gpus[number * config.vllm_server_gpus :][: config.vllm_server_gpus],

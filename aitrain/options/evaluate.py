@@ -23,7 +23,7 @@ class EvalOptions(Options):
     """Episodes at a time in each process; unset: as many as a forward pass of the training has, and at least 32, with
     transformers, 256 with vLLM, 16 requests to an address."""
     model_name: str | None = None
-    """The model's name at an OpenAI-compatible address; unset: the only one that it lists."""
+    """The model's name at an OpenAI-compatible address, which needs one."""
 
 
 class EvalConfig(EvalOptions, TrainConfig):

@@ -1,7 +1,7 @@
 """Options of generation: sampling, the limits of an episode, and vLLM."""
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,8 +19,8 @@ from aitrain.options.value_types import (
 _OF_AITRAINS_SERVERS = ("vllm_servers", "vllm_args")
 
 
-Thinking = Literal["on", "off", "low", "medium", "high"] | PositiveInt
-"""Values of `--thinking`; a number is a budget of tokens."""
+Thinking = Literal["on", "off", "low", "medium", "high"] | Annotated[int, Field(ge=16)]
+"""Values of `--thinking`; a number is a budget of tokens, in which the tag that begins a thought has room."""
 THOUGHT_TOKENS, ENDING_TOKENS = 2048, 16
 """Tokens that completions are allowed for a thought without a budget, unless rl_max_new_tokens is given; and those that
 the end of a thought may have."""
@@ -53,7 +53,7 @@ class GenerationOptions(Options):
     """Maximum number of tokens in one completion; an episode may have several completions."""
     thinking: Thinking | None = None
     """Thinking before the answer, by the chat template: on, off, an effort that the template has, or a budget, the
-    maximum number of tokens of a thought. Unset: the template's default."""
+    maximum number of tokens of a thought, at least 16. Unset: the template's default."""
     rl_max_turns: PositiveInt = 16
     """Maximum number of turns in one episode."""
     rl_max_episode_tokens: PositiveInt | None = None

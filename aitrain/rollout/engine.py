@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 from typing import Literal, Protocol
 
 from aitrain.environment.seeds import SampleSeed
@@ -35,8 +36,7 @@ class GenerationRequest:
 
     prompt_ids: list[int]
     max_tokens: int
-    seed: SampleSeed | None = None
-    """Seed of the sampling; None: the engine's own random numbers."""
+    seed: SampleSeed
     decoding: Decoding = Decoding.TRAINING
     index: int = 0
     """Index of the episode in its batch: a batching engine generates the rows in this order."""
@@ -52,15 +52,6 @@ class Completion:
     logprobs: list[float] | None = None
     finish_reason: FinishReason = "stop"
     """"stop": the policy ended it, "length": it was cut off."""
-    weight_version: int = 0
-    """Optimizer steps that the sampling weights had done."""
-
-    def first(self, count: int) -> Completion:
-        """Its first `count` tokens."""
-        if len(self.ids) <= count:
-            return self
-        logprobs = None if self.logprobs is None else self.logprobs[:count]
-        return Completion(self.ids[:count], logprobs, "length", self.weight_version)
 
 
 Leave = Callable[[], None]
@@ -90,14 +81,6 @@ class Engine(Protocol):
 # -- the trajectory
 
 
-@dataclass(frozen=True)
-class TurnTokens:
-    """Start of one turn of the policy in a trajectory, and the version of the weights that its sampling began with."""
-
-    start: int
-    weight_version: int
-
-
 @dataclass(eq=False)
 class Trajectory:
     """Token ids of one episode. `ids`, `mask` and `logprobs` have one entry for each token after the prompt; the mask
@@ -107,7 +90,8 @@ class Trajectory:
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    turns: list[TurnTokens] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+    """Where each turn of the policy begins in `ids`."""
     ended_by_policy: bool = False
     """Whether the policy ended its last completion, which was then not cut off."""
     stop: str | None = None
@@ -116,7 +100,7 @@ class Trajectory:
     def append_completion(self, completion: Completion, continues_turn: bool = False) -> None:
         """Append a completion, whose tokens are trained."""
         if not continues_turn:
-            self.turns.append(TurnTokens(len(self.ids), completion.weight_version))
+            self.turns.append(len(self.ids))
         self.ids += completion.ids
         self.mask += [1] * len(completion.ids)
         self.logprobs += completion.logprobs or [0.0] * len(completion.ids)
@@ -134,6 +118,12 @@ class Trajectory:
         return self.prompt_ids + self.ids
 
     @property
+    def last_turn(self) -> tuple[list[int], list[int]]:
+        """The token ids before the last turn of the policy, and those of the turn."""
+        start = self.turns[-1]
+        return self.prompt_ids + self.ids[:start], self.ids[start:]
+
+    @property
     def sampled_places(self) -> list[int]:
         """Indices in `ids` of the tokens that the policy sampled."""
         return [place for place, is_sampled in enumerate(self.mask) if is_sampled]
@@ -146,8 +136,7 @@ class Trajectory:
     @property
     def turn_lengths(self) -> list[int]:
         """Number of sampled tokens of each turn."""
-        starts = [turn.start for turn in self.turns]
-        return [sum(self.mask[first:end]) for first, end in zip(starts, [*starts[1:], len(self.ids)], strict=False)]
+        return [sum(self.mask[start:end]) for start, end in pairwise([*self.turns, len(self.ids)])]
 
 
 # -- the clock

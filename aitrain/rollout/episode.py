@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import Any, TypeVar
 
 from aitrain import activity
@@ -24,8 +25,8 @@ from aitrain.environment.session import (
     UntrainedChat,
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.execution.failure import CallFailed, Failure
-from aitrain.rollout.chat_format import ChatFormat
+from aitrain.execution.failure import Failure
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 from aitrain.rollout.engine import (
     Decoding,
     Engine,
@@ -57,11 +58,13 @@ LIMITS = {
 class Episode(EnvSession):
     """One case, played and scored: the environment's side of it, the trajectory and the conversation."""
 
+    sampling: EpisodeSeeds
+    """Seeds of the completions."""
     trajectory: Trajectory = field(default_factory=Trajectory)
     messages: list[Message] = field(default_factory=list)
     """Messages of the policy and the environment, from the first turn on."""
-    rendered: tuple[str, list[int]] | None = None
-    """The prompt as the chat template renders it, and its tokens; None before that."""
+    rendered_prompt: str = ""
+    """The prompt as the chat template renders it; empty before that."""
     tool_calls: int = 0
     wrong_tool_calls: int = 0
     thought_tokens: list[int] = field(default_factory=list)
@@ -140,13 +143,13 @@ class Rollout:
         self,
         cases: Sequence[Case],
         seeds: Sequence[int],
-        sampling_seeds: Sequence[int] | None = None,
+        sampling_seeds: Sequence[int],
         decoding: Decoding = Decoding.TRAINING,
     ) -> list[Episode]:
         """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
-        environment's, `sampling_seeds` the policy's (None: the engine's own random numbers)."""
-        sampling = [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
-        episodes = [Episode(*row) for row in zip(cases, seeds, sampling, strict=True)]
+        environment's, `sampling_seeds` the policy's."""
+        rows = zip(cases, seeds, map(EpisodeSeeds, sampling_seeds), strict=True)
+        episodes = list(starmap(Episode, rows))
         count = max(1, len(episodes))  # without cases too, as ranks may generate together
         limit = self.runner.episodes_at_once or count
         with self.clock.running("rollout"), activity.own.rollout(len(episodes)) as end:
@@ -179,20 +182,13 @@ class Rollout:
         with self.clock.running("environment"):
             await self.runner.open(episodes)
         try:
-            for episode in episodes:
-                with _failures_of(episode):
-                    _check(episode)
-                    if episode.reset.untrained is None:
-                        self._render_prompt(episode)
-            live = [(index, episode) for index, episode in by_index.items() if episode.trajectory.stop is None]
-            end(len(episodes) - len(live))
-            async with batch or self.engine.batch(len(live)) as leave_engine:
+            async with batch or self.engine.batch(len(episodes)) as leave_engine:
 
                 def leave() -> None:
                     end(1)
                     leave_engine()
 
-                await run_all(self._converse(episode, index, decoding, leave) for index, episode in live)
+                await run_all(self._converse(episode, index, decoding, leave) for index, episode in by_index.items())
             await self._score(episodes)
         finally:
             await self.runner.end(episodes)
@@ -203,7 +199,7 @@ class Rollout:
             refuse_tools_for_strings(reset.tools)
         elif reset.runs_tools:
             self.chat.check_tools()
-        episode.rendered = _, ids = self.chat.render_prompt(episode.prompt, reset.tools)
+        episode.rendered_prompt, ids = self.chat.render_prompt(episode.prompt, reset.tools)
         trajectory.prompt_ids = ids
         if self.limits.of(episode.case.env).room(len(ids), 0) < 1:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
@@ -212,66 +208,69 @@ class Rollout:
     async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
-        request = GenerationRequest([], 0, decoding=decoding, index=index)
+        request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
-            """The environment's response; its untrained conversations are answered until it continues the trained
-            one."""
+            """The environment's response; its untrained conversations are answered until it continues the trained one.
+            The episode is over if it fails."""
             while True:
                 with self.clock.running("environment"):
                     response = await self.runner.respond(episode, turn)
-                _check(episode)
                 if response.untrained is None:
                     return response
                 turn = await self._answer(episode, response.untrained, request)
 
         try:
-            with _failures_of(episode):
-                if episode.reset.untrained is not None:
-                    response = await respond(await self._answer(episode, episode.reset.untrained, request))
-                    episode.reset = response.reset or ResetResult()
-                    self._render_prompt(episode)
-                while trajectory.stop is None:
-                    room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                    seed = None if episode.sampling is None else episode.sampling.seed
-                    turn = replace(request, max_tokens=room)
-                    await sample_turn(self.engine, self._chat_of(episode), trajectory, turn, seed)
-                    response = await respond(self._read(episode))
-                    trajectory.stop = self._apply(episode, response)
-                is_cut_off = trajectory.stop in LIMITS and not response.is_over
-                if is_cut_off and self.runner.part_of(episode.case).kind == "rollout":
-                    await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
+            if episode.failure is None and episode.reset.untrained is not None:
+                response = await respond(await self._answer(episode, episode.reset.untrained, request))
+                episode.reset = response.reset or ResetResult()
+            if episode.failure is not None:
+                return
+            self._render_prompt(episode)
+            chat = self._chat_of(episode, episode.is_chat)
+            tools = episode.reset.tools if episode.reset.runs_tools else ()
+            while trajectory.stop is None:
+                room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
+                await sample_turn(self.engine, chat, trajectory, replace(request, max_tokens=room))
+                if chat.thoughts is not None:
+                    before, ids = trajectory.last_turn
+                    of_turn = trajectory.mask[trajectory.turns[-1] :]
+                    episode.thought_tokens.append(sum(of_turn[: chat.thought_tokens(ids, before)]))
+                message, turn = self._read(chat, trajectory, tools)
+                episode.messages.append(message)
+                response = await respond(turn)
+                trajectory.stop = self._apply(episode, response)
+            is_cut_off = trajectory.stop in LIMITS and not response.is_over
+            if is_cut_off and self.runner.part_of(episode.case).kind == "rollout":
+                await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
+        except EnvironmentFailed as error:
+            episode.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+        except OutOfRepliesError:
+            trajectory.stop = "out_of_replies"
         finally:
             leave()
 
-    def _read(self, episode: Episode) -> AssistantTurn:
-        """The last completion as a message of the conversation, and as the environment gets it."""
-        reset, trajectory = episode.reset, episode.trajectory
-        start, chat = trajectory.turns[-1].start, self._chat_of(episode)
-        before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
-        if chat.thoughts is not None:
-            thought = chat.thought_tokens(ids, before)
-            episode.thought_tokens.append(sum(trajectory.mask[start:][:thought]))
-        chat = replace(chat, keeps_thoughts=self.runner.part_of(episode.case).sees_thoughts)
-        message, turn = chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
-        episode.messages.append(message)
-        return replace(turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
-
-    def _chat_of(self, episode: Episode) -> ChatFormat:
-        """The chat format; a prompt that is a string has no template, and so no thoughts."""
-        return self.chat if episode.is_chat else replace(self.chat, thoughts=None)
-
-    async def _answer(self, episode: Episode, chat: UntrainedChat, request: GenerationRequest) -> AssistantTurn:
+    async def _answer(self, episode: Episode, asked: UntrainedChat, request: GenerationRequest) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
-        ids = self.chat.prompt_ids(list(chat.messages), chat.tools)
-        room = self.limits.of(episode.case.env).room(len(ids), 0)
+        chat, said = self._chat_of(episode), Trajectory(self.chat.prompt_ids(list(asked.messages), asked.tools))
+        count = len(said.prompt_ids)
+        room = self.limits.of(episode.case.env).room(count, 0)
         if room < 1:
-            return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
-        said, seed = Trajectory(ids), None if episode.sampling is None else episode.sampling.next_call()
-        await sample_turn(self.engine, self.chat, said, replace(request, max_tokens=room), seed)
-        reader = replace(self.chat, keeps_thoughts=self.runner.part_of(episode.case).sees_thoughts)
-        _, turn = reader.read(said.ids, ids, chat.tools, self.end.eos_ids)
-        return replace(turn, usage=TokenUsage(len(ids), len(said.ids), not said.ended_by_policy))
+            return AssistantTurn("", limit=f"a conversation of {count} tokens leaves no room for an answer")
+        seed = SampleSeed(episode.sampling.next_call())
+        await sample_turn(self.engine, chat, said, replace(request, max_tokens=room, seed=seed))
+        return self._read(chat, said, asked.tools)[1]
+
+    def _read(self, chat: ChatFormat, said: Trajectory, tools: Schemas) -> ParsedTurn:
+        """The last turn as a message of the conversation, and as the environment gets it."""
+        before, ids = said.last_turn
+        message, turn = chat.read(ids, before, tools, self.end.eos_ids)
+        return message, replace(turn, usage=TokenUsage(len(before), len(ids), not said.ended_by_policy))
+
+    def _chat_of(self, episode: Episode, has_template: bool = True) -> ChatFormat:
+        """The chat format of an episode; a prompt that is a string has no template, and so no thoughts."""
+        sees_thoughts = self.runner.part_of(episode.case).sees_thoughts
+        return replace(self.chat, keeps_thoughts=sees_thoughts, thoughts=self.chat.thoughts if has_template else None)
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
@@ -302,9 +301,7 @@ class Rollout:
                 trajectory.append_env_tokens([self.end.eos_ids[0]])
 
 
-async def sample_turn(
-    engine: Engine, chat: ChatFormat, trajectory: Trajectory, request: GenerationRequest, seed: int | None
-) -> None:
+async def sample_turn(engine: Engine, chat: ChatFormat, trajectory: Trajectory, request: GenerationRequest) -> None:
     """Append a turn of the policy, of at most `request.max_tokens` tokens.
 
     A thought that has as many tokens as its budget is ended: the tokens of its end are appended, and are not sampled;
@@ -315,8 +312,8 @@ async def sample_turn(
 
     async def sample(max_tokens: int) -> None:
         begun = len(trajectory.ids) - start
-        own = None if seed is None else SampleSeed(seed, trajectory.sampled_tokens)
-        asked = replace(request, prompt_ids=trajectory.context, max_tokens=max_tokens, seed=own, begun=begun)
+        seed = replace(request.seed, position=trajectory.sampled_tokens)
+        asked = replace(request, prompt_ids=trajectory.context, max_tokens=max_tokens, seed=seed, begun=begun)
         trajectory.append_completion(await engine.generate(asked), continues_turn=begun > 0)
 
     await sample(budget)
@@ -341,30 +338,6 @@ async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-@contextmanager
-def _failures_of(episode: Episode) -> Iterator[None]:
-    """Context in which what the environment raises, or the chat template for its messages, ends the episode."""
-    try:
-        yield
-    except CallFailed as error:
-        episode.failure, episode.trajectory.stop = error.failure, "env_error"
-    except EnvironmentFailed as error:
-        episode.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
-        episode.trajectory.stop = "env_error"
-    except OutOfRepliesError:
-        episode.trajectory.stop = "out_of_replies"
-
-
-def _check(session: EnvSession) -> None:
-    """Raise the failure of the last call.
-
-    Raises:
-        CallFailed: it failed.
-    """
-    if session.failure is not None:
-        raise CallFailed(session.failure)
 
 
 def refuse_tools_for_strings(tools: Sequence[object]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -14,33 +14,7 @@ CANCEL_SECONDS = 4.0
 """Seconds that a cancelled coroutine has to end."""
 
 
-class EventLoop:
-    """Runs coroutines on one loop, so that connections stay usable from one rollout to the next.
-
-    In a notebook the calling thread has a running loop already; there, another thread runs the coroutine.
-    """
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._elsewhere: ThreadLoop | None = None
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result; what it raises is raised."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._runner.run(coroutine)
-        self._elsewhere = self._elsewhere or ThreadLoop()
-        return self._elsewhere.run(coroutine)
-
-    def close(self) -> None:
-        """Close the loop, unless it hangs."""
-        self._runner.close()
-        if self._elsewhere is not None:
-            self._elsewhere.close()
-
-
-class ThreadLoop(EventLoop):
+class ThreadLoop:
     """A loop in a thread of its own, on which several threads may run coroutines at the same time."""
 
     def __init__(self, prepare: Callable[[], None] = lambda: None) -> None:
@@ -82,3 +56,18 @@ class ThreadLoop(EventLoop):
         self._thread.join(CANCEL_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+EventLoop: TypeAlias = asyncio.Runner | ThreadLoop
+
+
+def event_loop() -> EventLoop:
+    """A loop on which one coroutine after another runs, so that connections stay usable from one rollout to the next.
+
+    In a notebook the calling thread has a running loop already; there, another thread runs the coroutines.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.Runner()
+    return ThreadLoop()

@@ -62,7 +62,7 @@ def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
     """The chat format with the tags of its thoughts, and with the thinking that is asked for.
 
     Raises:
-        ConfigError: the chat template does not offer it, or a thought's first tag alone has more tokens.
+        ConfigError: the chat template does not offer it.
     """
     chat = replace(chat, thoughts=thought_tags(chat))
     if thinking is None:
@@ -73,9 +73,4 @@ def with_thinking(chat: ChatFormat, thinking: Thinking | None) -> ChatFormat:
             f"thinking: {thinking} is not known to this model's chat template, which has"
             f" {', '.join(offered) or 'no thinking'}"
         )
-    variables, tags = template_variables(thinking), chat.thoughts
-    if isinstance(thinking, int) and tags and not rendered(chat, **variables).rstrip().endswith(tags.begin):
-        least = len(chat.tokenizer.encode(tags.begin, add_special_tokens=False))
-        if thinking < least:  # the thought would not have begun where it is to be ended
-            raise ConfigError(f"thinking: a budget of {thinking} tokens ends before {tags.begin}, which has {least}")
-    return replace(chat, options={**chat.options, **variables}, thinking=thinking)
+    return replace(chat, options={**chat.options, **template_variables(thinking)}, thinking=thinking)

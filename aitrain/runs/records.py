@@ -34,8 +34,6 @@ class RecordedTurn:
 
     tokens: int | None
     """Sampled tokens."""
-    weight_version: int
-    """Optimizer steps of the weights that sampled the turn."""
 
 
 @dataclass(frozen=True, slots=True)

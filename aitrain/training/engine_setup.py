@@ -20,29 +20,27 @@ from typing import TYPE_CHECKING
 from accelerate.utils import gather_object
 from trl.models.utils import unwrap_model_for_generation
 
-from aitrain.engines.batching import Completer, Largest, largest_over_ranks
+from aitrain.engines.batching import BatchingEngine, Largest, largest_over_ranks
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import LogprobCheck, SharedForward
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.scopes import evaluation_mode, use_device
-from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server import PolicyServer, VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
-from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.sharded_tensors import is_sharded
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.execution.failure import FailureCount
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
-from aitrain.rollout.event_loop import EventLoop, ThreadLoop
+from aitrain.rollout.event_loop import ThreadLoop, event_loop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.distributed import of_first, thread_gather
 from aitrain.training.model import count_forward_passes, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.training.shared_prompts import draws_dropout
-from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_arguments import is_here
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     context, is_alone, is_ahead = inputs.limits.context, accelerator.num_processes == 1, runner.config.rl_ahead > 0
     policy = accelerator.unwrap_model(trainer.model)
     count_forward_passes(policy)
-    completer: Completer | None = None
+    completer: BatchingEngine | VLLMServerEngine | None = None
     engine: HFEngine | ColocatedEngine | VLLMServerEngine
     if inputs.server is not None:
         engine = completer = _served_trainer(trainer, inputs.server, end)
@@ -88,7 +86,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         FailureCount(runner.config.rl_max_failed),
         evaluating=partial(evaluation_mode, trainer.model),
         weight_version=lambda: int(trainer.state.global_step),
-        loop=ThreadLoop(partial(use_device, accelerator.device)) if is_ahead else EventLoop(),
+        loop=ThreadLoop(partial(use_device, accelerator.device)) if is_ahead else event_loop(),
         gather=gather_object if is_alone or not is_ahead else thread_gather(trainer.args.ddp_timeout),
     )
 
@@ -144,14 +142,13 @@ def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) 
         sync.renews = base.is_on_cpu
     forward = SharedForward(model, writes, is_sharded(model))
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
-    fleet = ServerFleet.of(map(VLLMClient, urls[first:] + urls[:first]), sync)
-    fleet.give_up_reason = run.give_up_reason
+    servers = list(map(PolicyServer, urls[first:] + urls[:first]))
     noted = notify_difference(run.config, base, run.note)
     checks = {url: LogprobCheck(forward, trainer.processing_class, noted) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
-        await checks[engine.fleet.urls].compare(engine)
+        await checks[engine.servers[0].url].compare(engine)
 
-    engine = VLLMServerEngine(fleet, base.name, end, trainer.sampling, base.context, check)
-    engine.together = forward.led_by_main
+    engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context, check)
+    engine.together, engine.give_up_reason = forward.led_by_main, run.give_up_reason
     return engine

@@ -160,9 +160,8 @@ def _record(episode: Episode, sample: int, phase: EvalPhase) -> RolloutRecord:
     """The record of an episode, with the weight version of the evaluation: the engine's is the number of optimizer
     steps done, also if the weights of an earlier step are evaluated."""
     record = episode_record(episode, phase.step, phase.weight_version)
-    turns = tuple(replace(turn, weight_version=phase.weight_version) for turn in record.turns)
     prompt = record.rendered_prompt if sample == 0 else ""  # the samples of a case have the same one
-    return replace(record, eval_phase=phase.name, sample=sample, turns=turns, rendered_prompt=prompt)
+    return replace(record, eval_phase=phase.name, sample=sample, rendered_prompt=prompt)
 
 
 def content_of(case: Case) -> object:

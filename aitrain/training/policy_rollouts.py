@@ -19,7 +19,7 @@ from aitrain.errors import errors_of
 from aitrain.execution.failure import FailureCount
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode, Rollout
-from aitrain.rollout.event_loop import EventLoop, ThreadLoop
+from aitrain.rollout.event_loop import EventLoop, ThreadLoop, event_loop
 
 if TYPE_CHECKING:
     from aitrain.training.training_batch import PlayedEpisode
@@ -38,7 +38,7 @@ class PolicyRollouts:
     """The policy in evaluation mode."""
     weight_version: Callable[[], int]
     """Returns the number of the policy's optimizer steps."""
-    loop: EventLoop = field(default_factory=EventLoop)
+    loop: EventLoop = field(default_factory=event_loop)
     gather: Callable[[list[Any]], list[Any]] = gather_object
     """Joins lists of all ranks in their order; every rank must call it. Code that plays and groups episodes uses this
     one, as it may run in a thread beside the training."""

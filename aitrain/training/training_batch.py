@@ -171,14 +171,11 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
         row=row_columns(case.row),
         seed=episode.seed,
         prompt=case.prompt,
-        rendered_prompt=episode.rendered[0] if episode.rendered and episode.is_chat else "",
+        rendered_prompt=episode.rendered_prompt if episode.is_chat else "",
         tools=list(episode.reset.tools),
         messages=episode.conversation,
         completion=episode.transcript.text,
-        turns=tuple(
-            RecordedTurn(tokens, turn.weight_version)
-            for tokens, turn in zip(trajectory.turn_lengths, trajectory.turns, strict=True)
-        ),
+        turns=tuple(map(RecordedTurn, trajectory.turn_lengths)),
         tokens=trajectory.sampled_tokens,
         score=episode.result.score,
         metrics=episode.result.metrics,

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from aitrain.errors import ServerGoneError, ServerRefusedError, ServerTimeoutError
+from aitrain.errors import RunFailed, ServerGoneError, ServerRefusedError
 from aitrain.vllm.server_arguments import key_header
 
 CONNECT_SECONDS = 10.0
@@ -51,7 +51,7 @@ class VLLMClient:
         Raises:
             ServerGoneError: no server answers, it closed the connection, or its status is 5xx.
             ServerRefusedError: its status is 4xx.
-            ServerTimeoutError: it did not answer within the deadline.
+            RunFailed: it did not answer within the deadline.
         """
         return await self._call("POST", path, json=body)
 
@@ -71,7 +71,7 @@ class VLLMClient:
         try:
             response = await self._http.request(method, f"{self.url}{path}", **content)
         except httpx.ReadTimeout:
-            raise ServerTimeoutError(
+            raise RunFailed(
                 f"The vLLM server at {self.url} did not answer {path} within {self._deadline:.0f} seconds.\n"
                 "See its log; smaller batches or a lower --rl-max-new-tokens take less time."
             ) from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import secrets
 import shlex
 import subprocess
 import sys
@@ -54,9 +53,21 @@ ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: 
 CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
 
 
-@dataclass(frozen=True)
-class ServerConfig:
-    """A vLLM server that is to be started."""
+def free_port() -> int:
+    """A port on which nothing listens.
+
+    Raises:
+        RunFailed: there is none.
+    """
+    for port in random.SystemRandom().sample(PORTS, 100):
+        if can_bind(LOOPBACK, port):
+            return port
+    raise RunFailed(f"No port between {PORTS[0]} and {PORTS[-1]} is free for vLLM's server.")
+
+
+@dataclass
+class VLLMServer:
+    """A vLLM server process."""
 
     arguments: Mapping[str, object]
     """Of vLLM's command line, by their names with underscores; without those of its address."""
@@ -72,12 +83,24 @@ class ServerConfig:
     """Seconds within which it must be healthy."""
     key: str = field(default_factory=new_key, repr=False)
     """What clients send; the server gets it as VLLM_API_KEY."""
+    port: int = field(default_factory=free_port)
     program: tuple[str, ...] = PROGRAM
     """Command, without the arguments."""
+    _tree: ProcessTree | None = field(default=None, init=False)
+    _launched: float = field(default=0.0, init=False)
+    """Time of the last start."""
+    _log: RedactedLog = field(init=False, repr=False)
+    _log_start: int = field(default=0, init=False)
+    """Where the output of the last start begins in the log."""
 
-    def words(self, port: int, *names: str) -> list[str]:
-        """Its command line, without the guard; `names` are further names of the model."""
-        place = {"served_model_name": [self.name, *names], "host": LOOPBACK, "port": port}
+    @property
+    def url(self) -> str:
+        """Base URL; the same after a restart."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    def words(self) -> list[str]:
+        """Its command line, without the guard."""
+        place = {"served_model_name": [self.name], "host": LOOPBACK, "port": self.port}
         return [*self.program, *argument_words({**place, **self.arguments})]
 
     def variables(self) -> dict[str, str]:
@@ -96,56 +119,17 @@ class ServerConfig:
         modes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if self.takes_weights else {}
         return {"TOKENIZERS_PARALLELISM": "false", **os.environ, **ours, **modes}
 
-
-@contextmanager
-def running(plans: Sequence[ServerConfig], port: int | None = None) -> Iterator[list[VLLMServer]]:
-    """Context in which servers run, all of which are healthy at its beginning. Without a port, free ones are chosen.
-
-    Raises:
-        RunFailed: one exited, or was not healthy in time; the message has the cause from the log.
-    """
-    servers = [VLLMServer(plan, port or _free_port()) for plan in plans]
-    try:
-        for server in servers:
-            server.launch()
-        for server in servers:
-            server.wait_until_healthy()
-        yield servers
-    finally:
-        for server in servers:
-            server.ask_to_end()
-        for server in servers:
-            server.stop()
-
-
-@dataclass
-class VLLMServer:
-    """A vLLM server process."""
-
-    plan: ServerConfig
-    port: int
-    _tree: ProcessTree | None = None
-    _mark: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
-    """A served name, which shows that it is this server that answers on the port, where others may listen."""
-    _launched: float = field(default=0.0, init=False)
-    """Time of the last start."""
-    _log: RedactedLog = field(init=False)
-    _log_start: int = field(default=0, init=False)
-    """Where the output of the last start begins in the log."""
-
-    @property
-    def url(self) -> str:
-        """Base URL; the same after a restart."""
-        return f"http://{LOOPBACK}:{self.port}"
+    def shell_command(self) -> str:
+        """The command line that starts it in a shell, also where aitrain is not installed."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables().items()]
+        return " ".join([*variables, shlex.join(["python", *self.words()[1:]])])
 
     def launch(self) -> None:
         """Start the process."""
-        marks = [self._mark] if self.plan.takes_weights else []
-        self._launched, variables = time.monotonic(), self.plan.environment()
-        self._log_start = self.plan.log.stat().st_size if self.plan.log.exists() else 0
-        self._log = RedactedLog(self.plan.log, variables)
-        command = [*self.plan.words(self.port, *marks), GUARD]
-        self._tree = ProcessTree(command, STOP_SECONDS, env=variables, stderr=self._log.pipe)
+        self._launched, variables = time.monotonic(), self.environment()
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        self._log = RedactedLog(self.log, variables)
+        self._tree = ProcessTree([*self.words(), GUARD], STOP_SECONDS, env=variables, stderr=self._log.pipe)
 
     def wait_until_healthy(self) -> None:
         """Wait until it answers.
@@ -156,9 +140,9 @@ class VLLMServer:
         while not self._is_healthy():
             if (code := self.poll()) is not None:
                 self._log.close()
-                raise why_it_ended(self.plan.log, self._log_start, code)
-            if time.monotonic() - self._launched > self.plan.timeout:
-                raise RunFailed(f"vLLM was not ready after {self.plan.timeout:.0f} s\nSee {self.plan.log}")
+                raise why_it_ended(self.log, self._log_start, code)
+            if time.monotonic() - self._launched > self.timeout:
+                raise RunFailed(f"vLLM was not ready after {self.timeout:.0f} s\nSee {self.log}")
             time.sleep(POLL_SECONDS)
 
     def restart(self) -> None:
@@ -191,25 +175,39 @@ class VLLMServer:
             self._log.close()
 
     def _is_healthy(self) -> bool:
-        """Whether this server, and not another one on the port, answers."""
         import httpx
 
-        name = self._mark if self.plan.takes_weights else self.plan.name
-        key = key_header(self.plan.key)
         try:
-            with httpx.Client(
-                base_url=self.url, headers=key, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
-            ) as client:
-                return name in [model["id"] for model in client.get("/v1/models").json()["data"]]
+            answer = httpx.get(
+                f"{self.url}/v1/models",
+                headers=key_header(self.key),
+                timeout=HTTP_TIMEOUT,
+                trust_env=False,
+                verify=False,
+            )
+            return self.name in [model["id"] for model in answer.json()["data"]]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
 
 
-def _free_port() -> int:
-    for port in random.SystemRandom().sample(PORTS, 100):
-        if can_bind(LOOPBACK, port):
-            return port
-    raise RunFailed(f"No port between {PORTS[0]} and {PORTS[-1]} is free for vLLM's server.")
+@contextmanager
+def running(servers: Sequence[VLLMServer]) -> Iterator[None]:
+    """Context in which servers run, all of which are healthy at its beginning.
+
+    Raises:
+        RunFailed: one exited, or was not healthy in time; the message has the cause from the log.
+    """
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.wait_until_healthy()
+        yield
+    finally:
+        for server in servers:
+            server.ask_to_end()
+        for server in servers:
+            server.stop()
 
 
 # -- why it did not start
@@ -241,12 +239,6 @@ def adapter_arguments(reference: ModelReference, name: str) -> dict[str, object]
     template = reference.adapter / CHAT_TEMPLATE
     own_template = {"chat_template": str(template.resolve())} if template.is_file() else {}
     return {"lora_modules": [f"{name}={reference.adapter.resolve()}"], **own_template}
-
-
-def shell_command(plan: ServerConfig, port: int) -> str:
-    """The command line that starts a server in a shell, also where aitrain is not installed."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in plan.variables().items()]
-    return " ".join([*variables, shlex.join(["python", *plan.words(port)[1:]])])
 
 
 BEYOND_VLLM = (

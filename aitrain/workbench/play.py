@@ -22,7 +22,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
 from aitrain.rollout.episode import Rollout
-from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.event_loop import event_loop
 from aitrain.rollout.message_format import MessageFormat
 from aitrain.ui.output import escape_controls
 from aitrain.ui.transcript import score_text
@@ -65,7 +65,7 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
     shown = ShownEngine(rollout.engine, rollout.chat, view.chat, case.is_chat, options.policy, console)
     rollout = replace(rollout, engine=shown)
     rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
-    with closing(EventLoop()) as loop, closing(rollout.runner):
+    with closing(event_loop()) as loop, closing(rollout.runner):
         (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
     failure, stop, turns = episode.result.failure, episode.stop, len(episode.trajectory.turns)
     if failure is not None and failure.message.startswith("raised: BdbQuit"):  # `q` in the debugger

@@ -18,7 +18,7 @@ from aitrain.execution.failure import Failure
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Completion, GenerationRequest, Leave, OutOfRepliesError
 from aitrain.rollout.episode import Episode, Rollout
-from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.event_loop import event_loop
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.message_format import FILLER, MessageFormat
 
@@ -118,7 +118,7 @@ class WrittenReplies:
         Raises:
             OutOfRepliesError: it has none left.
         """
-        policy = self.policies[-1 if request.seed is None else request.seed.seed]
+        policy = self.policies[request.seed.seed]
         messages, tools = self.chat.conversation(request.prompt_ids)
         reply = policy(Conversation(messages, self.chat.answers(request.prompt_ids), tools))
         if reply is None:
@@ -179,7 +179,7 @@ class Player:
 
     def __init__(self, environment: Any, config: TrainConfig) -> None:
         self.runner = start_runner(environment, config)
-        self._loop = EventLoop()
+        self._loop = event_loop()
 
     def play(self, pairs: Sequence[tuple[Case, Policy]], seeds: Sequence[int] | None = None) -> list[Episode]:
         """Play the policies on the cases, and score the episodes; failures of the environment are in the results.

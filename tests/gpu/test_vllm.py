@@ -12,7 +12,7 @@ import pytest
 from aitrain.launch.hardware import visible_gpus
 from aitrain.launch.resource_estimate import MIB, device_memory
 from aitrain.vllm.server_arguments import common_arguments, training_arguments
-from aitrain.vllm.server_process import ServerConfig, running
+from aitrain.vllm.server_process import VLLMServer, running
 from tests.gpu.conftest import (
     IS_REHEARSAL,
     SETTINGS,
@@ -75,8 +75,8 @@ def server(model: str, folder: Path, **more: Any) -> Iterator[str]:
     """Address of a server of the user's, on one GPU or on the CPU."""
     gpus, dtype = ((), "float32") if IS_REHEARSAL else (visible_gpus()[:1], "bfloat16")
     arguments = common_arguments(model, gpus, dtype=dtype, memory=SHARE, **more) | training_arguments(gpus, 0)
-    plan = ServerConfig({**arguments, "max_model_len": 256}, folder / "vllm-server.log", gpus)
-    with running([plan]) as (started,):
+    started = VLLMServer({**arguments, "max_model_len": 256}, folder / "vllm-server.log", gpus)
+    with running([started]):
         yield started.url
 
 

@@ -45,7 +45,7 @@ def trained(trajectory: Trajectory) -> str:
 
 
 class Scripted:
-    """An engine: each answer is a function of the text so far; versions count the completions."""
+    """An engine: each answer is a function of the text so far."""
 
     def __init__(self, answer: Callable[[str], str]) -> None:
         self.answer, self.requests = answer, list[GenerationRequest]()
@@ -53,7 +53,7 @@ class Scripted:
     async def generate(self, request: GenerationRequest) -> Completion:
         self.requests.append(request)
         ids = [ord(letter) for letter in self.answer("".join(map(chr, request.prompt_ids)))][: request.max_tokens]
-        return Completion(ids, [-1.0] * len(ids), "stop" if END.is_reached(ids) else "length", len(self.requests))
+        return Completion(ids, [-1.0] * len(ids), "stop" if END.is_reached(ids) else "length")
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:

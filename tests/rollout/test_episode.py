@@ -42,7 +42,6 @@ def test_what_the_policy_samples_is_trained_and_what_the_environment_says_is_not
     assert trained(trajectory) == "0$1$2$"
     assert [value != 0 for value in trajectory.logprobs] == list(map(bool, trajectory.mask))
     assert (episode.stop, episode.result.score) == ("done", 0.3)
-    assert [turn.weight_version for turn in trajectory.turns] == [1, 2, 3]
     seeds = [request.seed for request in engine.requests]
     assert [seed and (seed.seed, seed.position) for seed in seeds] == [(100, 0), (100, 2), (100, 4)]
     (strings,) = play(Counts(), Scripted(lambda _: "x$"), of=cases(1, chat=False))
@@ -141,8 +140,6 @@ def test_an_episode_that_fails_anywhere_is_missing_data() -> None:
 class Rounds(BatchingEngine):
     """Answers a batch, and notes its rows."""
 
-    weight_version = 7
-
     def __init__(self, context: int | None = None) -> None:
         super().__init__(END, context)
         self.rounds: list[tuple[list[str], int]] = []
@@ -182,11 +179,10 @@ def test_a_round_has_every_live_episode_in_the_order_of_their_cases() -> None:
             return 1.0
 
     engine = Rounds()
-    episodes = play(Some(), engine, Limits(9, 2), of=cases(6))
+    play(Some(), engine, Limits(9, 2), of=cases(6))
     assert [[int(row.partition("?")[0][2:]) for row in rows] for rows, _ in engine.rounds] == [
         [0, 1, 2, 3, 4, 5], [1, 2, 4, 5], [2, 5]
     ]  # fmt: skip
-    assert {turn.weight_version for episode in episodes for turn in episode.trajectory.turns} == {7}
 
 
 def test_a_completion_is_continued_in_the_next_round_where_a_longer_row_left_it_no_room() -> None:

@@ -42,7 +42,7 @@ def played(
         engine.requests.append(request)
         ids = tokenizer.encode(said(tokenizer.decode(request.prompt_ids)), add_special_tokens=False)
         ids, reason = ids[: request.max_tokens], "stop" if len(ids) <= request.max_tokens else "length"
-        return Completion(ids, [-1.0] * len(ids), reason, len(engine.requests))  # type: ignore[arg-type]
+        return Completion(ids, [-1.0] * len(ids), reason)  # type: ignore[arg-type]
 
     engine.generate = generate  # type: ignore[method-assign]
     chat = format_for_episodes(chat_format(tokenizer, TrainConfig(**options)), following)

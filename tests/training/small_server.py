@@ -220,13 +220,8 @@ class SmallServer(Fake):
             logits = logits.masked_fill(logits < logits.topk(body["top_k"]).values[:, -1:], -torch.inf)
         logprobs = logits[len(prompt) - 1 :].log_softmax(-1)
         said = logprobs.gather(-1, answer[:, None])[:, 0].tolist()
-        likeliest = [dict(zip(*map(torch.Tensor.tolist, (top.indices, top.values)), strict=True))
-                     for top in (row.topk(max(1, body["logprobs"])) for row in logprobs)]  # fmt: skip
         return {
             "prompt_token_ids": prompt,
             "token_ids": answer.tolist(),
-            "logprobs": {
-                "token_logprobs": said,
-                "top_logprobs": [{f"token_id:{token}": value for token, value in top.items()} for top in likeliest],
-            },
+            "logprobs": {"token_logprobs": said},
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -69,7 +68,7 @@ def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_sampling_of_i
     rows = [BatchRow([1], seed=SampleSeed(3)), BatchRow([2, 3], seed=SampleSeed(4))]
     completions = engine.sample(rows, engine.sampling, 4)
     engine.sample(rows[:1], engine.sampling.greedy, 4)
-    answers = asyncio.run(engine.complete(rows, Sampling(top_p=0.9), 3))
+    answers = engine.sample(rows, Sampling(top_p=0.9), 3)
 
     assert completions == answers == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
     (prompts, sampled), (_, (greedy,)), (_, own) = generation.llm.calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,15 +17,17 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
 from aitrain.engines import proxy_batcher
-from aitrain.engines.batching import BatchRow
+from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.proxy_batcher import ProxyBatcher, offer_model
 from aitrain.engines.sampling import Sampling
+from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.errors import RunFailed
 from aitrain.execution import task
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
 from aitrain.rollout.engine import Completion
+from aitrain.rollout.limits import EndOfTurn
 from tests.training.proxy_calls import run_with
 
 PAD, END = 256, 258
@@ -76,8 +79,7 @@ def model(small_model: Path) -> LlamaForCausalLM:
 @pytest.fixture
 def watched(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """A batcher that waits until everybody has come."""
-    monkeypatch.setattr(proxy_batcher, "FIRST_WINDOW", 60.0)
-    monkeypatch.setattr(proxy_batcher, "SHORTEST_WINDOW", 60.0)
+    monkeypatch.setattr(proxy_batcher, "WINDOW", 60.0)
     return Watched(model)
 
 
@@ -200,13 +202,14 @@ def test_what_an_episode_samples_depends_on_its_seed_and_on_no_other_episode(wat
 # -- an engine
 
 
-class Parrot:
+class Parrot(BatchingEngine):
     """An engine that answers with the prompt backwards, and remembers what it was asked."""
 
     def __init__(self) -> None:
+        super().__init__(EndOfTurn([END]))
         self.asked: list[tuple[list[BatchRow], Sampling, int]] = []
 
-    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         self.asked.append((rows, sampling, max_tokens))
         return [Completion(row.prompt_ids[::-1][:max_tokens]) for row in rows]
 
@@ -247,18 +250,27 @@ def test_what_an_engine_cannot_do_the_model_does(parrot: tuple[Parrot, Watched],
     assert engine.asked == []
 
 
-def test_an_engine_that_is_gone_is_waited_for_once_and_fails_all_calls(watched: Watched) -> None:
-    tries: list[list[BatchRow]] = []
+def test_a_server_gets_each_call_by_itself_and_fails_it_alone(watched: Watched) -> None:
+    """A server batches them itself: none waits for another one."""
+    in_flight = 0
 
-    class Gone:
-        async def complete(self, rows: list[BatchRow], *_: object) -> list[Completion]:
-            tries.append(rows)
-            raise RunFailed("the server is gone")
+    class Server(VLLMServerEngine):
+        def __init__(self) -> None: ...
 
-    watched = Watched(watched.model, engine=Gone())
-    outcomes = watched.outcomes([lambda: watched.policy.generate(prompt(4), max_new_tokens=2)] * 4)
-    assert all(outcome.failure and "the server is gone" in outcome.failure.message for outcome in outcomes)
-    assert len(tries) == 1
+        async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+            nonlocal in_flight
+            in_flight += 1
+            while in_flight < 4:
+                await asyncio.sleep(0.001)
+            if len(rows) > 1:
+                raise RunFailed("the server is gone")
+            return [Completion(rows[0].prompt_ids)]
+
+    watched = Watched(watched.model, engine=Server())
+    prompts = [prompt(4), prompt(5), prompt(6), prompt(4, 4)]
+    outcomes = watched.outcomes([lambda ids=ids: watched.policy.generate(ids, max_new_tokens=2) for ids in prompts])
+    assert [outcome.value.tolist() for outcome in outcomes[:3]] == [ids.repeat(1, 2).tolist() for ids in prompts[:3]]
+    assert "the server is gone" in str(outcomes[3].failure)
 
 
 def test_calls_of_an_environment_use_the_gpu_of_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:

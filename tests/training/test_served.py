@@ -14,31 +14,27 @@ import torch
 from peft import PeftModel
 
 from aitrain.engines import server as server_engine
-from aitrain.engines import server_fleet
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.server_check import ServerModel, ServerNeeds, check_server
-from aitrain.engines.server_fleet import ServerFleet
+from aitrain.engines.server import PolicyServer, VLLMServerEngine
+from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
 from aitrain.engines.sharded_tensors import merged_weights
-from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion, roomy_folder
+from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.packages import TINY_FOLDER
 from aitrain.rollout.engine import Completion, GenerationRequest
-from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.event_loop import event_loop
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.vllm.client import VLLMClient
 from tests.training.conftest import are_equal, random_adapter
 from tests.training.small_server import END, Fake, Reply
 
-FIRST = WeightVersion(0, 1)
-run = EventLoop().run
+run = event_loop().run
 
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fake]]:
-    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(server_engine, "POLL_SECONDS", 0.01)
     servers = [Fake() for _ in range(3)]
     yield servers
     for server in servers:
@@ -52,8 +48,8 @@ def fake(servers: list[Fake]) -> Fake:
 
 def by(*servers: Fake, sync: Any = None, **settings: Any) -> VLLMServerEngine:
     """An engine that calls servers without a network."""
-    fleet = ServerFleet.of([VLLMClient(server.url, transport=server.transport) for server in servers], sync)
-    return VLLMServerEngine(fleet, "base", EndOfTurn([END]), **settings)
+    clients = [PolicyServer(server.url, server.transport) for server in servers]
+    return VLLMServerEngine(clients, sync, "base", EndOfTurn([END]), **settings)
 
 
 def answers(
@@ -72,8 +68,8 @@ def load(engine: VLLMServerEngine, step: int) -> None:
 
 
 def is_current(engine: VLLMServerEngine) -> bool:
-    (server,) = engine.fleet.servers
-    return run(engine.fleet.sync.has_version(server.client, engine.fleet.version))
+    (server,) = engine.servers
+    return run(engine.sync.has_version(server, str(engine.version)))
 
 
 @pytest.fixture(scope="module")
@@ -175,11 +171,11 @@ def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weight
     fake.dies()  # while it takes the weights
     load(engine, 1)
     assert is_current(engine)
-    assert engine.restarts == 0
+    assert engine.restarts == 1
     fake.troubles = [lambda fake: fake.dies()]
     prompts = [[n] for n in range(10)]
-    for restarts in (1, 1, 2):
-        if restarts == 2:
+    for restarts in (2, 2, 3):
+        if restarts == 3:
             fake.restart()
         assert ids_of(answers(engine, prompts)) == [[n, END] for n in range(10)]
         assert engine.restarts == restarts
@@ -215,17 +211,16 @@ def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_count
         load(engine, step)  # is loaded already
     answers(engine, [[1]])
     bodies = fake.bodies("/v1/completions")
-    names = [engine.fleet.sync.name(WeightVersion(*numbers)) for numbers in ((0, 1), (5, 2))]
-    assert [name[-13:] for name in names] == ["step-0-load-1", "step-5-load-2"]
+    names = list(map(engine.sync.name, ["step-0-load-1", "step-5-load-2"]))
     assert [body["model"] for body in bodies] == ["base", *names]
     assert len({body["cache_salt"] for body in bodies}) == 3
     folder = tmp_path / "sync" / "step-5-load-2"
     assert fake.adapters == {names[1]: str(folder)}
     assert list((tmp_path / "sync").iterdir()) == [folder]
-    assert engine.last_bytes == sum(file.stat().st_size for file in folder.iterdir())
+    assert [file.name for file in folder.glob("*.safetensors")] == ["adapter_model.safetensors"]
     engine.weight_version = None  # the policy's have changed within the step
     load(engine, 5)
-    assert str(engine.fleet.version) == "step-5-load-3"
+    assert engine.version == "step-5-load-3"
     run(engine.close())
     assert not (tmp_path / "sync").exists()
 
@@ -253,7 +248,7 @@ def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that
     model: PeftModel, tmp_path: Path
 ) -> None:
     folder, lives = tmp_path / "run", AdapterSync(model, tmp_path / "aitrain-weights-1")
-    lives.write(FIRST)
+    lives.write("step-0-load-1")
     for name in ("aitrain-weights-2/step-3-load-1", "another's"):
         (tmp_path / name).mkdir(parents=True)
     assert roomy_folder(folder, 1000, memory=tmp_path).parent == tmp_path
@@ -267,7 +262,7 @@ def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that
 
 async def play(engine: VLLMServerEngine, count: int) -> list[Completion]:
     """The answers to the prompts [0], [1] and so on, in one batch."""
-    requests = [GenerationRequest([number], 10, index=number) for number in range(count)]
+    requests = [GenerationRequest([number], 10, SampleSeed(number), index=number) for number in range(count)]
     async with engine.batch(count):
         return await asyncio.gather(*map(engine.generate, requests))
 
@@ -311,7 +306,7 @@ def test_a_fitting_server_is_found_so(
     details: dict[str, Any], needs: ServerNeeds, found: dict[str, Any], fake: Fake
 ) -> None:
     fake.details = details
-    assert check_server(fake.url, needs) == ServerModel("base", 100, **found)
+    assert check_servers([fake.url], needs) == ServerModel("base", 100, **found)
 
 
 @pytest.mark.parametrize(
@@ -330,18 +325,18 @@ def test_what_a_server_lacks_is_said_with_what_starts_it(
 ) -> None:
     fake.details, fake.missing = details, {missing}
     with pytest.raises(ConfigError, match=advice):
-        check_server(fake.url, needs)
+        check_servers([fake.url], needs)
 
 
 def test_a_server_that_would_spoil_a_run_is_refused(fake: Fake, model: PeftModel, tmp_path: Path) -> None:
     """Another run has replaced its base, its log-probabilities are before temperature, or it does not answer."""
     load(by(fake, sync=DiskSync(model, tmp_path / "sync")), 1)
-    assert check_server(fake.url, ALL) == ServerModel("base", 100)  # it gets all weights anyway
+    assert check_servers([fake.url], ALL) == ServerModel("base", 100)  # it gets all weights anyway
     with pytest.raises(ConfigError, match="another run"):
-        check_server(fake.url, ADAPTER)
+        check_servers([fake.url], ADAPTER)
     fake.surely = False
     with pytest.raises(ConfigError, match="before temperature"):
-        check_server(fake.url, ALL)
+        check_servers([fake.url], ALL)
     fake.stop()
     with pytest.raises(ConfigError, match="cannot be used"):
-        check_server(fake.url, ADAPTER)
+        check_servers([fake.url], ADAPTER)

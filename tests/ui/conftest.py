@@ -45,7 +45,7 @@ def record(**differences: Any) -> dict[str, Any]:
         "schema": 1, "step": 1, "weight_version": 0, "group": 0, "advantage": 0.5, "case_idx": 0,
         "row": {"answer": 2}, "seed": 1, "prompt": prompt, "tools": [],
         "messages": [*prompt, {"role": "assistant", "content": "2"}], "completion": "2",
-        "turns": [{"tokens": 2, "weight_version": 0}], "tokens": 2, "score": 1.0, "metrics": {}, "stop": "done",
+        "turns": [{"tokens": 2}], "tokens": 2, "score": 1.0, "metrics": {}, "stop": "done",
         "error": None, "seconds": 0.1,
     }  # fmt: skip
     return {**usual, **differences}

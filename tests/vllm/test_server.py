@@ -12,7 +12,7 @@ from aitrain.packages import TINY_FOLDER
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import read_object
 from aitrain.vllm.server_arguments import common_arguments, key_header
-from aitrain.vllm.server_process import ServerConfig, running
+from aitrain.vllm.server_process import VLLMServer, running
 from tests.conftest import episodes_of, processes_in
 from tests.vllm import test_colocated
 from tests.vllm.test_colocated import DEMO, check_agreement, run
@@ -64,22 +64,22 @@ def test_two_training_processes_ask_one_server_for_turns_and_for_what_environmen
 def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(tmp_path: Path) -> None:
     """Other users of the machine reach 127.0.0.1 as well: every path but its health asks for the key."""
     arguments = common_arguments(str(TINY_FOLDER), (), lora_rank=8, dtype="float32")
-    plan = ServerConfig({**arguments, "max_model_len": 64}, tmp_path / "log", timeout=180.0)
+    server = VLLMServer({**arguments, "max_model_len": 64}, tmp_path / "log", timeout=180.0)
     with (
-        running([plan]) as (server,),
+        running([server]),
         httpx.Client(base_url=server.url, trust_env=False) as http,
     ):
-        known = http.get("/openapi.json", headers=key_header(plan.key)).json()["paths"]
+        known = http.get("/openapi.json", headers=key_header(server.key)).json()["paths"]
         calls = [(method, path) for path, methods in known.items() for method in methods]
         calls += [("get", path) for path in ("/docs", "//health", "/v1/models?x=/health")]
         answered = [path for method, path in calls if http.request(method, path).status_code != 401]
 
         def said(seed: int) -> str:
             body = {"model": name, "prompt": "3+4=", "max_tokens": 20, "temperature": 1.0, "seed": seed}
-            answer = http.post("/v1/completions", json=body, headers=key_header(plan.key)).json()
+            answer = http.post("/v1/completions", json=body, headers=key_header(server.key)).json()
             return str(answer["choices"][0]["text"])
 
-        name = http.get("/v1/models", headers=key_header(plan.key)).json()["data"][0]["id"]
+        name = http.get("/v1/models", headers=key_header(server.key)).json()["data"][0]["id"]
         first, again, other = said(5), said(5), said(6)
     assert answered == ["/health"]
     assert {"/collective_rpc", "/update_weights", "/v1/load_lora_adapter", "/v1/completions"} <= set(known)
