@@ -11,7 +11,7 @@ import random
 import subprocess
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,11 +45,7 @@ FORMS = "Write a list of values, or a range like {low: 1e-6, high: 1e-4, log: tr
 USUAL_TRIALS = 10
 RANDOM_TRIALS = 5
 """Trials with random values before the Parzen estimator begins."""
-MOST_COMBINATIONS = 10_000
-"""Finite spaces up to this size are searched without trying a combination twice; a grid is not larger."""
 
-RESHAPING = ("rl_temperature", "rl_top_k", "rl_top_p")
-"""Options that change how held-out completions are sampled."""
 COMMAND = (*PYTHON, "-m", "aitrain", "grpo")
 STEP = "step "
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -73,15 +69,11 @@ class SweepPlan:
     """Notes for the user before the first trial."""
 
     @property
-    def size(self) -> float:
-        """Number of combinations; infinity if a range has no steps."""
-        return math.prod(len(_values(distribution)) or math.inf for distribution in self.space.values())
-
-    @property
     def trials(self) -> int:
         """Number of trials: at most the number of combinations."""
-        wanted = self.config.trials or (self.size if self.config.sampler == "grid" else USUAL_TRIALS)
-        return int(min(wanted, self.size))
+        sizes = (len(one.choices) if isinstance(one, CategoricalDistribution) else math.inf for one in self.space.values())
+        size = math.prod(sizes)
+        return int(min(self.config.trials or (size if self.config.sampler == "grid" else USUAL_TRIALS), size))
 
     @property
     def folder(self) -> Path:
@@ -99,23 +91,28 @@ class SweepPlan:
         return options
 
     def next_values(self, trials: list[FrozenTrial]) -> dict[str, Any] | None:
-        """Values of the trial after these; None if all combinations were tried.
+        """Values of the trial after these; None if there are enough.
 
         They depend on the seed and on these trials only, so a sweep that was killed continues as if it had not been.
         """
+        if len(trials) >= self.trials:
+            return None
         tried = [trial.params for trial in trials]
-        left: list[dict[str, Any]] = []
-        if self.size <= MOST_COMBINATIONS:
-            combinations = itertools.product(*map(_values, self.space.values()))
-            left = [values for row in combinations if (values := dict(zip(self.space, row, strict=True))) not in tried]
-            if not left or self.config.sampler == "grid":
-                return left[0] if left else None
+        untried = (values for values in self._combinations() if values not in tried)
+        if self.config.sampler == "grid":
+            return next(untried)
         seed = random.Random(f"{self.config.seed} {len(trials)}").getrandbits(31)
         sampler = TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials(trials)
         values = study.ask({**self.space}).params
-        return random.Random(seed).choice(left) if left and values in tried else values
+        return next(untried, values) if values in tried else values
+
+    def _combinations(self) -> Iterator[dict[str, Any]]:
+        """All combinations of lists; none if there is a range."""
+        lists = [one.choices for one in self.space.values() if isinstance(one, CategoricalDistribution)]
+        if len(lists) == len(self.space):
+            yield from (dict(zip(self.space, row, strict=True)) for row in itertools.product(*lists))
 
 
 def check_sweep(config: SweepConfig) -> SweepPlan:
@@ -131,23 +128,12 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
     kinds = {option.name: option.type_name for option in options_of(TrainConfig)}
     space = {name: _distribution(name, given, kinds[name]) for name, given in config.search.items()}
     plan = SweepPlan(config, space)
-    if config.sampler == "grid" and plan.size > MOST_COMBINATIONS:
-        raise ConfigError(
-            f"sampler: a grid has at most {MOST_COMBINATIONS:,} combinations, and a step in each range\n"
-            "Search fewer values, or use the sampler tpe."
-        )
-    notes: dict[str, None] = {}
-    reshaping = [name for name in space if name in RESHAPING]
-    if reshaping and config.objective == "sampled":
-        notes[
-            f"{', '.join(reshaping)}: changes how held-out completions are sampled as well, so trials differ by it even"
-            " without training. Compare them with `objective: greedy`."
-        ] = None
     probes = {
-        name: searched.choices if isinstance(searched, CategoricalDistribution) else (searched.low, searched.high)
-        for name, searched in space.items()
-    }  # all of a list, both ends of a range
+        name: one.choices if isinstance(one, CategoricalDistribution) else (one.low, one.high)
+        for name, one in space.items()
+    }
     usual = {name: values[0] for name, values in probes.items()}
+    notes: dict[str, None] = {}
     for name, values in probes.items():
         for value in values:
             options = plan.trial_options({**usual, name: value}, output_dir=config.output_dir)
@@ -171,16 +157,6 @@ def _distribution(name: str, given: object, kind: str) -> Distribution:
 def _as_choice(value: Any) -> Any:
     """A listed value as Optuna takes it: a list or a table as JSON."""
     return json.dumps(value) if isinstance(value, (list, dict)) else value
-
-
-def _values(distribution: Distribution) -> Sequence[Any]:
-    """All values; empty for a range with infinitely or too many."""
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices
-    low, high, step = distribution.low, distribution.high, distribution.step
-    if step is None or (high - low) / step > MOST_COMBINATIONS:
-        return []
-    return [min(high, low + number * step) for number in range(round((high - low) / step) + 1)]
 
 
 # -- the trials
@@ -218,7 +194,6 @@ class Sweep:
     _unfinished: list[FrozenTrial] = field(default_factory=list)
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _pruned: set[int] = field(default_factory=set)
 
     def run(self) -> None:
         """Play the trials that are left.
@@ -243,11 +218,11 @@ class Sweep:
     def stop(self) -> None:
         """Ask the running trials to finish their step and save; a second call kills them."""
         self.stops += 1
-        for process in list(self._processes):
+        for process in self._processes:  # those that have ended as well, which get no signal
             process.terminate()
 
     def _record(self, status: str, reason: str = "") -> None:
-        """Write status.json and result.json, by which other commands show the sweep."""
+        """Write status.json and result.json, by which other commands show the sweep, and its page."""
         folder, best, options = RunFolder(self.folder), best_trial(self.study), self.plan.config.options
         ended = self.study.get_trials(states=ENDED)
         steps = {"step": len(ended), "steps": self.plan.trials}
@@ -280,11 +255,9 @@ class Sweep:
                 self._say(trial, f"{outcome(self.study.get_trials()[trial.number])}{ahead}")
                 ended = self.study.get_trials(states=ENDED)
                 if len(ended) == FAILURES and all(trial.state == TrialState.FAIL for trial in ended):
-                    why = ended[0].user_attrs["error"].splitlines()[0]
                     raise RunFailed(
-                        f"The first {FAILURES} trials have failed: the sweep ends.\n{trial_name(ended[0])}: {why}\n"
-                        f"The details are in {self.folder}. Start the sweep again without --resume, which does not play"
-                        " failed trials again."
+                        f"The first {FAILURES} trials have failed: the sweep ends. Start it again without --resume, which"
+                        f" does not play failed trials again.\n{trial_name(ended[0])}: {outcome(ended[0])}"
                     )
         except BaseException:
             self.stop()
@@ -292,12 +265,11 @@ class Sweep:
 
     def _next(self) -> FrozenTrial | None:
         with self._lock:
-            trials = self.study.get_trials()
             if self.stops:
                 return None
             if self._unfinished:
                 return self._unfinished.pop(0)
-            values = self.plan.next_values(trials) if len(trials) < self.plan.trials else None
+            values = self.plan.next_values(self.study.get_trials())
             if values is None:
                 return None
             made = create_trial(state=TrialState.RUNNING, params=values, distributions={**self.plan.space})
@@ -305,32 +277,17 @@ class Sweep:
             return self.study.get_trials()[-1]
 
     def _play(self, trial: Trial, share: dict[str, str]) -> None:
-        """Play a trial and record its score, or why it has none; one that was stopped stays as it is."""
-        result, error = self._train(trial, share)
-        row = (result.get("scores") or {}).get(self.plan.config.objective)
-        if row and row["after"]:
-            trial.set_user_attr("before", row["before"] and row["before"]["mean"])
-            trial.set_user_attr("interval", row["after"])
-            trial.set_user_attr("seconds", result["seconds"])
-            self.study.tell(trial, row["after"]["mean"])
-        elif trial.number in self._pruned:
-            self.study.tell(trial, state=TrialState.PRUNED)
-        elif not self.stops:
-            trial.set_user_attr("error", error or "no score after the training: were there held-out cases?")
-            self.study.tell(trial, state=TrialState.FAIL)
-
-    def _train(self, trial: Trial, share: dict[str, str]) -> tuple[dict[str, Any], str]:
-        """Run the training of a trial, or continue it; returns its result and its error, one of them empty."""
-        name = trial_name(trial)
+        """Run the training of a trial, or continue it, and record its score, or why it has none; one that was stopped
+        stays as it is."""
+        name, objective = trial_name(trial), self.plan.config.objective
         file = self.folder / f"{name}.yaml"
         options = self.plan.trial_options(trial.params, project_name=name, output_dir=str(self.folder))
         write_text(file, write_yaml(options))
         resume = ["--resume"] if (self.folder / name).exists() else []
-        command = [*COMMAND, "--config", str(file), "--json", *resume]
         result: dict[str, Any] = {}
-        error = ""
+        error, is_pruned = "", False
         with subprocess.Popen(
-            command,
+            [*COMMAND, "--config", str(file), "--json", *resume],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -356,20 +313,29 @@ class Sweep:
                     self.announce(event)
                 elif isinstance(event, Evaluated):  # of several trials at a time, their scores
                     self._say(trial, event_line(event))
-                if isinstance(event, Evaluated) and self._should_prune(trial, event):
+                if isinstance(event, Evaluated) and not is_pruned and self._should_prune(trial, event):
+                    is_pruned = True
                     self._say(trial, f"pruned at {event.when}")
                     process.terminate()
-        self._processes.remove(process)
-        return result, error or (f"it ended with exit code {process.returncode}" if process.returncode else "")
+        row = (result.get("scores") or {}).get(objective)
+        if row and row["after"]:
+            trial.set_user_attr("before", row["before"] and row["before"]["mean"])
+            trial.set_user_attr("interval", row["after"])
+            trial.set_user_attr("seconds", result["seconds"])
+            self.study.tell(trial, row["after"]["mean"])
+        elif is_pruned:
+            self.study.tell(trial, state=TrialState.PRUNED)
+        elif not self.stops:
+            why = error or f"exit code {process.returncode} without a score: were there held-out cases?"
+            trial.set_user_attr("error", why)
+            self.study.tell(trial, state=TrialState.FAIL)
 
     def _should_prune(self, trial: Trial, event: Evaluated) -> bool:
         """Report a held-out score during the training; returns whether the trial is to be ended now."""
         score = event.greedy if self.plan.config.objective == "greedy" else event.sampled
-        if score is None or not event.when.startswith(STEP) or trial.number in self._pruned:
+        if score is None or not event.when.startswith(STEP):
             return False
         step = int(event.when.removeprefix(STEP))
         if step not in self.study.get_trials()[trial.number].intermediate_values:  # else it was scored before a kill
             trial.report(score, step)
-        if is_pruned := trial.should_prune():
-            self._pruned.add(trial.number)
-        return is_pruned
+        return trial.should_prune()

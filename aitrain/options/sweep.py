@@ -10,6 +10,8 @@ PER_TRIAL = ("project_name", "output_dir", "resume_from_checkpoint", "resume_any
 """Options of a run that a sweep sets for each trial."""
 SAME_FOR_ALL = ("eval_cases", "eval_samples", "eval_strategy", "eval_steps", "save_best", "rl_env_weights")
 """Options that cannot be searched: trials are compared by what these measure. `save_best` reports other cases."""
+RESHAPING = ("rl_temperature", "rl_top_k", "rl_top_p")
+"""Options that change how held-out completions are sampled."""
 
 
 class SweepConfig(Options):
@@ -46,6 +48,10 @@ class SweepConfig(Options):
                 yield f"search: {name} is also under options\nLeave it in one of the two."
             if name in SAME_FOR_ALL:
                 yield f"search: {name} must be the same for all trials, as it measures them\nSet it under options."
+            if name in RESHAPING and self.objective == "sampled":
+                yield f"search: {name} changes the scores of sampled completions as well\nAdd `objective: greedy`."
+        if self.sampler == "grid" and not all(isinstance(given, list) for given in self.search.values()):
+            yield "sampler: a grid has lists of values\nWrite the values, or use the sampler tpe."
         for name in PER_TRIAL:
             if name in self.options or name in self.search:
                 yield f"{name}: a sweep sets it for each trial\nRemove it under options and search."

@@ -70,7 +70,10 @@ def starts(number: int) -> int:
 # -- killed, stopped and resumed
 
 
-def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_was_not(run: Run) -> None:
+def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_was_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "PRUNING_TRIALS", 1)
     write_file(prune_after_step=0, project_name="whole")
     assert run(*FILE) == 0
     write_file(prune_after_step=0)
@@ -134,7 +137,8 @@ def test_a_folder_without_a_sound_record_is_no_sweep(run: Run, capsys: pytest.Ca
 
 @pytest.mark.parametrize("sampler", ["tpe", "grid"])
 def test_a_finite_space_is_searched_without_trying_a_combination_twice(sampler: str) -> None:
-    _, tried = asked(sampler, {**PLANTED, "rl_temperature": {"low": 0.5, "high": 1.2, "step": 0.3}}, 30)
+    _, tried = asked(sampler, {**PLANTED, "epochs": [1, 2, 3]}, 24)
+    assert asked(sampler, PLANTED, 9)[0].next_values([create_trial(value=0.0)] * 8) is None
     assert len(tried) == len({json.dumps(values) for values in tried}) == 24
     if sampler == "grid":
         assert [values["lora_r"] for values in tried[::3]] == [4, 8, 16, 32] * 2, "the order of the file"
@@ -157,7 +161,7 @@ def test_values_are_those_of_the_file() -> None:
 def asked(sampler: str, search: dict[str, Any], most: int) -> tuple[SweepPlan, list[dict[str, Any]]]:
     """The values of the trials of a sweep, of which those with a high learning rate are better."""
     options = {"model": "tiny", "rl_env": "envs.arithmetic", "trl": {"top_entropy_quantile": 0.5}}
-    plan = check_sweep(SweepConfig(search=search, sampler=sampler, options=options))
+    plan = check_sweep(SweepConfig(search=search, sampler=sampler, options=options, trials=most))
     study = optuna.create_study(direction="maximize")
     while len(study.trials) < most and (values := plan.next_values(study.trials)) is not None:
         study.add_trial(create_trial(params=values, distributions={**plan.space}, value=values["lr"]))
