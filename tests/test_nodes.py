@@ -20,7 +20,7 @@ from aitrain.launch import nodes
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, launched_rank
 from aitrain.launch.nodes import MachineStore, NodeGroup, difference, facts, join_store, serve_store
 from aitrain.launch.preflight import check
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder, read_object
 from tests.conftest import free_port
 
 FACTS = {"trl": "1.0", "lr": 1.0}
@@ -211,7 +211,7 @@ def test_a_machine_that_differs_ends_the_start_on_both_with_the_same_sentence(
         group_of(stores, 0).meet(FACTS, 0, 20.0)
     with pytest.raises(AitrainError) as theirs:
         other.result(20)
-    assert str(own.value) == str(theirs.value)
+    assert str(theirs.value) == f"node 0: {own.value}"
 
 
 def test_a_machine_that_does_not_come_is_named(stores: list[MachineStore]) -> None:
@@ -224,7 +224,7 @@ def test_a_machine_whose_checks_refuse_the_command_tells_the_other_one(rank: int
     waiting = beside(lambda: group_of(stores, 1 - rank).meet(FACTS, 0, 20.0))
     own = Nodes(2, rank, "127.0.0.1", 29500)
     report_refusal(own, group_of(stores, rank), ConfigError("model: not here\nMove it."))
-    with pytest.raises(AitrainError, match=rf"node {rank} .*: model: not here$"):
+    with pytest.raises(AitrainError, match=rf"^node {rank}: model: not here\nMove it.$"):
         waiting.result(20)
 
 
@@ -247,10 +247,10 @@ def test_the_store_of_one_machine_listens_on_that_machine_only(stores: list[Mach
 
 def test_the_run_folder_that_all_machines_see_is_agreed_on(pair: tuple[NodeGroup, NodeGroup], tmp_path: Path) -> None:
     finding = beside(pair[1].find_folder)
-    pair[0].show_folder(tmp_path, tmp_path / "checkpoints" / "checkpoint-4", epoch=3)
+    pair[0].show_folder(RunFolder(tmp_path, epoch=3), tmp_path / "checkpoints" / "checkpoint-4", 2)
 
     assert finding.result(20) == (RunFolder(tmp_path, epoch=3), tmp_path / "checkpoints" / "checkpoint-4")
-    assert list(tmp_path.iterdir()) == []
+    assert [node["processes"] for node in read_object(tmp_path / "status.json")["nodes"]] == [2, 2]
 
 
 def test_a_run_that_had_finished_is_told(pair: tuple[NodeGroup, NodeGroup]) -> None:
@@ -262,24 +262,25 @@ def test_a_run_that_had_finished_is_told(pair: tuple[NodeGroup, NodeGroup]) -> N
 def test_a_run_folder_that_one_machine_does_not_see_is_refused_on_both(
     pair: tuple[NodeGroup, NodeGroup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes.Path, "exists", lambda self: False)
-    finding = beside(pair[1].find_folder)
-    with pytest.raises(ConfigError, match=r"output_dir: node 1 \(.*\) does not see"):
-        pair[0].show_folder(tmp_path, None)
-    with pytest.raises(ConfigError, match="output_dir: this machine does not see"):
-        finding.result(20)
+    monkeypatch.setattr(nodes, "read_object", lambda file: {"nodes": []})  # a folder of the same path
+    pair[0].show_folder(RunFolder(tmp_path), None, 1)
+    with pytest.raises(ConfigError, match="output_dir: this machine does not see") as caught:
+        pair[1].find_folder()
+    pair[1].refuse(caught.value)
+    with pytest.raises(AitrainError, match=r"node 1 \(.*\): output_dir: this machine does not see"):
+        pair[0].hear(1, "anything")
 
 
 # -- lost machines
 
 
-def test_a_machine_that_is_silent_is_named(pair: tuple[NodeGroup, NodeGroup], tmp_path: Path) -> None:
+def test_a_machine_that_is_silent_is_named(pair: tuple[NodeGroup, NodeGroup]) -> None:
     lost: list[str] = []
     pair[0].on_lost = lost.append
     pair[1]._over.set()  # without a word
     pair[1]._changed.set()
     with pytest.raises(RunFailed, match=r"node 1 \(.*, 127.0.0.1\) is gone"):
-        pair[0].show_folder(tmp_path, None)
+        pair[0].hear(1, "anything")
     assert lost == [pair[0].lost]
 
 

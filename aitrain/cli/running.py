@@ -85,7 +85,7 @@ def run_in(
             if group is None:
                 processes = launcher_of(plan)(plan, folder, show)
             else:
-                group.show_folder(folder.path, plan.checkpoint, folder.epoch)
+                group.show_folder(folder, plan.checkpoint, plan.processes)
                 processes = Processes(plan, folder, show, group)
             end = processes.run()
         except BaseException as error:
@@ -200,8 +200,8 @@ def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConf
         group.meet(own, len(plan.gpus), given.ddp_timeout)
         try:
             return train_here(plan, verbosity, group) if nodes.rank == 0 else _follow(plan, nodes, group)
-        except BaseException:
-            group.leave()
+        except BaseException as error:
+            group.refuse(error)
             raise
 
 
@@ -214,10 +214,8 @@ def _connect(nodes: Nodes, seconds: float) -> NodeGroup:
 
 def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
     """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
-    why = str(error).partition("\n")[0]
     with suppress(AitrainError, OSError):
-        group = group or _connect(nodes, REFUSAL_SECONDS)
-        group.refuse(f"nnodes: node {nodes.rank} cannot run this command: {why}")
+        (group or _connect(nodes, REFUSAL_SECONDS)).refuse(error)
 
 
 def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import gc
 import importlib
 import multiprocessing.util
 import os
@@ -50,7 +49,7 @@ from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.new_folder import inherit_lock
 from aitrain.runs.result import JOB as EVAL
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.runs.watchdog import DUMP, Stall, Watchdog, write_stacks
+from aitrain.runs.watchdog import DUMP
 
 COMMAND_SECONDS = 60.0
 """Seconds for the command of a launched process to show the end of the run."""
@@ -132,7 +131,6 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     heartbeat.start()
     _enter("importing torch and transformers", channel)
 
-    gc.disable()  # garbage collections would take a fifth of the import's time
     run = importlib.import_module("aitrain.jobs.evaluate" if is_eval else "aitrain.jobs.grpo").run
     from aitrain.jobs.env_loading import check_environments, describe_run
     from aitrain.runs.diagnosis import RecordedDiagnosis
@@ -140,13 +138,11 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     from aitrain.training.run_context import RunContext, StopRequest
     from aitrain.ui.card import try_to_write_card
 
-    gc.enable()
-
-    watchdog = _own_watchdog(folder, config)
-
     def on_orphaned() -> None:
         stop.request()
-        watchdog.start()
+        last = threading.Timer(config.stall_timeout, os._exit, [RunFailed.exit_code])  # no parent ends it if it hangs
+        last.daemon = True
+        last.start()
 
     stop = StopRequest()
     with on_stop_signals(stop.request):
@@ -183,20 +179,6 @@ def _enter(phase: str, channel: EventChannel) -> None:
     """Begin a phase in which files are read: the screen shows it, and the watchdog knows it."""
     activity.own.enter(phase, moves_files=True)
     channel(Phase(phase))
-
-
-def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
-    """A watchdog in this process, started when the parent is gone: ends the process if it hangs."""
-
-    def on_stall(stall: Stall) -> None:
-        with suppress(OSError):
-            write_stacks(folder.log, f"Stalled without a parent: {stall.phase}")
-            if activity.own.rank == 0:
-                folder.write_status("stalled")
-        os._exit(RunFailed.exit_code)
-
-    read, pids = partial(activity.read, activity.own.memory), {activity.own.rank: os.getpid()}
-    return Watchdog(config.stall_timeout, range(activity.processes()), read, on_stall, pids)
 
 
 def exit_now(code: int, channel: EventChannel | None = None) -> NoReturn:

@@ -149,11 +149,6 @@ class LaunchedProcess:
     def wait(self) -> None:
         """No-op: the launcher waits for what it has started."""
 
-    def close(self) -> None:
-        """Kill it, and do not wait for it any more."""
-        self.send(signal.SIGKILL)
-        self.has_left.set()
-
     def _is_alive(self) -> bool:
         """Whether it runs; one that has ended may not be waited for yet by the launcher."""
         import psutil

@@ -15,16 +15,15 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from aitrain.activity import SLOT, Snapshot, read
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
-from aitrain.errors import Interrupted, RunFailed, to_aitrain_error
+from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
 from aitrain.execution.process_tree import ProcessTree, on_stop_signals
 from aitrain.launch.hardware import SystemRecorder
@@ -57,17 +56,14 @@ LOOK_SECONDS = 5.0
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 
 
-class SharedMemory:
+def shared_memory(processes: int) -> tuple[mmap.mmap, Path]:
     """Memory for the activities of several processes: a mapped file, in /dev/shm where that exists, as writing to a
     full or lost disk would end or block the process."""
-
-    def __init__(self, processes: int) -> None:
-        in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        with tempfile.NamedTemporaryFile(prefix="aitrain-activity-", dir=in_memory, delete=False) as file:
-            file.write(bytes(SLOT * processes))  # allocates it
-            file.flush()
-            self.memory = mmap.mmap(file.fileno(), SLOT * processes)
-        self.path = Path(file.name)
+    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.NamedTemporaryFile(prefix="aitrain-activity-", dir=in_memory, delete=False) as file:
+        file.write(bytes(SLOT * processes))  # allocates it
+        file.flush()
+        return mmap.mmap(file.fileno(), SLOT * processes), Path(file.name)
 
 
 @dataclass
@@ -85,8 +81,6 @@ class Processes:
     """Number of this machine."""
     machines: list[NodeInfo] = field(default_factory=list)
     """All machines of the run, if there are several."""
-    server: dict[str, str] = field(default_factory=dict)
-    """Environment variables with address and key of the run's own vLLM servers."""
     variables: dict[str, str] = field(default_factory=dict)
     """Further environment variables."""
     trees: dict[int, ProcessTree | LaunchedProcess] = field(default_factory=dict)
@@ -100,8 +94,8 @@ class Processes:
     watchdog: Watchdog | None = None
     listener: socket.socket | None = None
     """On which rank 0 runs torch's store, on one machine."""
-    activity: SharedMemory | None = None
-    """Phases and progress counts, written by the training processes."""
+    activity: Path | None = None
+    """The file of the memory with phases and progress counts, written by the training processes."""
     cause: Failed | None = None
     """The loss of a machine or of a process of another one, which explains the errors of the ranks."""
     is_started: bool = False
@@ -136,9 +130,9 @@ class Processes:
             if isinstance(self.last, Failed):  # another machine has
                 return self._end()
             numbers = [rank.rank for rank in self.ranks]
-            self.activity = SharedMemory(self.world)
-            stack.callback(self.activity.path.unlink, missing_ok=True)
-            seconds, look = self.plan.config.stall_timeout, partial(read, self.activity.memory)
+            memory, self.activity = shared_memory(self.world)
+            stack.callback(self.activity.unlink, missing_ok=True)
+            seconds, look = self.plan.config.stall_timeout, partial(read, memory)
             are_all = len(numbers) == self.world
             self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits, are_all)
             stack.enter_context(self.watchdog)
@@ -146,22 +140,16 @@ class Processes:
                 stack.enter_context(SystemRecorder(self.folder.system_of(self.node)))
             log = stack.enter_context(closing(RedactedLog(self.log, self._environment())))
             reading, writing = os.pipe()
+            waiting = list[threading.Thread]()
             try:
                 self._start(log, writing)
-            except BaseException:
-                self._send(signal.SIGKILL)
-                raise
-            waiting = [
-                threading.Thread(target=self._wait, args=(rank, tree), name=f"rank-{rank}", daemon=True)
-                for rank, tree in self.trees.items()
-            ]
-            for thread in waiting:
-                thread.start()
-            threading.Thread(target=_write_last_line, args=(writing, waiting), name="ranks", daemon=True).start()
-            self.is_started = True
-            if self.stops or self._is_killed:  # a signal, another thread or machine asked before all were started
-                self._send(signal.SIGKILL if self._is_killed else signal.SIGTERM)
-            try:
+                for rank, tree in self.trees.items():
+                    waiting.append(threading.Thread(target=self._wait, args=[rank, tree], daemon=True))
+                    waiting[-1].start()
+                threading.Thread(target=_write_last_line, args=[writing, waiting], daemon=True).start()
+                self.is_started = True
+                if self.stops or self._is_killed:  # a signal, another thread or machine asked before all were started
+                    self._send(signal.SIGKILL if self._is_killed else signal.SIGTERM)
                 with open(reading, encoding="utf-8", errors="replace") as file:
                     for line in iter(file.readline, ALL_HAVE_ENDED):  # what cannot be ended may keep the pipe open
                         if line.startswith(BYE):
@@ -170,12 +158,10 @@ class Processes:
                             launched.has_left.set()
                         elif (event := decode(line)) is not None:
                             self._hear(event)
+            except BaseException:
+                self._send(signal.SIGKILL)
+                raise
             finally:
-                deadline = time.monotonic() + PATIENCE
-                for thread in waiting:
-                    thread.join(max(0.0, deadline - time.monotonic()))
-                for tree in self.trees.values() if any(thread.is_alive() for thread in waiting) else ():
-                    tree.close()
                 for thread in waiting:
                     thread.join()
                 log.close()
@@ -198,10 +184,7 @@ class Processes:
         count, world = self.plan.processes, self.plan.batch.processes
         address, port = "127.0.0.1", 0
         if self.node == 0:
-            if self.machines:
-                nodes = [replace(node, processes=count) for node in self.machines]
-                self.folder.write_status("running", nodes=list(map(asdict, nodes)))
-            self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
+            self.variables |= stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             if world > 1:
                 place = "" if self.machines else address, 0
                 self.listener = stack.enter_context(socket.create_server(place, backlog=world))
@@ -269,15 +252,15 @@ class Processes:
 
     def _added(self) -> dict[str, str]:
         """What this run adds to the variables of the command."""
-        activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
+        activity = {ACTIVITY_VARIABLE: str(self.activity)} if self.activity else {}
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}  # the plan chose them
-        return {**gpus, **self.server, **activity, **self.variables}
+        return {**gpus, **activity, **self.variables}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
             if self.activity is not None and len(self.pids) == len(self.ranks):
-                self.activity.path.unlink(missing_ok=True)  # all have it open: none is left if this process is killed
+                self.activity.unlink(missing_ok=True)  # all have it open: none is left if this process is killed
         if isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)
@@ -439,8 +422,7 @@ class Processes:
         """Tell the others that this machine ends, and why if nothing was said yet."""
         assert self.group is not None
         if error is not None and self.last is None:
-            ours = to_aitrain_error(error)
-            self._say_end(Failed("was stopped" if isinstance(ours, Interrupted) else str(ours), ours.exit_code))
+            self.group.refuse(error)
         self.group.leave()
 
 

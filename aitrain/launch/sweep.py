@@ -71,8 +71,8 @@ class SweepPlan:
     @property
     def trials(self) -> int:
         """Number of trials: at most the number of combinations."""
-        sizes = (len(one.choices) if isinstance(one, CategoricalDistribution) else math.inf for one in self.space.values())
-        size = math.prod(sizes)
+        lists = (isinstance(one, CategoricalDistribution) and len(one.choices) for one in self.space.values())
+        size = math.prod(length or math.inf for length in lists)
         return int(min(self.config.trials or (size if self.config.sampler == "grid" else USUAL_TRIALS), size))
 
     @property
@@ -256,8 +256,9 @@ class Sweep:
                 ended = self.study.get_trials(states=ENDED)
                 if len(ended) == FAILURES and all(trial.state == TrialState.FAIL for trial in ended):
                     raise RunFailed(
-                        f"The first {FAILURES} trials have failed: the sweep ends. Start it again without --resume, which"
-                        f" does not play failed trials again.\n{trial_name(ended[0])}: {outcome(ended[0])}"
+                        f"The first {FAILURES} trials have failed: the sweep ends.\n"
+                        f"{trial_name(ended[0])}: {outcome(ended[0])}\n"
+                        "Start it again without --resume, which does not play failed trials again."
                     )
         except BaseException:
             self.stop()
