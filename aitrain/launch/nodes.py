@@ -109,8 +109,6 @@ def serve_store(address: str, port: int, is_local: bool) -> MachineStore:
     Raises:
         ConfigError: the port is in use.
     """
-    from torch._C._distributed_c10d import TCPStore  # here and below, because one process needs no store
-
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server(("127.0.0.1" if is_local else "", port), family=family, backlog=1024)
@@ -119,7 +117,14 @@ def serve_store(address: str, port: int, is_local: bool) -> MachineStore:
             f"master_port: port {port} cannot be used on this machine: {error.strerror}\n"
             "Choose another with --master-port, on all machines."
         ) from None
-    here = "127.0.0.1" if family == socket.AF_INET else "::1"
+    return store_on(listener)
+
+
+def store_on(listener: socket.socket) -> MachineStore:
+    """Run a store in this process, at a socket that listens: torch itself would listen on all addresses."""
+    from torch._C._distributed_c10d import TCPStore  # here and below, because one process needs no store
+
+    here, port = "127.0.0.1" if listener.family == socket.AF_INET else "::1", listener.getsockname()[1]
     timeout = timedelta(seconds=STORE_SECONDS)
     return MachineStore(
         TCPStore(here, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -31,7 +31,7 @@ from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
 from aitrain.launch.machines import LaunchedRank, without_ranks
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
-from aitrain.launch.nodes import NodeGroup, State, interface_variables
+from aitrain.launch.nodes import MachineStore, NodeGroup, State, interface_variables, store_on
 from aitrain.launch.preflight import RunPlan
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
@@ -93,7 +93,9 @@ class Processes:
     """Rank and exit code of the first process that ended with an error and was not ended by us."""
     watchdog: Watchdog | None = None
     listener: socket.socket | None = None
-    """On which rank 0 runs torch's store, on one machine."""
+    """On which rank 0 runs torch's store, if this process starts all ranks."""
+    store: MachineStore | None = None
+    """Else the store that all ranks use, of this process."""
     activity: Path | None = None
     """The file of the memory with phases and progress counts, written by the training processes."""
     cause: Failed | None = None
@@ -187,8 +189,12 @@ class Processes:
             self.variables |= stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             if world > 1:
                 place = "" if self.machines else address, 0
-                self.listener = stack.enter_context(socket.create_server(place, backlog=world))
-                port = self.listener.getsockname()[1]
+                listener = stack.enter_context(socket.create_server(place, backlog=world))
+                port = listener.getsockname()[1]
+                if self.group is None:
+                    self.listener = listener
+                else:
+                    self.store = store_on(listener)
         if self.group is not None and self.machines:
             address = self.machines[0].address
             if self.node == 0:
@@ -199,32 +205,32 @@ class Processes:
         self.ranks = [LaunchedRank(first + n, world, n, count, address, port, has_store=True) for n in range(count)]
 
     def _start(self, log: RedactedLog, writing: int) -> None:
-        """Start one process for each rank. All write events to the same pipe, and inherit the run folder's lock.
+        """Start one process for each rank. All write events to the same pipe; those that are started here inherit the
+        lock of the run folder.
 
         Each is in a session of its own, so that Ctrl-C reaches only the parent, which forwards it; if the parent is
         killed, they finish their step, save and leave.
         """
-        command, lock = self._command(), self.folder.lock
-        files: dict[int, dict[str, int]] = {
-            rank.rank: {} if lock is None else {LOCK_VARIABLE: lock} for rank in self.ranks
-        }
-        if self.listener is not None:
-            files[0][STORE_VARIABLE] = self.listener.fileno()
+        command, first = self._command(), self.ranks[0]
         if self.group is not None and self.plan.launched is not None:
             job = {"command": command, "defaults": self._defaults(), "variables": self._added()}
-            pipes = writing, log.pipe.fileno()
-            self.trees |= hand_over(self.ranks, self.node, self.group.store, job, pipes, files)
+            job |= {"address": first.address, "port": first.port}
+            job["pipes"] = [f"/proc/{os.getpid()}/fd/{file}" for file in (writing, log.pipe.fileno())]
+            self.trees |= hand_over(self.ranks, self.node, self.group.store, job)
             return
         self.is_started = True  # interrupted, it would leave a process that is in no tree
         for rank in self.ranks:
-            numbers = {name: str(file) for name, file in files[rank.rank].items()}
+            files = {} if self.folder.lock is None else {LOCK_VARIABLE: self.folder.lock}
+            if self.listener is not None and rank is first:
+                files[STORE_VARIABLE] = self.listener.fileno()
+            numbers = {name: str(file) for name, file in files.items()}
             self.trees[rank.rank] = ProcessTree(
                 command,
                 math.inf,
                 env={**self._environment(), **rank.variables, **numbers},
                 stdout=writing,
                 stderr=log.pipe,
-                pass_fds=tuple(files[rank.rank].values()),
+                pass_fds=files.values(),
             )
 
     def _command(self) -> list[str]:
