@@ -90,7 +90,6 @@ def _show_result(study: Study, folder: Path, as_json: bool) -> None:
                 "status": sweep_page.STATUS[trial.state],
                 "values": trial.params,
                 "score": trial.value if trial.state.name == "COMPLETE" else None,
-                "scores": trial.intermediate_values,
                 **trial.user_attrs,
             }
             for trial in study.get_trials()

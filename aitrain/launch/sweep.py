@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.pruners import MedianPruner, NopPruner
 from optuna.samplers import TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
@@ -47,12 +46,9 @@ RANDOM_TRIALS = 5
 """Trials with random values before the Parzen estimator begins."""
 
 COMMAND = (*PYTHON, "-m", "aitrain", "grpo")
-STEP = "step "
-ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+ENDED = (TrialState.COMPLETE, TrialState.FAIL)
 FAILURES = 3
 """The sweep ends when its first trials have failed, as the others would fail as well."""
-PRUNING_TRIALS = 4
-"""Trials that must have finished before one is ended early."""
 
 
 # -- what is searched
@@ -201,8 +197,6 @@ class Sweep:
         Raises:
             RunFailed: the first trials have failed.
         """
-        first = self.plan.config.prune_after_step
-        self.study.pruner = NopPruner() if first is None else MedianPruner(PRUNING_TRIALS, first)
         self._unfinished = self.study.get_trials(states=(TrialState.RUNNING,))
         for note in self.plan.notes:
             self.announce(Note(note))
@@ -286,7 +280,7 @@ class Sweep:
         write_text(file, write_yaml(options))
         resume = ["--resume"] if (self.folder / name).exists() else []
         result: dict[str, Any] = {}
-        error, is_pruned = "", False
+        error = ""
         with subprocess.Popen(
             [*COMMAND, "--config", str(file), "--json", *resume],
             stdin=subprocess.DEVNULL,
@@ -314,29 +308,13 @@ class Sweep:
                     self.announce(event)
                 elif isinstance(event, Evaluated):  # of several trials at a time, their scores
                     self._say(trial, event_line(event))
-                if isinstance(event, Evaluated) and not is_pruned and self._should_prune(trial, event):
-                    is_pruned = True
-                    self._say(trial, f"pruned at {event.when}")
-                    process.terminate()
         row = (result.get("scores") or {}).get(objective)
         if row and row["after"]:
             trial.set_user_attr("before", row["before"] and row["before"]["mean"])
             trial.set_user_attr("interval", row["after"])
             trial.set_user_attr("seconds", result["seconds"])
             self.study.tell(trial, row["after"]["mean"])
-        elif is_pruned:
-            self.study.tell(trial, state=TrialState.PRUNED)
         elif not self.stops:
             why = error or f"exit code {process.returncode} without a score: were there held-out cases?"
             trial.set_user_attr("error", why)
             self.study.tell(trial, state=TrialState.FAIL)
-
-    def _should_prune(self, trial: Trial, event: Evaluated) -> bool:
-        """Report a held-out score during the training; returns whether the trial is to be ended now."""
-        score = event.greedy if self.plan.config.objective == "greedy" else event.sampled
-        if score is None or not event.when.startswith(STEP):
-            return False
-        step = int(event.when.removeprefix(STEP))
-        if step not in self.study.get_trials()[trial.number].intermediate_values:  # else it was scored before a kill
-            trial.report(score, step)
-        return trial.should_prune()

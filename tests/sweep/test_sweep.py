@@ -15,7 +15,7 @@ from typing import Any
 import optuna
 import pytest
 import yaml
-from optuna.trial import TrialState, create_trial
+from optuna.trial import create_trial
 
 from aitrain.cli import main
 from aitrain.errors import ConfigError
@@ -70,13 +70,10 @@ def starts(number: int) -> int:
 # -- killed, stopped and resumed
 
 
-def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_was_not(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweep, "PRUNING_TRIALS", 1)
-    write_file(prune_after_step=0, project_name="whole")
+def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_was_not(run: Run) -> None:
+    write_file(project_name="whole")
     assert run(*FILE) == 0
-    write_file(prune_after_step=0)
+    write_file()
     killed = multiprocessing.get_context("fork").Process(target=run, args=FILE, kwargs={"killed": "trial-4"})
     killed.start()
     killed.join(120)
@@ -88,7 +85,6 @@ def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_w
         for name in ("lrs", "whole")
     )
     assert resumed == whole
-    assert {"COMPLETE", "PRUNED"} == set(states())
     assert [starts(number) for number in (3, 4)] == [1, 2]
 
 
@@ -210,24 +206,6 @@ def test_a_sweep_without_a_score_has_failed(run: Run, capsys: pytest.CaptureFixt
     write_file(trials=2)
     assert run(*FILE, failing=[BAD, GOOD]) == 1
     assert "No trial has a score" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "ends"),
-    [
-        ({}, [None, None, None, None]),
-        ({"prune_after_step": 0}, [None, 5, 5, 5]),
-        ({"prune_after_step": 10}, [None, 10, 10, 10]),
-    ],
-)
-def test_a_trial_that_is_behind_the_others_is_ended_early(
-    run: Run, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], ends: list[int | None]
-) -> None:
-    monkeypatch.setattr(sweep, "PRUNING_TRIALS", 1)
-    write_file(search={"lr": [BAD], "lora_r": [32, 16, 8, 4]}, sampler="grid", **options)
-    assert run(*FILE) == 0
-    trials = open_study(Path("runs/lrs")).trials
-    assert [trial.last_step if trial.state == TrialState.PRUNED else None for trial in trials] == ends
 
 
 # -- several trials at a time

@@ -35,7 +35,6 @@ def read(**changes: object) -> SweepPlan:
         ({"options": {**OPTIONS, "project_name": "x"}}, "project_name: a sweep sets it"),
         ({"search": {"rl_env_weights": ["1,2", "2,1"]}}, "search: rl_env_weights must be the same"),
         ({"options": {**OPTIONS, "eval_cases": 0}}, "eval_cases"),
-        ({"options": {**OPTIONS, "eval_strategy": "no"}, "prune_after_step": 0}, "needs held-out scores"),
         ({"search": {**PLANTED, "rl_num_generations": [4, 7]}}, "cannot be divided"),
     ],
 )  # fmt: skip
