@@ -262,24 +262,12 @@ def show_answers(session: ChatSession, console: Console, question: str) -> None:
         view.finish()
 
 
-def answer_lines(session: ChatSession, as_json: bool) -> int:
-    """Answer each line of the standard input by itself, one line each; the answers of two models have their names and a
-    tab between them."""
-    for number, line in enumerate(sys.stdin, 1):
-        question = clean(line).strip()
-        if question:
+def answer_lines(session: ChatSession) -> None:
+    """Answer each line of the standard input by itself, one line of JSON each."""
+    for line in sys.stdin:
+        if question := clean(line).strip():
             session.reset()
-            try:
-                answers = session.ask(question)
-            except ConfigError as error:
-                raise ConfigError(f"line {number}: {error}") from None
-            shown = []
-            for name, answer in answers.items():
-                one_line = escape_controls(answer.replace("\n", "\\n"))
-                shown.append((f"{name}: " if len(answers) > 1 else "") + one_line)
-            line_of_json = json.dumps({"question": question, "answers": answers})
-            print(line_of_json if as_json else "\t".join(shown), flush=True)
-    return 0
+            print(json.dumps({"question": question, "answers": session.ask(question)}), flush=True)
 
 
 def main(request: ChatSetup) -> int:
@@ -291,12 +279,13 @@ def main(request: ChatSetup) -> int:
         if is_typed:
             print("loading the model ...", file=sys.stderr)
         with closing(open_session(request)) as session:
-            if not is_typed:
-                return answer_lines(session, request.as_json)
-            talk(session, Console(highlight=False))
-            return 0
+            if is_typed:
+                talk(session, Console(highlight=False))
+            else:
+                answer_lines(session)
+        return 0
 
-    return run_job(work, request.as_json, "chat")
+    return run_job(work, not sys.stdin.isatty(), "chat")
 
 
 if __name__ == "__main__":
