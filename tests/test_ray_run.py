@@ -28,7 +28,6 @@ from aitrain.launch.ray_processes import (
     RankJob,
     RankPlace,
     RayProcesses,
-    launcher_of,
     listening,
     parent_of,
 )
@@ -219,7 +218,7 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
     monkeypatch.setattr(ray_processes, "has_gpus", lambda: False)
     named = check(TrainConfig(**plan.config.changed(), ray_address="10.0.0.1:6379"))
     with pytest.raises(ConfigError, match="not connected"):
-        launcher_of(named)(named, folder, print).run()
+        RayProcesses(named, folder, print).run()
     ray_processes.fit(named, folder)
 
     assert seen["address"] == "10.0.0.1:6379"

@@ -20,7 +20,7 @@ from aitrain.launch.machines import Nodes
 from aitrain.launch.nodes import NodeGroup, facts, join_store, serve_store
 from aitrain.launch.preflight import RunPlan, done_text
 from aitrain.launch.processes import Processes
-from aitrain.launch.ray_processes import launcher_of
+from aitrain.launch.ray_processes import RayProcesses
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import has_steps
@@ -83,7 +83,7 @@ def run_in(
             for event in begin:
                 show(event)
             if group is None:
-                processes = launcher_of(plan)(plan, folder, show)
+                processes = (RayProcesses if plan.config.launcher == "ray" else Processes)(plan, folder, show)
             else:
                 group.show_folder(folder, plan.checkpoint, plan.processes)
                 processes = Processes(plan, folder, show, group)

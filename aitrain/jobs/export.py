@@ -151,7 +151,7 @@ def write_whole_model(reference: ModelReference, config: TrainConfig, folder: Pa
     if dtype == torch.float32 and not check.logit_difference <= TOLERANCE * max(1.0, _largest(trained)):
         raise RunFailed(
             "The exported model does not compute what was trained:"
-            f" its logits differ by {check.logit_difference:.2g}.\nIt was not kept. Use the adapter beside its base: aitrain serve"
+            f" its logits differ by {check.logit_difference:.2g}.\nIt was not kept: use aitrain serve."
         )
     return check
 

@@ -19,7 +19,6 @@ from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
 from aitrain.launch.resource_estimate import check_resources, choose_batch_size, device_memory, memory_of
-from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import VLLMOptions
 from aitrain.options.other_names import check_trl_effects, check_trl_fields
@@ -423,17 +422,17 @@ def _folder_to_resume(config: TrainConfig) -> RunFolder | None:
 
 
 def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
-    """Whether the run has finished, and these are its options."""
+    """Whether the run has finished, and the given options are its own."""
     if not all(read_object(file).get("status") == "finished" for file in (folder.status, folder.result)):
         return False
     try:
         before, now = resolve(TrainConfig, folder.config).written(), config.written()
     except ConfigError:  # of another version
         return False
-    of_passes = {"batch_size", "gradient_accumulation", "rl_prompts_per_step", "disable_gradient_checkpointing"}
-    derived = {*of_passes, *DECLARED_OPTIONS.values()} - config.model_fields_set
-    names = {*before, *now} - {"project_name", "output_dir", "num_processes", "node_rank"} - derived
-    return all(before.get(name) == now.get(name) for name in names)
+    given = {*config.model_fields_set, "max_steps", "epochs"} & now.keys()
+    return all(
+        before[name] == now[name] for name in given - {"project_name", "output_dir", "num_processes", "node_rank"}
+    )
 
 
 def _find_checkpoint(config: TrainConfig, folder: RunFolder | None, notes: list[str]) -> Path | None:
