@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from aitrain.environment.session import Message
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.redaction import redact
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, Trajectory
+from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Trajectory
 from aitrain.rollout.episode import sample_turn
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, Limits
@@ -45,8 +45,7 @@ Ctrl-C interrupts an answer."""
 
 @dataclass
 class ModelChat:
-    """One model in a chat, and its messages so far. It is the engine of its own answers, which are shown while they are
-    sampled."""
+    """One model in a chat, and its messages so far. Its answers are shown while they are sampled."""
 
     name: str
     """`base`, `tuned` or `model`."""
@@ -64,7 +63,7 @@ class ModelChat:
     cut_off: str = ""
     """Why the last answer ends before its end, and what to do; empty if the model ended it."""
     show: Callable[[str], None] = lambda _: None
-    """Called with the whole answer so far; it is never shorter than before."""
+    """Called with the whole answer so far."""
     asking: asyncio.Task[object] | None = None
     """The task of the present question; Ctrl-C cancels it."""
     ids: list[int] = field(default_factory=list)
@@ -80,19 +79,6 @@ class ModelChat:
         if self.asking is not None and self.asking.cancelling():
             raise asyncio.CancelledError
         self.show(self._text().rstrip("\ufffd"))  # the rest of a character may come with the next token
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        """Sample one completion; what was not shown while it was sampled is shown at its end."""
-        begun = request.prompt_ids[len(request.prompt_ids) - request.begun :]
-        self.ids = list(begun)
-        completion = await self.engine.generate(request)
-        self.ids = [*begun, *completion.ids]
-        self.show(self._text())
-        return completion
-
-    def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
-        """The engine's own."""
-        return self.engine.batch(episodes)
 
     async def ask(self, question: str, seed: int, decoding: Decoding) -> str:
         """The model's answer to the person; the conversation is as before if it cannot be had.
@@ -110,10 +96,12 @@ class ModelChat:
                 f"The conversation has {len(ids)} of {self.limits.context} tokens: there is no room for an answer.\n"
                 "Begin a new one: /reset, or reset() in Python."
             )
-        said = Trajectory(ids)
-        async with self.batch(1) as leave:
-            await sample_turn(self, self.chat, said, GenerationRequest([], room, decoding=decoding), seed)
+        said, self.ids = Trajectory(ids), []
+        async with self.engine.batch(1) as leave:
+            await sample_turn(self.engine, self.chat, said, GenerationRequest([], room, decoding=decoding), seed)
             leave()
+        self.ids = said.ids
+        self.show(self._text())  # what was not shown while it was sampled
         self.messages = [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
         self.cut_off = ""
         if not said.ended_by_policy:

@@ -12,7 +12,6 @@ import faulthandler
 import importlib
 import multiprocessing.util
 import os
-import select
 import sys
 import threading
 import time
@@ -76,17 +75,6 @@ class EventChannel:
         except (BrokenPipeError, ValueError):
             self.on_broken()
 
-    def watch(self) -> None:
-        """Start a thread that detects the end of the parent, also while no events are sent."""
-
-        def wait() -> None:
-            poll = select.poll()
-            poll.register(self.stream.fileno(), 0)
-            poll.poll()  # reports an error for a pipe without a reader; for a file or a terminal it never returns
-            self.on_broken()
-
-        threading.Thread(target=wait, name="parent-watch", daemon=True).start()
-
 
 def open_event_channel() -> EventChannel:
     """Reserve standard output for events, and redirect later prints to standard error, which is the log."""
@@ -138,22 +126,17 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     from aitrain.training.run_context import RunContext, StopRequest
     from aitrain.ui.card import try_to_write_card
 
-    def on_orphaned() -> None:
-        stop.request()
-        last = threading.Timer(config.stall_timeout, os._exit, [RunFailed.exit_code])  # no parent ends it if it hangs
-        last.daemon = True
-        last.start()
-
     stop = StopRequest()
-    with on_stop_signals(stop.request):
-        channel.on_broken = on_orphaned
-        channel.watch()
+    with on_stop_signals(stop.request):  # also from the supervisor of this process, if its command is killed
+        channel.on_broken = stop.request
         if launcher := os.environ.get(LAUNCHER_VARIABLE):
 
             def wait_for_end() -> None:
                 while os.getppid() == int(launcher):
                     time.sleep(1.0)
-                on_orphaned()
+                stop.request()
+                time.sleep(config.stall_timeout)
+                os._exit(RunFailed.exit_code)  # it hangs
 
             threading.Thread(target=wait_for_end, daemon=True).start()
         run(

@@ -7,7 +7,6 @@ for a rendezvous that is gone.
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import signal
@@ -209,7 +208,7 @@ class Processes:
         lock of the run folder.
 
         Each is in a session of its own, so that Ctrl-C reaches only the parent, which forwards it; if the parent is
-        killed, they finish their step, save and leave.
+        killed, they finish their step, save and leave, or are ended as a run that stalls.
         """
         command, first = self._command(), self.ranks[0]
         if self.group is not None and self.plan.launched is not None:
@@ -226,7 +225,7 @@ class Processes:
             numbers = {name: str(file) for name, file in files.items()}
             self.trees[rank.rank] = ProcessTree(
                 command,
-                math.inf,
+                self.plan.config.stall_timeout,
                 env={**self._environment(), **rank.variables, **numbers},
                 stdout=writing,
                 stderr=log.pipe,

@@ -9,11 +9,9 @@ import math
 import os
 import random
 import subprocess
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,10 +22,9 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.events import Announce, Evaluated, Failed, Note, RunResult, decode
+from aitrain.events import Announce, Failed, Note, RunResult, decode
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
-from aitrain.machine import usable_cores
 from aitrain.options.other_names import unknown_option
 from aitrain.options.reading import resolve
 from aitrain.options.section import options_of
@@ -36,7 +33,6 @@ from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import RunFolder, write_json, write_text
-from aitrain.ui.dashboard import event_line
 from aitrain.ui.sweep_page import best_trial, outcome, trial_name, values_text, write_page
 
 Distribution: TypeAlias = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -158,25 +154,9 @@ def _as_choice(value: Any) -> Any:
 # -- the trials
 
 
-def device_shares(gpus: tuple[str, ...], parallel: int) -> list[dict[str, str]]:
-    """Environment variables for each of the trials at the same time: equal shares of the GPUs, or of the cores.
-
-    Raises:
-        ConfigError: there are fewer GPUs than trials.
-    """
-    if parallel == 1:
-        return [{}]
-    if not gpus:
-        return [{"OMP_NUM_THREADS": str(max(1, usable_cores() // parallel))}] * parallel
-    share = len(gpus) // parallel
-    if share == 0:
-        raise ConfigError(f"--parallel {parallel}: there are only {len(gpus)} GPUs")
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[n * share : (n + 1) * share])} for n in range(parallel)]
-
-
 @dataclass
 class Sweep:
-    """The trials of a sweep, played one after another or, for several `device_shares`, several at a time.
+    """The trials of a sweep, played one after another.
 
     A trial that a stopped or killed sweep left is running in the record, and is resumed first.
     """
@@ -185,11 +165,8 @@ class Sweep:
     folder: Path
     study: Study
     announce: Announce
-    shares: list[dict[str, str]]
     stops: int = 0
-    _unfinished: list[FrozenTrial] = field(default_factory=list)
-    _processes: list[subprocess.Popen[str]] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _process: subprocess.Popen[str] | None = None
 
     def run(self) -> None:
         """Play the trials that are left.
@@ -197,23 +174,34 @@ class Sweep:
         Raises:
             RunFailed: the first trials have failed.
         """
-        self._unfinished = self.study.get_trials(states=(TrialState.RUNNING,))
         for note in self.plan.notes:
             self.announce(Note(note))
         self._record("running")
         try:
-            with ThreadPoolExecutor(len(self.shares), thread_name_prefix="trial") as pool:
-                list(pool.map(self._play_trials, self.shares))  # raises what one of them does
+            while not self.stops and (trial := self._next()) is not None:
+                self._say(trial, values_text(trial.params))
+                self._play(trial)
+                self._record("running")
+                best = best_trial(self.study)
+                ahead = f"; best so far {best.value:.3f} ({trial_name(best)})" if best else ""
+                self._say(trial, f"{outcome(self.study.get_trials()[trial.number])}{ahead}")
+                ended = self.study.get_trials(states=ENDED)
+                if len(ended) == FAILURES and all(trial.state == TrialState.FAIL for trial in ended):
+                    raise RunFailed(
+                        f"The first {FAILURES} trials have failed: the sweep ends.\n"
+                        f"{trial_name(ended[0])}: {outcome(ended[0])}\n"
+                        "Start it again without --resume, which does not play failed trials again."
+                    )
         except BaseException as error:
             self._record("failed", str(error))
             raise
         self._record("stopped" if self.stops else "finished")
 
     def stop(self) -> None:
-        """Ask the running trials to finish their step and save; a second call kills them."""
+        """Ask the running trial to finish its step and save; a second call kills it."""
         self.stops += 1
-        for process in self._processes:  # those that have ended as well, which get no signal
-            process.terminate()
+        if self._process is not None:
+            self._process.terminate()
 
     def _record(self, status: str, reason: str = "") -> None:
         """Write status.json and result.json, by which other commands show the sweep, and its page."""
@@ -233,48 +221,21 @@ class Sweep:
         write_json(folder.result, result)
         write_page(self.study, self.folder)
 
-    def _say(self, trial: Trial | FrozenTrial, text: str) -> None:
+    def _say(self, trial: Trial, text: str) -> None:
         self.announce(Note(f"{trial_name(trial)} ({trial.number + 1} of {self.plan.trials}): {text}", "info"))
 
-    def _play_trials(self, share: dict[str, str]) -> None:
-        """Play trials until none is left; an error stops the others as well."""
-        try:
-            while (trial := self._next()) is not None:
-                self._say(trial, values_text(trial.params))
-                self._play(Trial(self.study, trial._trial_id), share)
-                with self._lock:
-                    self._record("running")
-                best = best_trial(self.study)
-                ahead = f"; best so far {best.value:.3f} ({trial_name(best)})" if best else ""
-                self._say(trial, f"{outcome(self.study.get_trials()[trial.number])}{ahead}")
-                ended = self.study.get_trials(states=ENDED)
-                if len(ended) == FAILURES and all(trial.state == TrialState.FAIL for trial in ended):
-                    raise RunFailed(
-                        f"The first {FAILURES} trials have failed: the sweep ends.\n"
-                        f"{trial_name(ended[0])}: {outcome(ended[0])}\n"
-                        "Start it again without --resume, which does not play failed trials again."
-                    )
-        except BaseException:
-            self.stop()
-            raise
-
-    def _next(self) -> FrozenTrial | None:
-        with self._lock:
-            if self.stops:
-                return None
-            if self._unfinished:
-                return self._unfinished.pop(0)
-            values = self.plan.next_values(self.study.get_trials())
-            if values is None:
-                return None
+    def _next(self) -> Trial | None:
+        running = self.study.get_trials(states=(TrialState.RUNNING,))
+        if not running and (values := self.plan.next_values(self.study.get_trials())) is not None:
             made = create_trial(state=TrialState.RUNNING, params=values, distributions={**self.plan.space})
             self.study.add_trial(made)
-            return self.study.get_trials()[-1]
+            running = self.study.get_trials(states=(TrialState.RUNNING,))
+        return Trial(self.study, running[0]._trial_id) if running else None
 
-    def _play(self, trial: Trial, share: dict[str, str]) -> None:
+    def _play(self, trial: Trial) -> None:
         """Run the training of a trial, or continue it, and record its score, or why it has none; one that was stopped
         stays as it is."""
-        name, objective = trial_name(trial), self.plan.config.objective
+        name = trial_name(trial)
         file = self.folder / f"{name}.yaml"
         options = self.plan.trial_options(trial.params, project_name=name, output_dir=str(self.folder))
         write_text(file, write_yaml(options))
@@ -288,13 +249,11 @@ class Sweep:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **share},
             start_new_session=True,  # Ctrl-C is for the sweep, which passes it on
-        ) as process:
-            self._processes.append(process)
+        ) as self._process:
             if self.stops:
-                process.terminate()
-            for line in process.stdout or ():
+                self._process.terminate()
+            for line in self._process.stdout or ():
                 event = decode(line)
                 if isinstance(event, RunResult):
                     result = event.result
@@ -302,19 +261,15 @@ class Sweep:
                     error = event.message
                 elif event is None:
                     error = line.strip() or error  # the last line of a traceback, if there is one
-                elif isinstance(event, Note):
-                    continue  # all trials have the same ones at first, and later ones are in their reports
-                elif len(self.shares) == 1:
+                elif not isinstance(event, Note):  # all trials have the same at first; later ones are in their reports
                     self.announce(event)
-                elif isinstance(event, Evaluated):  # of several trials at a time, their scores
-                    self._say(trial, event_line(event))
-        row = (result.get("scores") or {}).get(objective)
+        row = (result.get("scores") or {}).get(self.plan.config.objective)
         if row and row["after"]:
             trial.set_user_attr("before", row["before"] and row["before"]["mean"])
             trial.set_user_attr("interval", row["after"])
             trial.set_user_attr("seconds", result["seconds"])
             self.study.tell(trial, row["after"]["mean"])
         elif not self.stops:
-            why = error or f"exit code {process.returncode} without a score: were there held-out cases?"
+            why = error or f"exit code {self._process.returncode} without a score: were there held-out cases?"
             trial.set_user_attr("error", why)
             self.study.tell(trial, state=TrialState.FAIL)

@@ -18,9 +18,8 @@ import yaml
 from optuna.trial import create_trial
 
 from aitrain.cli import main
-from aitrain.errors import ConfigError
 from aitrain.launch import sweep
-from aitrain.launch.sweep import SweepPlan, check_sweep, device_shares
+from aitrain.launch.sweep import SweepPlan, check_sweep
 from aitrain.options.sweep import SweepConfig
 from aitrain.ui import sweep_page
 from aitrain.ui.overview import Overview
@@ -206,20 +205,3 @@ def test_a_sweep_without_a_score_has_failed(run: Run, capsys: pytest.CaptureFixt
     write_file(trials=2)
     assert run(*FILE, failing=[BAD, GOOD]) == 1
     assert "No trial has a score" in capsys.readouterr().out
-
-
-# -- several trials at a time
-
-
-def test_trials_at_the_same_time_have_their_own_gpus_and_values(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aitrain.launch.hardware.visible_gpus", lambda: ("0", "1", "2", "3", "4"))
-    write_file()
-    assert run("sweep.yaml", "--parallel", "2") == 0
-    assert states() == ["COMPLETE"] * 8
-    assert len({json.dumps(trial.params) for trial in open_study(Path("runs/lrs")).trials}) == 8
-    assert {file.read_text() for file in Path("runs/lrs").glob("*/gpus")} == {"0,1", "2,3"}
-
-
-def test_a_trial_without_a_gpu_of_its_own_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--parallel 4: there are only 2 GPUs"):
-        device_shares(("0", "1"), 4)
