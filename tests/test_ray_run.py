@@ -101,7 +101,7 @@ def test_the_loss_of_a_process_is_known_and_nothing_that_it_forked_is_left(
     rank, end = run_rank(plan, folder, body, heard.append, monkeypatch)
     assert isinstance(end, Failed)
     assert "Rank 1 of 2 ended without an error message: SIGKILL" in end.message
-    assert (rank.last, rank.lost) == (None, (1, -9))
+    assert (rank.last, rank.lost) == (None, end)
     assert eventually(lambda: not is_alive(int(heard[0].text)))
 
 

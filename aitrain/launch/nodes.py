@@ -30,7 +30,6 @@ from aitrain.events import Failed
 from aitrain.launch.machines import Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
-from aitrain.redaction import without_secrets
 from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.run_folder import RunFolder, read_object
 
@@ -45,8 +44,6 @@ STORE_SECONDS = 60.0
 """Maximum seconds for the store to answer."""
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft")
 """Packages whose versions must be equal."""
-PER_NODE = {"node_rank", "output_dir", "project_name", "resume_from_checkpoint"}
-"""Options that may differ between machines; the others' values of the last three are not used."""
 SMALL_FILE = 1 << 20
 """Bytes below which a file of a model is compared by its content: configurations, not weights."""
 SEES_WITHIN = 5.0
@@ -160,8 +157,7 @@ def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], 
 
 
 def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int) -> Facts:
-    """What must be equal on all machines, without secrets."""
-    options = {name: value for name, value in config.written().items() if name not in PER_NODE}
+    """What must be equal on all machines. The options are those of node 0, in its config.yaml."""
     model = Path(config.model).expanduser()
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
@@ -170,7 +166,6 @@ def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int)
         "the environment's code": ", ".join(_code_hash(file) for file in env_files if file is not None),
         "the model's files": _hash(model, "*"),
         "number of training processes": processes,
-        **without_secrets(json.loads(json.dumps(options, default=str))),
     }
 
 

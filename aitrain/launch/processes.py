@@ -88,8 +88,8 @@ class Processes:
     """Process ids by rank."""
     last: Failed | Ended | None = None
     stops: int = 0
-    lost: tuple[int, int | None] | None = None
-    """Rank and exit code of the first process that ended with an error and was not ended by us."""
+    lost: Failed | None = None
+    """How the first process ended that was not ended by us and said no error."""
     watchdog: Watchdog | None = None
     listener: socket.socket | None = None
     """On which rank 0 runs torch's store, if this process starts all ranks."""
@@ -98,7 +98,7 @@ class Processes:
     activity: Path | None = None
     """The file of the memory with phases and progress counts, written by the training processes."""
     cause: Failed | None = None
-    """The loss of a machine or of a process of another one, which explains the errors of the ranks."""
+    """The loss of a machine or a process, which explains the errors of the ranks."""
     is_started: bool = False
     """Whether Ctrl-C ends the processes through `trees`; before, it interrupts this one."""
     _is_killed: bool = False
@@ -212,9 +212,14 @@ class Processes:
         """
         command, first = self._command(), self.ranks[0]
         if self.group is not None and self.plan.launched is not None:
-            job = {"command": command, "defaults": self._defaults(), "variables": self._added()}
-            job |= {"address": first.address, "port": first.port}
-            job["pipes"] = [f"/proc/{os.getpid()}/fd/{file}" for file in (writing, log.pipe.fileno())]
+            job = {
+                "command": command,
+                "defaults": self._defaults(),
+                "variables": self._added(),
+                "address": first.address,
+                "port": first.port,
+                "pipes": [f"/proc/{os.getpid()}/fd/{file}" for file in (writing, log.pipe.fileno())],
+            }
             self.trees |= hand_over(self.ranks, self.node, self.group.store, job)
             return
         self.is_started = True  # interrupted, it would leave a process that is in no tree
@@ -340,15 +345,18 @@ class Processes:
         """Wait for a process, in a thread. If it was not ended by us, the others would wait for it."""
         code = tree.wait_for_program()
         if code != 0 and not self._is_killed:
-            self.lost = self.lost or (rank, code)
+            self.lost = self.lost or self._how_it_ended(rank, code)
+            if code is None or -code in CRASHES:
+                self.cause = self.cause or self.lost
             if code is not None and code < 0 and self.last is None and not self.stops:
-                self._say_end(Failed(self._how_it_ended(rank, code), RunFailed.exit_code), is_cause=True)
+                self._say_end(self.lost, is_cause=True)
             if self.world > 1 and self.last is None:
                 self._kill_in(PATIENCE if code is not None and code > 0 else 0.0)  # its error may still be in the pipe
         tree.wait()
 
-    def _how_it_ended(self, rank: int, code: int | None) -> str:
-        """`Rank 1 of 2 was ended by SIGKILL (out of memory?)`, from an exit code, which only its launcher may know."""
+    def _how_it_ended(self, rank: int, code: int | None) -> Failed:
+        """`Rank 1 of 2 ended without an error message: SIGKILL (out of memory?)`, from an exit code, which only its
+        launcher may know."""
         who = "The training process" if self.world == 1 else f"Rank {rank} of {self.world}"
         how = "see the output of its launcher" if code is None else f"exit code {code}"
         if code is not None and code < 0:
@@ -357,7 +365,10 @@ class Processes:
                 signal.SIGABRT: " (NCCL, after --ddp-timeout? See train.log)",
             }
             how = signal.Signals(-code).name + causes.get(signal.Signals(-code), "")
-        return f"{who} ended without an error message: {how}"
+        text = f"{who} ended without an error message: {how}"
+        if code != -signal.SIGKILL and self.plan.config.rl_env_isolation == "thread":
+            text += "\nIf the environment's code ended it: with --rl-env-isolation process the training continues."
+        return Failed(text, RunFailed.exit_code)
 
     def _end(self) -> Failed | Ended:
         """How the run ended. Where a rank was killed, or a machine lost, the others failed because of that."""
@@ -369,17 +380,11 @@ class Processes:
             elif self.node == 0:
                 self.group.wait_for_others(PATIENCE)
         is_failure = isinstance(self.last, Failed) and self.last.exit_code == RunFailed.exit_code
-        if self.cause is not None and is_failure and not self.stops:
-            return self.cause
-        rank, code = self.lost or (min(self.trees, default=0), 0)
-        if self.last is not None and not (is_failure and (code is None or -code in CRASHES)):
+        if self.last is not None and not (is_failure and self.cause):
             return self.last
         if self.stops:
             return Failed("Stopped.", Interrupted.exit_code)
-        lines = [self._how_it_ended(rank, code)]
-        if code != -signal.SIGKILL and self.plan.config.rl_env_isolation == "thread":
-            lines.append("If the environment's code ended it: with --rl-env-isolation process the training continues.")
-        return Failed("\n".join(lines), RunFailed.exit_code)
+        return self.cause or self.lost or self._how_it_ended(min(self.trees, default=0), 0)
 
     # -- other machines
 

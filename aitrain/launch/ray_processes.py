@@ -251,11 +251,10 @@ def run_rank(config: dict[str, RankJob]) -> None:
         LaunchedRank(number, world, *local, start["address"], start["port"]), places, job, partial(say, said, number)
     )
     with listening(processes):
-        end = processes.run()
+        processes.run()
     if processes.lost is not None and processes.last is None and not processes.stops:
-        lost = getattr(end, "message", "")
-        say(said, number, Note(lost))
-        raise RunFailed(lost)
+        say(said, number, Note(processes.lost.message))
+        raise RunFailed(processes.lost.message)
 
 
 def first_words(job: RankJob, address: str) -> dict[str, Any]:
