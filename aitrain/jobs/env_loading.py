@@ -153,12 +153,7 @@ def describe_run(runner: Runner) -> dict[str, Any]:
         return {**each[""], **facts}
     for name, share in runner.config.env_shares.items():
         each[name] |= {"share": share, "score_range": parts[name].config.rl_score_range}
-    joined = {
-        key: ", ".join(dict.fromkeys(one[key] for one in each.values() if one.get(key))) or None
-        for key in ("module", "file", "package")
-    }
     return {
-        **joined,
         "class": ", ".join(f"{name}={one['class']}" for name, one in each.items()),
         "sha256": source_hash(file for part in parts.values() for file in files_of(part.environment)),
         "config": {name: one["config"] for name, one in each.items()},

@@ -24,7 +24,7 @@ from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, WeightVersion
-from aitrain.environment.contract import Case, named_by
+from aitrain.environment.contract import Case
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, Interrupted
@@ -152,8 +152,7 @@ def _prepare(
         shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
         context.stop.check()
         context.enter(f"loading {reference.given}")
-        asked_for = any(_asks_for_model(part.environment) for part in runner.parts.values())
-        policy = load_policy(reference, config, with_weights=asked_for or not config.use_vllm)
+        policy = load_policy(reference, config, with_weights=not config.use_vllm)
         most = prompt_limit(config, policy.context)
     prompts = prompt_limits(runner, shown.chat, most, shown.tools)
     per_step = plan_batch(config, processes=1).prompts_per_step
@@ -235,12 +234,6 @@ def _trained_on(reference: ModelReference, cases: Sequence[Case]) -> int:
             if is_used and (reference.step is None or record.step <= reference.step):
                 seen.add(prompt_key(record.prompt or record.row))
     return sum(prompt_key(content_of(case)) in seen for case in cases)
-
-
-def _asks_for_model(environment: object) -> bool:
-    """Whether the environment's `score_episode` has a parameter for the model."""
-    method = getattr(environment, "score_episode", None)
-    return method is not None and "model" in (named_by(method) or ("model",))
 
 
 # -- vLLM servers
