@@ -18,7 +18,7 @@ from aitrain.environment.rollout_session import BackgroundRun
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, launched_rank
-from aitrain.launch.nodes import MachineStore, NodeGroup, difference, facts, join_store, serve_store
+from aitrain.launch.nodes import MachineStore, NodeGroup, difference, facts, open_store
 from aitrain.launch.preflight import check
 from aitrain.runs.run_folder import RunFolder, read_object
 from tests.conftest import free_port
@@ -55,7 +55,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def stores() -> list[MachineStore]:
     """The store of two machines, as each of them sees it."""
     port = free_port()
-    return [serve_store("127.0.0.1", port, is_local=True), join_store("127.0.0.1", port, 20.0)]
+    return [open_store(Nodes(2, rank, "127.0.0.1", port), 20.0) for rank in (0, 1)]
 
 
 def beside(call: Callable[[], Any]) -> Future[Any]:
@@ -230,9 +230,9 @@ def test_a_port_that_is_in_use_and_a_node_0_that_is_not_there_are_refused() -> N
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"master_port: port {port} cannot be used"):
-            serve_store("127.0.0.1", port, is_local=True)
+            open_store(Nodes(2, 0, "127.0.0.1", port), 1.0)
     with pytest.raises(ConfigError, match=f"node 0 does not answer at 127.0.0.1:{port}"):
-        join_store("127.0.0.1", port, 0.1)
+        open_store(Nodes(2, 1, "127.0.0.1", port), 0.1)
 
 
 def test_the_store_of_one_machine_listens_on_that_machine_only(stores: list[MachineStore]) -> None:

@@ -170,14 +170,8 @@ def _serve(request: Request) -> Document:
 
 
 async def _serve_until_stopped(service: EnvService, say: Say) -> None:
-    signals = list[int]()
-
-    def stop(number: int) -> None:
-        signals.append(number)
-        service.stop.set()
-
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        asyncio.get_running_loop().add_signal_handler(number, service.stop.set)
     one = service.description
     held_out = "" if one.held_out is None else f", {one.held_out} held-out ones"
 
@@ -189,8 +183,6 @@ async def _serve_until_stopped(service: EnvService, say: Say) -> None:
         await service.serve(on_ready)
     except OSError as error:
         raise ConfigError(f"--host {service.host} --port {service.port}: {error.strerror or error}") from error
-    if signal.SIGINT in signals:
-        raise KeyboardInterrupt
 
 
 def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | None) -> EnvDescription:

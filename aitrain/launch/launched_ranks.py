@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import COMMAND_VARIABLE, LAUNCHER_VARIABLE
 from aitrain.launch.machines import LaunchedRank, Nodes, launched_rank, without_ranks
-from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, StoreLostError, join_store, serve_store
+from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, StoreLostError, join_store, open_store
 from aitrain.options.train import TrainConfig
 
 MEET_SECONDS = 600.0
@@ -105,11 +105,8 @@ def open_group(rank: LaunchedRank) -> tuple[NodeGroup, MachineStore]:
     Raises:
         ConfigError: the store does not answer, or its port is in use.
     """
-    if rank.rank == 0 and not rank.has_store:
-        store = serve_store(rank.address, rank.port, is_local=rank.nodes is None)
-    else:
-        store = join_store(rank.address, rank.port, MEET_SECONDS)
     nodes = rank.nodes or Nodes(1, 0, rank.address, rank.port)
+    store = open_store(nodes, MEET_SECONDS, rank.has_store)
     return NodeGroup(nodes, store.below(rank.restarts)), store
 
 

@@ -100,21 +100,23 @@ class MachineStore:
             return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
 
-def serve_store(address: str, port: int, is_local: bool) -> MachineStore:
-    """Run the store in this process; for one machine it listens on 127.0.0.1 only.
+def open_store(nodes: Nodes, seconds: float, is_there: bool = False) -> MachineStore:
+    """The store of some machines: node 0 runs it, unless a launcher does; for one machine it listens on 127.0.0.1 only.
 
     Raises:
-        ConfigError: the port is in use.
+        ConfigError: its port is in use; or nothing answers there within these seconds.
     """
+    if nodes.rank > 0 or is_there:
+        return join_store(nodes.address, nodes.port, seconds)
+    place = "127.0.0.1" if nodes.count == 1 or nodes.address in ("127.0.0.1", "localhost") else ""
     try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server(("127.0.0.1" if is_local else "", port), family=family, backlog=1024)
+        family = socket.AF_INET6 if ":" in nodes.address else socket.AF_INET
+        return store_on(socket.create_server((place, nodes.port), family=family, backlog=1024))
     except OSError as error:
         raise ConfigError(
-            f"master_port: port {port} cannot be used on this machine: {error.strerror}\n"
+            f"master_port: port {nodes.port} cannot be used on this machine: {error.strerror}\n"
             "Choose another with --master-port, on all machines."
         ) from None
-    return store_on(listener)
 
 
 def store_on(listener: socket.socket) -> MachineStore:
