@@ -59,7 +59,7 @@ SILENCE = 20.0
 
 Facts: TypeAlias = dict[str, Any]
 State: TypeAlias = dict[str, Any]
-"""What a machine says of itself: `beat`, `stops`, `kill`, `end` and `over`, of which each is absent at first, and to
+"""What a machine says of itself: `beat`, `stops`, `end` and `over`, of which each is absent at first, and to
 agree before the run `hello`, on node 0 `machines`, `folder` and `begin`."""
 
 

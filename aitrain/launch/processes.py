@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import threading
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -104,7 +104,6 @@ class Processes:
     _is_killed: bool = False
     _signals: int = 0
     """How often a signal has asked this process to stop."""
-    _asking: AbstractContextManager[object] = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         if self.group is not None:
@@ -317,13 +316,12 @@ class Processes:
     def stop(self, times: int = 1) -> None:
         """Ask the training processes to finish their step, save and leave; asked a second time, kill them. For any
         thread. `times`: how often one machine was asked, as a scheduler signals all of them."""
-        with self._asking:
-            if times <= self.stops:
-                return
-            self.stops = times
+        if times <= self.stops:
+            return
+        self.stops = times
         if self.group is not None:
-            self.group.say(stops=self.stops)
-        if self.stops > 1:
+            self.group.say(stops=times)
+        if times > 1:
             self._kill()
             return
         # in a thread, as this one may be announcing an event already
@@ -337,8 +335,6 @@ class Processes:
 
     def _kill(self) -> None:
         self._is_killed = True
-        if self.group is not None and self.node == 0:
-            self.group.say(kill=True)
         self._send(signal.SIGKILL)
 
     def _wait(self, rank: int, tree: ProcessTree | LaunchedProcess) -> None:
@@ -399,8 +395,6 @@ class Processes:
         if (times := state.get("stops", 0)) > self.stops:
             self.stop(times)
             self.announce(Note(f"{self.group.name(rank)} was asked to stop", "info"))
-        if state.get("kill") and not self._is_killed:
-            self._kill()
         if end := state.get("end"):
             self._hear_end(end)
         elif state.get("over") and self.last is None and self.lost is None and not self.stops:
