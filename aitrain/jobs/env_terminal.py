@@ -73,7 +73,9 @@ def main(request: Request) -> int:
 
 
 def _play(request: Request) -> Document:
-    signal.signal(signal.SIGINT, _interrupt)  # at once: asyncio's own handler would wait for a person's answer
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # at once: asyncio's own handler would wait for a person's answer
     options = PlayOptions(**request["play"])
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
     tokenizer = LazyTokenizer(config)
@@ -98,10 +100,6 @@ def _policy_rollout(opened: OpenedEnvironment, config: TrainConfig) -> Rollout:
     runner = start_runner(opened.environment, config)
     scoring = offer_model(runner, policy.model, chat.tokenizer)
     return Rollout(runner, policy.engine(), chat, limits_of(runner, policy.context), policy.end, scoring)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _show(request: Request) -> Document:

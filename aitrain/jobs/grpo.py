@@ -32,7 +32,6 @@ from aitrain.training.held_out_scoring import TrainingOver
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
 from aitrain.training.saving import merge_adapter, repository_of, save_model
-from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trainer_checkpoint import explain_write_errors
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
 
@@ -76,7 +75,9 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
         is_asked = context.stop.on_any_rank() and context.stop.reason is None
         status = "stopped" if prepared.held_out.stopped or is_asked else "finished"
         if is_asked:
-            _save_last_step(context, prepared.trainer)
+            last = context.folder.checkpoints / f"{PREFIX}{prepared.trainer.state.global_step}"
+            if not of_first(last.is_dir()):
+                prepared.trainer.save_checkpoint()
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
             is_chosen = best is not None or prepared.held_out.reason is not None
@@ -176,13 +177,6 @@ def _save(context: RunContext, prepared: Prepared) -> None:
         if config.peft and config.merge_adapter and trainer.accelerator.is_main_process:
             merge_adapter(trainer, context.folder, config)
     trainer.accelerator.wait_for_everyone()
-
-
-def _save_last_step(context: RunContext, trainer: EpisodeTrainer) -> None:
-    """Save a checkpoint, unless there is one of the last step."""
-    path = context.folder.checkpoints / f"{PREFIX}{trainer.state.global_step}"
-    if not of_first(path.is_dir()):
-        trainer.save_checkpoint()
 
 
 def _take_best(context: RunContext, prepared: Prepared) -> MetricsLine | None:

@@ -165,7 +165,10 @@ def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int)
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: version_of(name) for name in PACKAGES},
         "aitrain's code": _hash(PACKAGE, "**/*.py"),
-        "the environment's code": ", ".join(_code_hash(file) for file in env_files if file is not None),
+        "the environment's code": ", ".join(
+            _hash(file.parent, "**/*.py" if (file.parent / "__init__.py").exists() else file.name)
+            for file in filter(None, env_files)
+        ),
         "the model's files": _hash(model, "*"),
         "number of training processes": processes,
     }
@@ -175,11 +178,6 @@ def difference(own: Facts, theirs: Facts) -> str:
     """The first facts that differ, as `trl 1.17.0 (node 0: 1.16.0)`; empty if none does."""
     names = [name for name in own if own[name] != theirs.get(name)]
     return "; ".join(f"{name} {str(theirs.get(name))[:60]} (node 0: {str(own[name])[:60]})" for name in names[:3])
-
-
-def _code_hash(file: Path) -> str:
-    """Of the environment's file, or of all modules of its package."""
-    return _hash(file.parent, "**/*.py" if (file.parent / "__init__.py").exists() else file.name)
 
 
 def _hash(folder: Path, pattern: str) -> str:
