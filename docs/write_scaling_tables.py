@@ -60,8 +60,8 @@ def fits_table() -> str:
         shape = shape_of(model)
         cells = [memory_cell(shape, *way) for way in WAYS.values()]
         config = TrainConfig(**GENERATION, max_steps=1, save_total_limit=1, save_strategy="steps")
-        disk = estimate_disk(shape, config)
-        checkpoint, weights = disk.checkpoints / 2, 2 * shape.weights  # one is kept, one is being written
+        _, checkpoints = estimate_disk(shape, config)
+        checkpoint, weights = checkpoints / 2, 2 * shape.weights  # one is kept, one is being written
         lines.append(f"| {model} | " + " | ".join([*cells, gib(checkpoint), gib(weights)]) + " |")
     return "\n".join(lines)
 

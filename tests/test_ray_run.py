@@ -28,7 +28,6 @@ from aitrain.launch.ray_processes import (
     RankJob,
     RankPlace,
     RayProcesses,
-    launcher_of,
     listening,
     parent_of,
 )
@@ -102,7 +101,7 @@ def test_the_loss_of_a_process_is_known_and_nothing_that_it_forked_is_left(
     rank, end = run_rank(plan, folder, body, heard.append, monkeypatch)
     assert isinstance(end, Failed)
     assert "Rank 1 of 2 ended without an error message: SIGKILL" in end.message
-    assert (rank.last, rank.lost) == (None, (1, -9))
+    assert (rank.last, rank.lost) == (None, end)
     assert eventually(lambda: not is_alive(int(heard[0].text)))
 
 
@@ -219,7 +218,7 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
     monkeypatch.setattr(ray_processes, "has_gpus", lambda: False)
     named = check(TrainConfig(**plan.config.changed(), ray_address="10.0.0.1:6379"))
     with pytest.raises(ConfigError, match="not connected"):
-        launcher_of(named)(named, folder, print).run()
+        RayProcesses(named, folder, print).run()
     ray_processes.fit(named, folder)
 
     assert seen["address"] == "10.0.0.1:6379"

@@ -35,7 +35,9 @@ def peak(machine: DeviceMemory, **options: Any) -> int:
 
 
 def header(**tensors: list[int]) -> bytes:
-    text = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in tensors.items()}).encode()
+    text = json.dumps(
+        {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in tensors.items()}
+    ).encode()
     return len(text).to_bytes(8, "little") + text
 
 

@@ -64,7 +64,7 @@ def test_samples_are_taken_while_the_run_lasts_ever_further_apart(
 
     recorder = SystemRecorder(tmp_path / "system.jsonl")
     monkeypatch.setattr(recorder._over, "wait", wait)
-    recorder._record()
+    recorder.run()
     assert len(list(read_lines(recorder.path))) == 600
     assert waited[0] == 5.0
     assert 8.0 < waited[-1] < 60.0

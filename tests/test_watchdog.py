@@ -165,23 +165,3 @@ exit_now(0, open_event_channel())
         assert process.stderr.read() == b""
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
-
-
-def test_an_orphan_that_hangs_ends_itself(tmp_path: Path) -> None:
-    """Where the parent was killed, the training process has a watchdog of its own."""
-    code = f"""
-import sys, threading
-from pathlib import Path
-from aitrain import activity
-from aitrain.options.train import TrainConfig
-from aitrain.runs.run_folder import RunFolder
-from aitrain.jobs.worker import _own_watchdog
-activity.own.enter("training")
-_own_watchdog(RunFolder(Path({str(tmp_path)!r})), TrainConfig(stall_timeout=0.3)).start()
-threading.Event().wait()
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
-
-    assert done.returncode == 1
-    assert "Stalled without a parent: training." in (tmp_path / "train.log").read_text()
-    assert read_object(tmp_path / "status.json")["status"] == "stalled"

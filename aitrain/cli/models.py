@@ -37,20 +37,19 @@ def chat(
     system: Annotated[str, typer.Option(help="Begin with this system prompt.")] = "",
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the answers.")] = 0,
-    as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
     """Talk to a trained model and its base, side by side.
 
-    Questions from a pipe get one line each: echo "2 + 2 = ?" | aitrain chat runs/sums. Options of the run stay as they
-    were, unless they are given here.
+    Questions from a pipe get one line of JSON each: echo "2 + 2 = ?" | aitrain chat runs/sums. Options of the run stay
+    as they were, unless they are given here.
     """
     from aitrain.launch.command_processes import limit_threads, run_on_terminal
     from aitrain.runs.model_reference import chat_options
     from aitrain.runs.requests import ChatSetup
 
     given = given_flags(flags)
-    request = ChatSetup(model, chat_options(model, only, given), only, system, greedy, seed, as_json)
+    request = ChatSetup(model, chat_options(model, only, given), only, system, greedy, seed)
     limit_threads(request.config.model)
     limit = request.config.rl_max_new_tokens if "rl_max_new_tokens" in given else None
     return run_on_terminal("aitrain.jobs.chat", asdict(replace(request, answer_tokens=limit)))
@@ -61,9 +60,6 @@ def export(
     *,
     out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder to write; unset: exports/NAME.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; unset: that of the base.")] = None,
-    adapter_only: Annotated[
-        bool, typer.Option("--adapter-only", help="Export the adapter as it is, to be loaded beside its base.")
-    ] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the base model.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -76,14 +72,12 @@ def export(
     from aitrain.runs.model_reference import read_model
     from aitrain.runs.new_folder import refuse_existing
 
-    request = ExportRequest(model, out, dtype, adapter_only, trust_remote_code, as_json)
+    request = ExportRequest(model, out, dtype, trust_remote_code, as_json)
     if dtype not in (None, *DTYPES):
         raise ConfigError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
         raise ConfigError(f"{model} is no run, checkpoint or adapter here\nList the runs with: aitrain show")
-    if adapter_only and reference.adapter is None:
-        raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")
     if reference.kind == "folder" and out is None:
         raise ConfigError(f"{model} is a whole model already\nUse --out for a copy.")
     refuse_existing(request.folder(reference.label))

@@ -207,8 +207,8 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     for name, size in {**need.stay, **phases}.items():
         if size >= MIB:
             yield "", f"{format_bytes(size):>10} {name}"
-    room = estimate_disk(shape, config)
-    kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}"
+    model, checkpoints = estimate_disk(shape, config)
+    kept = f"model {format_bytes(model)} + checkpoints {format_bytes(checkpoints)}"
     yield "disk", kept if hardware else f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
 
 

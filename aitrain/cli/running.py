@@ -17,10 +17,10 @@ from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
 from aitrain.execution.process_tree import on_stop_signals
 from aitrain.launch.machines import Nodes
-from aitrain.launch.nodes import NodeGroup, facts, join_store, serve_store
+from aitrain.launch.nodes import NodeGroup, facts, open_store
 from aitrain.launch.preflight import RunPlan, done_text
 from aitrain.launch.processes import Processes
-from aitrain.launch.ray_processes import launcher_of
+from aitrain.launch.ray_processes import RayProcesses
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import has_steps
@@ -83,9 +83,9 @@ def run_in(
             for event in begin:
                 show(event)
             if group is None:
-                processes = launcher_of(plan)(plan, folder, show)
+                processes = (RayProcesses if plan.config.launcher == "ray" else Processes)(plan, folder, show)
             else:
-                group.show_folder(folder.path, plan.checkpoint, folder.epoch)
+                group.show_folder(folder, plan.checkpoint, plan.processes)
                 processes = Processes(plan, folder, show, group)
             end = processes.run()
         except BaseException as error:
@@ -196,28 +196,19 @@ def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConf
         own = facts(given, [source.file for source in plan.sources.values()], plan.processes)
         whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
         _say(nodes, f"waiting for {whom} at {nodes.place}")
-        group = group or _connect(nodes, given.ddp_timeout)
+        group = group or NodeGroup(nodes, open_store(nodes, given.ddp_timeout))
         group.meet(own, len(plan.gpus), given.ddp_timeout)
         try:
             return train_here(plan, verbosity, group) if nodes.rank == 0 else _follow(plan, nodes, group)
-        except BaseException:
-            group.leave()
+        except BaseException as error:
+            group.refuse(error)
             raise
-
-
-def _connect(nodes: Nodes, seconds: float) -> NodeGroup:
-    if nodes.rank == 0:
-        is_local = nodes.address in ("127.0.0.1", "localhost")
-        return NodeGroup(nodes, serve_store(nodes.address, nodes.port, is_local))
-    return NodeGroup(nodes, join_store(nodes.address, nodes.port, seconds))
 
 
 def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
     """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
-    why = str(error).partition("\n")[0]
     with suppress(AitrainError, OSError):
-        group = group or _connect(nodes, REFUSAL_SECONDS)
-        group.refuse(f"nnodes: node {nodes.rank} cannot run this command: {why}")
+        (group or NodeGroup(nodes, open_store(nodes, REFUSAL_SECONDS))).refuse(error)
 
 
 def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:

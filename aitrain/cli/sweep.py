@@ -27,7 +27,6 @@ def sweep(
         typer.Argument(metavar="FILE", help="YAML file with fixed options and a search space; or a sweep's folder."),
     ],
     trials: Annotated[str | None, typer.Option(help="Number of trials; overrides the file.")] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Trials at the same time; they divide the GPUs.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in this folder.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -39,8 +38,7 @@ def sweep(
     if installed("optuna") is None or installed("plotly") is None:
         raise ConfigError('aitrain sweep needs Optuna and Plotly\nInstall them with: pip install "aitrain[sweep]"')
     from aitrain.execution.process_tree import on_stop_signals
-    from aitrain.launch.hardware import visible_gpus  # these here, as they need Optuna
-    from aitrain.launch.sweep import Sweep, check_sweep, device_shares
+    from aitrain.launch.sweep import Sweep, check_sweep  # these here, as they need Optuna
     from aitrain.options.reading import resolve
     from aitrain.options.sweep import SweepConfig
     from aitrain.ui.sweep_page import best_trial, open_study
@@ -55,7 +53,6 @@ def sweep(
         derived = {"trials": plan.trials, "folder": str(plan.folder), "notes": [*plan.notes]}
         print_json({**plan.config.written(), **derived})
         return 0
-    shares = device_shares(visible_gpus(), parallel)
     folder = file
     if not resume:
         plan.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +62,7 @@ def sweep(
         (folder / f"{SWEEP_LOG}.lock").unlink(missing_ok=True)  # Optuna's own, which a killed sweep may have left
         study = open_study(folder, not resume)
         study.set_user_attr("config", to_json_object(plan.config.written()))
-        played = Sweep(plan, folder, study, screen.start(), shares)
+        played = Sweep(plan, folder, study, screen.start())
         try:
             with on_stop_signals(lambda *_: played.stop()):
                 played.run()
@@ -90,7 +87,6 @@ def _show_result(study: Study, folder: Path, as_json: bool) -> None:
                 "status": sweep_page.STATUS[trial.state],
                 "values": trial.params,
                 "score": trial.value if trial.state.name == "COMPLETE" else None,
-                "scores": trial.intermediate_values,
                 **trial.user_attrs,
             }
             for trial in study.get_trials()

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from aitrain.environment.session import Message
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.redaction import redact
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, Trajectory
+from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Trajectory
 from aitrain.rollout.episode import sample_turn
 from aitrain.rollout.event_loop import EventLoop, event_loop
 from aitrain.rollout.limits import EndOfTurn, Limits
@@ -45,8 +45,7 @@ Ctrl-C interrupts an answer."""
 
 @dataclass
 class ModelChat:
-    """One model in a chat, and its messages so far. It is the engine of its own answers, which are shown while they are
-    sampled."""
+    """One model in a chat, and its messages so far. Its answers are shown while they are sampled."""
 
     name: str
     """`base`, `tuned` or `model`."""
@@ -64,7 +63,7 @@ class ModelChat:
     cut_off: str = ""
     """Why the last answer ends before its end, and what to do; empty if the model ended it."""
     show: Callable[[str], None] = lambda _: None
-    """Called with the whole answer so far; it is never shorter than before."""
+    """Called with the whole answer so far."""
     asking: asyncio.Task[object] | None = None
     """The task of the present question; Ctrl-C cancels it."""
     ids: list[int] = field(default_factory=list)
@@ -80,19 +79,6 @@ class ModelChat:
         if self.asking is not None and self.asking.cancelling():
             raise asyncio.CancelledError
         self.show(self._text().rstrip("\ufffd"))  # the rest of a character may come with the next token
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        """Sample one completion; what was not shown while it was sampled is shown at its end."""
-        begun = request.prompt_ids[len(request.prompt_ids) - request.begun :]
-        self.ids = list(begun)
-        completion = await self.engine.generate(request)
-        self.ids = [*begun, *completion.ids]
-        self.show(self._text())
-        return completion
-
-    def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
-        """The engine's own."""
-        return self.engine.batch(episodes)
 
     async def ask(self, question: str, seed: int, decoding: Decoding) -> str:
         """The model's answer to the person; the conversation is as before if it cannot be had.
@@ -110,10 +96,13 @@ class ModelChat:
                 f"The conversation has {len(ids)} of {self.limits.context} tokens: there is no room for an answer.\n"
                 "Begin a new one: /reset, or reset() in Python."
             )
-        said = Trajectory(ids)
-        async with self.batch(1) as leave:
-            await sample_turn(self, self.chat, said, GenerationRequest([], room, SampleSeed(seed), decoding))
+        said, self.ids = Trajectory(ids), []
+        async with self.engine.batch(1) as leave:
+            request = GenerationRequest([], room, SampleSeed(seed), decoding)
+            await sample_turn(self.engine, self.chat, said, request)
             leave()
+        self.ids = said.ids
+        self.show(self._text())  # what was not shown while it was sampled
         self.messages = [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
         self.cut_off = ""
         if not said.ended_by_policy:
@@ -262,24 +251,12 @@ def show_answers(session: ChatSession, console: Console, question: str) -> None:
         view.finish()
 
 
-def answer_lines(session: ChatSession, as_json: bool) -> int:
-    """Answer each line of the standard input by itself, one line each; the answers of two models have their names and a
-    tab between them."""
-    for number, line in enumerate(sys.stdin, 1):
-        question = clean(line).strip()
-        if question:
+def answer_lines(session: ChatSession) -> None:
+    """Answer each line of the standard input by itself, one line of JSON each."""
+    for line in sys.stdin:
+        if question := clean(line).strip():
             session.reset()
-            try:
-                answers = session.ask(question)
-            except ConfigError as error:
-                raise ConfigError(f"line {number}: {error}") from None
-            shown = []
-            for name, answer in answers.items():
-                one_line = escape_controls(answer.replace("\n", "\\n"))
-                shown.append((f"{name}: " if len(answers) > 1 else "") + one_line)
-            line_of_json = json.dumps({"question": question, "answers": answers})
-            print(line_of_json if as_json else "\t".join(shown), flush=True)
-    return 0
+            print(json.dumps({"question": question, "answers": session.ask(question)}), flush=True)
 
 
 def main(request: ChatSetup) -> int:
@@ -291,12 +268,13 @@ def main(request: ChatSetup) -> int:
         if is_typed:
             print("loading the model ...", file=sys.stderr)
         with closing(open_session(request)) as session:
-            if not is_typed:
-                return answer_lines(session, request.as_json)
-            talk(session, Console(highlight=False))
-            return 0
+            if is_typed:
+                talk(session, Console(highlight=False))
+            else:
+                answer_lines(session)
+        return 0
 
-    return run_job(work, request.as_json, "chat")
+    return run_job(work, not sys.stdin.isatty(), "chat")
 
 
 if __name__ == "__main__":

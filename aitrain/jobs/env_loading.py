@@ -24,7 +24,7 @@ import numpy
 from aitrain import activity
 from aitrain.environment.adapters import adapter_named
 from aitrain.environment.contract import check_methods
-from aitrain.environment.loader import EnvSource, load_env, locate_environments
+from aitrain.environment.loader import load_env, locate_environments
 from aitrain.environment.requirements import requirements_of, with_largest, with_requirements
 from aitrain.environment.runner import EnvRunner, MixedRunner, Runner, start_runner
 from aitrain.environment.served_environment import TOKEN_VARIABLE, ServedEnvironment, connect
@@ -65,27 +65,23 @@ def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = 
     for name, own in config.environments.items():
         fds = [*close, *(part.processes.fileno() for part in parts.values() if part.processes)]
         with errors_of(name):
-            parts[name] = _load_one(own, sources[name], announce, fds)
+            random.seed(own.seed)
+            numpy.random.seed(own.seed)
+            environment: object
+            if own.is_env_on_ray:
+                environment, problems = start_on_ray(own)
+                for problem in problems:
+                    announce(Note(f"A machine of the Ray cluster is left out: {problem}"))
+            else:
+                environment = load_env(sources[name], own.rl_env_config or {})
+            check_methods(environment)
+            own, note = with_requirements(own, environment)
+            if note:
+                announce(Note(note, "info"))
+            parts[name] = start_runner(environment, own, fds)
     if list(parts) == [""]:
         return parts[""]
     return MixedRunner(parts, with_largest(config, [part.config for part in parts.values()]))
-
-
-def _load_one(config: TrainConfig, source: EnvSource, announce: Announce, close: Sequence[int]) -> EnvRunner:
-    random.seed(config.seed)
-    numpy.random.seed(config.seed)
-    if config.is_env_on_ray:
-        environment: object
-        environment, problems = start_on_ray(config)
-        for problem in problems:
-            announce(Note(f"A machine of the Ray cluster is left out: {problem}"))
-    else:
-        environment = load_env(source, config.rl_env_config or {})
-    check_methods(environment)
-    config, note = with_requirements(config, environment)
-    if note:
-        announce(Note(note, "info"))
-    return start_runner(environment, config, close)
 
 
 def check_environments(context: RunContext) -> None:
@@ -153,12 +149,7 @@ def describe_run(runner: Runner) -> dict[str, Any]:
         return {**each[""], **facts}
     for name, share in runner.config.env_shares.items():
         each[name] |= {"share": share, "score_range": parts[name].config.rl_score_range}
-    joined = {
-        key: ", ".join(dict.fromkeys(one[key] for one in each.values() if one.get(key))) or None
-        for key in ("module", "file", "package")
-    }
     return {
-        **joined,
         "class": ", ".join(f"{name}={one['class']}" for name, one in each.items()),
         "sha256": source_hash(file for part in parts.values() for file in files_of(part.environment)),
         "config": {name: one["config"] for name, one in each.items()},

@@ -73,7 +73,8 @@ def main(request: Request) -> int:
 
 
 def _play(request: Request) -> Document:
-    signal.signal(signal.SIGINT, _interrupt)  # at once: asyncio's own handler would wait for a person's answer
+    # at once: asyncio's own handler would wait for a person's answer
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = PlayOptions(**request["play"])
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
     tokenizer = LazyTokenizer(config)
@@ -98,10 +99,6 @@ def _policy_rollout(opened: OpenedEnvironment, config: TrainConfig) -> Rollout:
     runner = start_runner(opened.environment, config)
     scoring = offer_model(runner, policy.model, chat.tokenizer)
     return Rollout(runner, policy.engine(), chat, limits_of(runner, policy.context), policy.end, scoring)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _show(request: Request) -> Document:
@@ -170,14 +167,8 @@ def _serve(request: Request) -> Document:
 
 
 async def _serve_until_stopped(service: EnvService, say: Say) -> None:
-    signals = list[int]()
-
-    def stop(number: int) -> None:
-        signals.append(number)
-        service.stop.set()
-
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        asyncio.get_running_loop().add_signal_handler(number, service.stop.set)
     one = service.description
     held_out = "" if one.held_out is None else f", {one.held_out} held-out ones"
 
@@ -189,8 +180,6 @@ async def _serve_until_stopped(service: EnvService, say: Say) -> None:
         await service.serve(on_ready)
     except OSError as error:
         raise ConfigError(f"--host {service.host} --port {service.port}: {error.strerror or error}") from error
-    if signal.SIGINT in signals:
-        raise KeyboardInterrupt
 
 
 def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | None) -> EnvDescription:

@@ -4,7 +4,7 @@ an address; play the cases; write the result."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -23,7 +23,6 @@ from aitrain.engines.scopes import evaluation_mode, frozen_heap, innermost, use_
 from aitrain.engines.server import PolicyServer, VLLMServerEngine
 from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.engines.weight_sync import AdapterSync
-from aitrain.environment.contract import Case, named_by
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, Interrupted
@@ -46,7 +45,7 @@ from aitrain.training.dataset import ShownCases, begin, build_datasets, longest_
 from aitrain.training.distributed import explain_timeout, init_processes
 from aitrain.training.evaluation import BATCH, EvalPhase, EvalPlan, content_of, evaluate, mixture_of
 from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, split_each
-from aitrain.training.loaded_policy import LoadedPolicy, load_policy, tokenizer_folder
+from aitrain.training.loaded_policy import load_policy, tokenizer_folder
 from aitrain.training.model import choose_precision, load_tokenizer, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
@@ -151,8 +150,7 @@ def _prepare(
         shown = ShownCases.of(context, chat_format(tokenizer, config), processes)
         context.stop.check()
         context.enter(f"loading {reference.given}")
-        asked_for = any(_asks_for_model(part.environment) for part in runner.parts.values())
-        policy = load_policy(reference, config, with_weights=asked_for or not config.use_vllm)
+        policy = load_policy(reference, config, with_weights=not config.use_vllm)
         most = prompt_limit(config, policy.context)
     prompts = prompt_limits(runner, shown.chat, most, shown.tools)
     per_step = plan_batch(config, processes=1).prompts_per_step
@@ -178,7 +176,15 @@ def _prepare(
         evaluating, completer = partial(evaluation_mode, policy.model), None
         if config.use_vllm:
             longest = longest_episode(split.held_out, prompts, shown.most_new_tokens(runner), policy.context)
-            engine = completer = _server_engine(context, config, reference, policy, longest)
+            rank, path = adapter_rank(reference), model_path(reference.base)
+            needs = ServerNeeds(path, longest or 0, rank and needed_rank(rank), trains=False)
+            base = check_servers(config.vllm_server_urls, needs)
+            servers = list(map(PolicyServer, config.vllm_server_urls))
+            sync = SavedAdapter(reference.adapter or Path(path))
+            engine = completer = VLLMServerEngine(servers, sync, base.name, policy.end, policy.sampling, base.context)
+            engine.give_up_reason = context.give_up_reason
+            if reference.adapter is None:
+                engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded
             size = config.concurrency or SERVED_BATCH
         else:
             use_autocast(accelerator, innermost(policy.model))
@@ -210,60 +216,29 @@ def _prepare(
 
 
 def _note_overlap(context: RunContext, reference: ModelReference, split: DatasetSplit) -> int:
-    """Number of cases that the model has seen in its training; noted, as is what else makes scores mean less."""
-    same = 0 if reference.run is None else split.overlap  # no run trained it: it has seen none of the training's cases
-    overlap = max(same, _trained_on(reference, split.held_out))
+    """Number of cases that the model was trained on, or its step was chosen by, as the records of its run say; noted,
+    as is what else makes scores mean less."""
+    if reference.run is None:  # it has seen none of the training's cases
+        return 0
+    run, seen, chose = RunFolder(reference.run), set[str](), run_options(reference).get("save_best")
+    for file in run.rollout_files:
+        for record in read_rollouts(file):
+            is_used = record.discarded is None if not record.eval_phase else chose and record.eval_phase[:4] == "step"
+            if is_used and (reference.step is None or record.step <= reference.step):
+                seen.add(prompt_key(record.prompt or record.row))
+    overlap = max(split.overlap, sum(prompt_key(content_of(case)) in seen for case in split.held_out))
     if overlap:
         context.note(
             f"{overlap} of {len(split.held_out)} cases were trained on, or chose the step (--save-best), or look the"
             " same as such a case: their score does not show what was learned for new prompts."
         )
-    before = read_object(RunFolder(reference.run).environment).get("weights") if reference.run else None
-    now = weights_stamp(reference.base) if reference.adapter else None
+    before, now = read_object(run.environment).get("weights"), reference.adapter and weights_stamp(reference.base)
     if before and now and before != now:  # what is on the Hub has none
         context.note(f"{reference.base}, the base of {reference.given}, has changed since the training of its adapter.")
     return overlap
 
 
-def _trained_on(reference: ModelReference, cases: Sequence[Case]) -> int:
-    """Number of cases that the model was trained on, or its step was chosen by, as the records of its run say."""
-    if reference.run is None:
-        return 0
-    seen, chose = set[str](), run_options(reference).get("save_best")
-    for file in RunFolder(reference.run).rollout_files:
-        for record in read_rollouts(file):
-            is_used = record.discarded is None if not record.eval_phase else chose and record.eval_phase[:4] == "step"
-            if is_used and (reference.step is None or record.step <= reference.step):
-                seen.add(prompt_key(record.prompt or record.row))
-    return sum(prompt_key(content_of(case)) in seen for case in cases)
-
-
-def _asks_for_model(environment: object) -> bool:
-    """Whether the environment's `score_episode` has a parameter for the model."""
-    method = getattr(environment, "score_episode", None)
-    return method is not None and "model" in (named_by(method) or ("model",))
-
-
 # -- vLLM servers
-
-
-def _server_engine(
-    context: RunContext, config: EvalConfig, reference: ModelReference, policy: LoadedPolicy, longest: int | None
-) -> VLLMServerEngine:
-    """The engine of vLLM servers; `longest` is the maximum tokens of an episode, None for the model's context.
-
-    Raises:
-        ConfigError: a server cannot be used.
-    """
-    adapter, rank, path = reference.adapter, adapter_rank(reference), model_path(reference.base)
-    needs = ServerNeeds(path, longest or 0, rank and needed_rank(rank), trains=False)
-    base = check_servers(config.vllm_server_urls, needs)
-    servers, sync = list(map(PolicyServer, config.vllm_server_urls)), SavedAdapter(adapter or Path(path))
-    engine = VLLMServerEngine(servers, sync, base.name, policy.end, policy.sampling, base.context)
-    engine.give_up_reason = context.give_up_reason
-    if adapter is None:
-        engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded
-    return engine
 
 
 class SavedAdapter(AdapterSync):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -21,12 +20,12 @@ from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.thinking import template_variables
 from aitrain.runs.json_values import as_object
-from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, read_model, run_options
+from aitrain.runs.model_reference import ModelReference, read_model, run_options
 from aitrain.runs.new_folder import new_folder
 from aitrain.runs.requests import DTYPES, ExportRequest
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.loaded_policy import load_policy
-from aitrain.training.model import load_configuration, load_model, load_tokenizer
+from aitrain.training.model import load_configuration, load_model
 from aitrain.training.saving import merged
 from aitrain.ui.card import try_to_write_card
 from aitrain.ui.output import escape_controls, run_job
@@ -50,89 +49,53 @@ def main(request: ExportRequest) -> int:
 
 
 def export(request: ExportRequest) -> None:
-    """Write the folder, as requested."""
+    """Write the folder, as requested. A base that the training quantized is loaded in full precision.
+
+    Raises:
+        ConfigError: the files of the base are quantized, so that the adapter cannot become part of it.
+        RunFailed: the folder cannot be written, or the model in it computes something else.
+    """
     reference = read_model(request.model)
-    adapter, base, options = reference.adapter, reference.base, run_options(reference)
+    is_adapter, options = reference.adapter is not None, run_options(reference)
     folder = request.folder(reference.label)
     revision = as_object(as_object(options.get("trl")).get("model_init_kwargs")).get("revision")
     config = TrainConfig(
-        model=base,
-        peft=adapter is not None,
+        model=reference.base,
+        peft=is_adapter,
         trust_remote_code=request.trust_remote_code,
         trl={"model_init_kwargs": {"revision": revision}} if revision else {},
         vllm_args={},
     )
-    dtype = None if request.adapter_only else request.dtype or _dtype_of_base(config)
-    in_dtype = f" in {dtype}" if dtype else ""
-    check = _write(request, reference, folder, config, dtype)
-    files = {
-        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-    facts: dict[str, object] = {**reference.facts, "folder": str(folder), "dtype": dtype, "files": files}
-    said = [f"exported {folder}  {len(files)} files, {sum(files.values()) / 1e6:,.1f} MB{in_dtype}"]
-    if check is not None:
-        facts |= {"logit_difference": check.difference, "adapter_effect": check.adapter_effect}
-        said.append(check.sentence(getattr(torch, str(dtype))))
-    quantization = options.get("quantization")
-    if quantization and adapter is not None and dtype:
-        said.append(f"! The adapter was trained on the base in {quantization}; the export has the base{in_dtype}.")
-    if variables := template_variables(options.get("thinking")):
-        said.append(f"! It was trained with --thinking {options['thinking']}: give its chat template {variables}")
-    print(json.dumps(facts, indent=2, default=str) if request.as_json else escape_controls("\n".join(said)))
-
-
-def _dtype_of_base(config: TrainConfig) -> str:
-    """The type of the weights that its configuration names."""
-    found = str(load_configuration(config).dtype).removeprefix("torch.")
-    return found if found in DTYPES else "float32"
-
-
-def _write(
-    request: ExportRequest, reference: ModelReference, folder: Path, config: TrainConfig, dtype: str | None
-) -> LogitCheck | None:
-    """Write the weights, or without a dtype the files of an adapter byte by byte, and the card of a run that has ended;
-    returns None for an adapter. A base that the training quantized is loaded in full precision.
-
-    Raises:
-        ConfigError: the files of the base are quantized, so that the adapter cannot become part of it.
-        RunFailed: the folder cannot be written.
-    """
-    adapter, check, quantization = reference.adapter, None, None
-    if adapter is not None and dtype:
-        quantization = getattr(load_configuration(config), "quantization_config", None)
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+    configuration = load_configuration(config)
+    if is_adapter and getattr(configuration, "quantization_config", None) is not None:
         raise ConfigError(
-            f"{reference.base} is quantized ({getattr(method, 'value', method)}): no adapter can be merged into it\n"
-            "Export the adapter as it is with --adapter-only, or serve it beside its base:\n"
-            f"  aitrain serve {request.model}"
+            f"{reference.base} is quantized: no adapter can be merged into it\n"
+            f"Serve the adapter beside its base: aitrain serve {request.model}"
         )
-    if dtype:
-        config = config.model_copy(update={"dtype": dtype})  # unchecked: float16 weights cannot be trained
+    own = str(configuration.dtype).removeprefix("torch.")
+    dtype = request.dtype or (own if own in DTYPES else "float32")
+    print(f"loading {escape_controls(reference.base)} in {dtype} ...", file=sys.stderr, flush=True)
     with new_folder(folder) as place:
         try:
-            if adapter is None or dtype:
-                _show_progress(f"loading {reference.base} in {dtype}, and merging" if adapter else "loading")
-                check = write_whole_model(reference, config, place)
-            else:
-                for file in (adapter / ADAPTER_CONFIG, *adapter.glob("adapter_model*.safetensors*")):
-                    shutil.copyfile(file, place / file.name)
-                if (adapter / "tokenizer_config.json").is_file():
-                    load_tokenizer(config, str(adapter)).save_pretrained(place)
-            if (
-                reference.run is not None
-                and reference.kind != "checkpoint"
-                and RunFolder(reference.run).result.exists()
-            ):
-                try_to_write_card(RunFolder(reference.run), place)
+            # unchecked: float16 weights cannot be trained
+            check = write_whole_model(reference, config.model_copy(update={"dtype": dtype}), place)
+            run = None if reference.run is None else RunFolder(reference.run)
+            if run is not None and reference.kind != "checkpoint" and run.result.exists():
+                try_to_write_card(run, place)
         except (OSError, SafetensorError) as error:
             why = " ".join(str(error).split())[:200]
             raise RunFailed(f"Cannot write {folder}: {why}\nFree some disk space, or choose --out.") from error
-    return check
-
-
-def _show_progress(text: str) -> None:
-    print(f"{escape_controls(text)} ...", file=sys.stderr, flush=True)
+    files = {
+        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+    facts = {**reference.facts, "folder": str(folder), "dtype": dtype, "files": files, **asdict(check)}
+    size = sum(files.values()) / 1e6
+    said = [f"exported {folder}  {len(files)} files, {size:,.1f} MB in {dtype}", check.sentence(dtype)]
+    if (quantization := options.get("quantization")) and is_adapter:
+        said.append(f"! The adapter was trained on the base in {quantization}; the export has the base in {dtype}.")
+    if variables := template_variables(options.get("thinking")):
+        said.append(f"! It was trained with --thinking {options['thinking']}: give its chat template {variables}")
+    print(json.dumps(facts, indent=2, default=str) if request.as_json else escape_controls("\n".join(said)))
 
 
 # -- one whole model
@@ -142,20 +105,20 @@ def _show_progress(text: str) -> None:
 class LogitCheck:
     """Comparison of a written model, read back from its files, with the trained one."""
 
-    difference: float
+    logit_difference: float
     """Largest difference between their logits."""
     adapter_effect: float | None
     """Largest difference that the adapter makes to the logits of its base; None without an adapter."""
 
-    def sentence(self, dtype: torch.dtype) -> str:
+    def sentence(self, dtype: str) -> str:
         """The comparison in words, with a warning if rounding took away what was trained."""
         if self.adapter_effect is None:
-            return f"largest logit difference to the trained model: {self.difference:.2g}"
+            return f"largest logit difference to the trained model: {self.logit_difference:.2g}"
         text = (
-            f"largest logit difference to base plus adapter: {self.difference:.2g}"
+            f"largest logit difference to base plus adapter: {self.logit_difference:.2g}"
             f" (the adapter itself changes them by {self.adapter_effect:.2g})"
         )
-        if dtype == torch.float32 or self.difference < self.adapter_effect / 2:
+        if dtype == "float32" or self.logit_difference < self.adapter_effect / 2:
             return text
         return f"{text}\n! Rounding takes away much of what was trained: export with --dtype float32"
 
@@ -185,10 +148,10 @@ def write_whole_model(reference: ModelReference, config: TrainConfig, folder: Pa
     gc.collect()  # so that there is never a second copy in memory
     written = load_model(config.model_copy(update={"model": str(folder)}), dtype).eval()
     check = LogitCheck(_largest(_logits(written, rows) - trained), effect)
-    if dtype == torch.float32 and not check.difference <= TOLERANCE * max(1.0, _largest(trained)):
+    if dtype == torch.float32 and not check.logit_difference <= TOLERANCE * max(1.0, _largest(trained)):
         raise RunFailed(
-            f"The exported model does not compute what was trained: its logits differ by {check.difference:.2g}.\n"
-            "It was not kept. With --adapter-only the adapter is exported as it is."
+            "The exported model does not compute what was trained:"
+            f" its logits differ by {check.logit_difference:.2g}.\nIt was not kept: use aitrain serve."
         )
     return check
 

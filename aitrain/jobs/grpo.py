@@ -21,7 +21,7 @@ from aitrain.errors import (
     ServerFailed,
 )
 from aitrain.events import Ended
-from aitrain.runs.checkpoint import PREFIX, clean_partial, damage_of, forget, newest_checkpoint, step_of
+from aitrain.runs.checkpoint import PREFIX, clean_partial, damage_of, forget, step_of
 from aitrain.runs.held_out import verdict_of_scores
 from aitrain.runs.records import MetricsLine, read_rollouts
 from aitrain.runs.result import Result
@@ -31,7 +31,6 @@ from aitrain.training.evaluation import EvalScores
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
 from aitrain.training.saving import merge_adapter, save_model, upload
-from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trainer_checkpoint import explain_write_errors
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
 
@@ -75,7 +74,9 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
         is_asked = context.stop.on_any_rank() and context.stop.reason is None
         status = "stopped" if prepared.held_out.stopped or is_asked else "finished"
         if is_asked:
-            _save_last_step(context, prepared.trainer)
+            last = context.folder.checkpoints / f"{PREFIX}{prepared.trainer.state.global_step}"
+            if not of_first(last.is_dir()):
+                prepared.trainer.save_checkpoint()
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
             is_chosen = best is not None or prepared.held_out.reason is not None
@@ -84,9 +85,8 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     except AitrainError as error:
         # these are raised on all ranks at once; after any other error, saving would wait for ranks that did not fail
         is_on_all_ranks = isinstance(error, (EnvironmentFailed, ServerFailed, DivergedError))
-        if (is_on_all_ranks or PartialState().num_processes == 1) and not isinstance(error, CannotWriteError):
-            if isinstance(error, DivergedError) and not error.has_finite_weights:
-                _restore_finite_weights(context, prepared.trainer)
+        is_writable = not isinstance(error, CannotWriteError) and getattr(error, "has_finite_weights", True)
+        if (is_on_all_ranks or PartialState().num_processes == 1) and is_writable:
             _save(context, prepared)
             _finish(context, prepared, "failed", before)
         raise
@@ -180,13 +180,6 @@ def _save(context: RunContext, prepared: Prepared) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
-def _save_last_step(context: RunContext, trainer: EpisodeTrainer) -> None:
-    """Save a checkpoint, unless there is one of the last step."""
-    path = context.folder.checkpoints / f"{PREFIX}{trainer.state.global_step}"
-    if not of_first(path.is_dir()):
-        trainer.save_checkpoint()
-
-
 def _take_best(context: RunContext, prepared: Prepared) -> MetricsLine | None:
     """Make model/ the first step with the highest score; None if there is none, or its checkpoint is damaged."""
     trainer, last = prepared.trainer, prepared.trainer.state.global_step
@@ -209,16 +202,6 @@ def _take_best(context: RunContext, prepared: Prepared) -> MetricsLine | None:
         f"The best held-out score was {best.eval_score:.3f} after step {best.step}: model/ is of that step.", "info"
     )
     return best
-
-
-def _restore_finite_weights(context: RunContext, trainer: EpisodeTrainer) -> None:
-    """Load the newest checkpoint to replace weights that are NaN or inf; without one, there is nothing to save."""
-    is_main = trainer.accelerator.is_main_process
-    checkpoint = of_first(newest_checkpoint(context.folder, context.note) if is_main else None)
-    if checkpoint is not None:
-        trainer.take_weights(context.folder.checkpoints / checkpoint.name)  # each machine may have another path
-        context.note(f"model/ has the weights of {checkpoint.name}.")
-    trainer.state.global_step = 0 if checkpoint is None else step_of(checkpoint)
 
 
 def _finish(

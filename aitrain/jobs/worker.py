@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import gc
 import importlib
 import multiprocessing.util
 import os
-import select
 import sys
 import threading
 import time
@@ -50,7 +48,7 @@ from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.new_folder import inherit_lock
 from aitrain.runs.result import JOB as EVAL
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.runs.watchdog import DUMP, Stall, Watchdog, write_stacks
+from aitrain.runs.watchdog import DUMP
 
 COMMAND_SECONDS = 60.0
 """Seconds for the command of a launched process to show the end of the run."""
@@ -76,17 +74,6 @@ class EventChannel:
                 self.stream.flush()
         except (BrokenPipeError, ValueError):
             self.on_broken()
-
-    def watch(self) -> None:
-        """Start a thread that detects the end of the parent, also while no events are sent."""
-
-        def wait() -> None:
-            poll = select.poll()
-            poll.register(self.stream.fileno(), 0)
-            poll.poll()  # reports an error for a pipe without a reader; for a file or a terminal it never returns
-            self.on_broken()
-
-        threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
 
 def open_event_channel() -> EventChannel:
@@ -132,7 +119,6 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     heartbeat.start()
     _enter("importing torch and transformers", channel)
 
-    gc.disable()  # garbage collections would take a fifth of the import's time
     run = importlib.import_module("aitrain.jobs.evaluate" if is_eval else "aitrain.jobs.grpo").run
     from aitrain.jobs.env_loading import check_environments, describe_run
     from aitrain.runs.diagnosis import RecordedDiagnosis
@@ -140,24 +126,17 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     from aitrain.training.run_context import RunContext, StopRequest
     from aitrain.ui.card import try_to_write_card
 
-    gc.enable()
-
-    watchdog = _own_watchdog(folder, config)
-
-    def on_orphaned() -> None:
-        stop.request()
-        watchdog.start()
-
     stop = StopRequest()
-    with on_stop_signals(stop.request):
-        channel.on_broken = on_orphaned
-        channel.watch()
+    with on_stop_signals(stop.request):  # also from the supervisor of this process, if its command is killed
+        channel.on_broken = stop.request
         if launcher := os.environ.get(LAUNCHER_VARIABLE):
 
             def wait_for_end() -> None:
                 while os.getppid() == int(launcher):
                     time.sleep(1.0)
-                on_orphaned()
+                stop.request()
+                time.sleep(config.stall_timeout)
+                os._exit(RunFailed.exit_code)  # it hangs
 
             threading.Thread(target=wait_for_end, daemon=True).start()
         run(
@@ -183,20 +162,6 @@ def _enter(phase: str, channel: EventChannel) -> None:
     """Begin a phase in which files are read: the screen shows it, and the watchdog knows it."""
     activity.own.enter(phase, moves_files=True)
     channel(Phase(phase))
-
-
-def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
-    """A watchdog in this process, started when the parent is gone: ends the process if it hangs."""
-
-    def on_stall(stall: Stall) -> None:
-        with suppress(OSError):
-            write_stacks(folder.log, f"Stalled without a parent: {stall.phase}")
-            if activity.own.rank == 0:
-                folder.write_status("stalled")
-        os._exit(RunFailed.exit_code)
-
-    read, pids = partial(activity.read, activity.own.memory), {activity.own.rank: os.getpid()}
-    return Watchdog(config.stall_timeout, range(activity.processes()), read, on_stall, pids)
 
 
 def exit_now(code: int, channel: EventChannel | None = None) -> NoReturn:

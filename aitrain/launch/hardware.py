@@ -175,25 +175,22 @@ END_PATIENCE = 2.0
 GIB = 2**30
 
 
-class SystemRecorder:
-    """Samples this process and its descendants, and the GPUs, in a thread. Errors do not end the run."""
+class SystemRecorder(threading.Thread):
+    """Samples this process and its descendants, and the GPUs. Errors do not end the run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._record, name="system recorder", daemon=True)
-        self._has_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
-        self._before = 0.0, 0.0
+        super().__init__(name="system recorder", daemon=True)
+        self.path, self._over, self._before = path, threading.Event(), (0.0, 0.0)
 
-    def __enter__(self) -> SystemRecorder:
-        self._thread.start()
-        return self
+    def __enter__(self) -> None:
+        self.start()
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(END_PATIENCE)
+        self.join(END_PATIENCE)
 
-    def _record(self) -> None:
+    def run(self) -> None:
+        """Append samples to the file until the end."""
         with suppress(Exception):  # a full disk, or a process that may not be read: the curves end here
             begin = time.monotonic()
             self.sample()
@@ -211,17 +208,18 @@ class SystemRecorder:
             with suppress(psutil.Error):
                 cpu += sum(process.cpu_times()[:4])  # with its children that have ended
                 memory += process.memory_info().rss
-        now, free = time.time(), free_memory()
-        then, before = self._before
+        now, (then, before) = time.time(), self._before
         self._before = now, cpu
-        driver = ask_driver(only=os.environ.get("CUDA_VISIBLE_DEVICES", "")) if self._has_gpus else None
-        gpus = driver.gpus if driver else ()
         values = {
             "time": round(now, 1),
             "cpu_cores": round(max(0.0, cpu - before) / max(now - then, 1e-3), 2),
             "memory_gib": round(memory / GIB, 3),
-            "free_memory_gib": None if free is None else round(free / GIB, 3),
-            **{f"gpu_use/{gpu.index}": gpu.percent / 100 for gpu in gpus if gpu.percent is not None},
-            **{f"gpu_memory_gib/{gpu.index}": round(gpu.used / 1024, 3) for gpu in gpus if gpu.used is not None},
+            "free_memory_gib": round((free_memory() or 0) / GIB, 3),
         }
-        return {name: value for name, value in values.items() if value is not None}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        driver = None if visible in ("", "-1") else ask_driver(only=visible or "")
+        for gpu in driver.gpus if driver else ():
+            if gpu.percent is not None and gpu.used is not None:
+                values[f"gpu_use/{gpu.index}"] = gpu.percent / 100
+                values[f"gpu_memory_gib/{gpu.index}"] = round(gpu.used / 1024, 3)
+        return values

@@ -1,8 +1,8 @@
 """Training processes that torchrun, accelerate launch, srun or mpirun started: each becomes the worker by exec.
 
 Before that, the first one of a machine forks the machine's command, which makes the plan and on node 0 chooses the run
-folder and shows the run. The command gives each process its command line, the log, the pipe for events and the run
-folder's lock over a Unix socket, whose path it writes into the store.
+folder and shows the run. The command writes command line, variables and the places of its pipes into a file, whose
+path is in the store; opened by their place in /proc, the pipes are those of the command.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import COMMAND_VARIABLE, LAUNCHER_VARIABLE
 from aitrain.launch.machines import LaunchedRank, Nodes, launched_rank, without_ranks
-from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, StoreLostError, join_store, serve_store
+from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, StoreLostError, join_store, open_store
 from aitrain.options.train import TrainConfig
 
 MEET_SECONDS = 600.0
@@ -83,20 +83,15 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
         sys.exit(1)
     if "exit" in said:
         sys.exit(said["exit"])
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(said["socket"])
-        server.sendall(f"{rank.rank} {os.getpid()}\n".encode())
-        text, files, *_ = socket.recv_fds(server, 1 << 16, 4)
-        job = json.loads(text + server.makefile("rb").read())
-    variables = {**job["defaults"], **without_ranks(), **job["variables"], LAUNCHER_VARIABLE: str(launcher)}
+    job = json.loads(Path(said["job"]).read_text(encoding="utf-8"))
+    place = replace(rank, address=job["address"], port=job["port"], has_store=True)
+    variables = {**job["defaults"], **without_ranks(), **job["variables"], **place.variables}
+    variables[LAUNCHER_VARIABLE] = str(launcher)
     if command is not None:
         variables[COMMAND_VARIABLE] = str(command)
-    for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files[:2]]):
-        os.dup2(file, number)
-        os.set_inheritable(file, False)
-    for name, file in zip(job["files"], files[2:], strict=True):
-        os.set_inheritable(file, True)
-        variables[name] = str(file)
+    for number, path in enumerate([os.devnull, *job["pipes"]]):
+        os.dup2(os.open(path, os.O_WRONLY if number else os.O_RDONLY), number)
+    store.put(f"pids/{rank.rank}", os.getpid())
     os.execve(job["command"][0], job["command"], variables)
 
 
@@ -110,11 +105,8 @@ def open_group(rank: LaunchedRank) -> tuple[NodeGroup, MachineStore]:
     Raises:
         ConfigError: the store does not answer, or its port is in use.
     """
-    if rank.rank == 0 and not rank.has_store:
-        store = serve_store(rank.address, rank.port, is_local=rank.nodes is None)
-    else:
-        store = join_store(rank.address, rank.port, MEET_SECONDS)
     nodes = rank.nodes or Nodes(1, 0, rank.address, rank.port)
+    store = open_store(nodes, MEET_SECONDS, rank.has_store)
     return NodeGroup(nodes, store.below(rank.restarts)), store
 
 
@@ -149,11 +141,6 @@ class LaunchedProcess:
     def wait(self) -> None:
         """No-op: the launcher waits for what it has started."""
 
-    def close(self) -> None:
-        """Kill it, and do not wait for it any more."""
-        self.send(signal.SIGKILL)
-        self.has_left.set()
-
     def _is_alive(self) -> bool:
         """Whether it runs; one that has ended may not be waited for yet by the launcher."""
         import psutil
@@ -165,35 +152,23 @@ class LaunchedProcess:
 
 
 def hand_over(
-    ranks: Sequence[LaunchedRank],
-    node: int,
-    store: MachineStore,
-    job: Mapping[str, Any],
-    pipes: tuple[int, int],
-    files: Mapping[int, Mapping[str, int]],
+    ranks: Sequence[LaunchedRank], node: int, store: MachineStore, job: Mapping[str, Any]
 ) -> dict[int, LaunchedProcess]:
-    """Give each process of this machine what it needs to become a training process: command and variables, the pipes
-    for events and the log, and its inherited files.
+    """Let each process of this machine become a training process, by a file, which may hold a key; the job has command
+    and variables, the pipes for events and the log, and the address and port of torch's store.
 
     Raises:
-        RunFailed: one does not ask for it.
+        RunFailed: one does not.
     """
-    variables = {rank.rank: {**job["variables"], **rank.variables} for rank in ranks}
-    processes: dict[int, LaunchedProcess] = {}
-    with tempfile.TemporaryDirectory(prefix="aitrain-") as folder, socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"{folder}/ranks")
-        server.listen(len(ranks))
-        server.settimeout(MEET_SECONDS)
-        store.put(f"ranks/{node}", {"socket": f"{folder}/ranks"})
-        while len(processes) < len(ranks):
-            try:
-                connection, _ = server.accept()
-            except TimeoutError:
-                raise RunFailed("The processes that the launcher started do not answer") from None
-            with connection, connection.makefile() as said:
-                rank, pid = map(int, said.readline().split())
-                text = json.dumps({**job, "variables": variables[rank], "files": list(files[rank])}).encode()
-                socket.send_fds(connection, [text[:1]], [*pipes, *files[rank].values()])
-                connection.sendall(text[1:])
-                processes[rank] = LaunchedProcess(pid)
+    processes, deadline = dict[int, LaunchedProcess](), time.monotonic() + MEET_SECONDS
+    with tempfile.NamedTemporaryFile("w", prefix="aitrain-", suffix=".json", encoding="utf-8") as file:
+        json.dump(job, file)
+        file.flush()
+        store.put(f"ranks/{node}", {"job": file.name})
+        for rank in ranks:
+            while (pid := store.get(f"pids/{rank.rank}")) is None:
+                if time.monotonic() > deadline:
+                    raise RunFailed("The processes that the launcher started do not answer")
+                time.sleep(POLL)
+            processes[rank.rank] = LaunchedProcess(pid)
     return processes

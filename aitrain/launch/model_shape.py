@@ -3,10 +3,10 @@ a popular model, whose files need not be on this machine."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,6 @@ from aitrain.runs.run_folder import read_object
 
 SMALL = 2_000_000
 """Weights below which a model has one thread on the CPU."""
-HEADER = 100 << 20
-"""Maximum bytes of a header; a file with a larger one is damaged."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,13 @@ def read_model_shape(model: str) -> ModelShape | None:
     folder = folder_of(model)
     if folder is None:
         return known_shape(model)
-    whole, tensors = read_object(folder / "config.json"), _tensors(folder)
+    from huggingface_hub import get_local_safetensors_metadata  # here and below, because commands need 0.2 s for it
+
+    tensors = dict[str, list[int]]()
+    with suppress(Exception):  # a file is missing or damaged
+        for file in get_local_safetensors_metadata(folder).files_metadata.values():
+            tensors |= {name: tensor.shape for name, tensor in file.tensors.items()}
+    whole = read_object(folder / "config.json")
     config = whole.get("text_config") or whole
     is_quantized = bool(whole.get("quantization_config") or config.get("quantization_config"))
     if config.get("tie_word_embeddings"):
@@ -171,28 +175,10 @@ def folder_of(model: str) -> Path | None:
     folder = named_folder(model) or Path(os.path.expanduser(model))
     if os.path.isfile(folder / "config.json"):
         return folder
-    from huggingface_hub import try_to_load_from_cache  # here, as most models are in a folder
+    from huggingface_hub import try_to_load_from_cache
 
     try:
         file = try_to_load_from_cache(model, "config.json")
     except ValueError:  # no name of the Hub
         return None
     return Path(file).parent if isinstance(file, str) else None
-
-
-def _tensors(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor by its name; empty if a file is missing or damaged."""
-    index = read_object(folder / "model.safetensors.index.json").get("weight_map")
-    files = sorted(set(index.values())) if isinstance(index, dict) else ["model.safetensors"]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        try:  # a file begins with eight bytes, the length of the JSON that follows
-            with (folder / str(file)).open("rb") as opened:
-                length = int.from_bytes(opened.read(8), "little")
-                if length > HEADER:
-                    return {}
-                header = json.loads(opened.read(length))
-            shapes |= {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}
-    return shapes

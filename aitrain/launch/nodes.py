@@ -14,25 +14,24 @@ import itertools
 import json
 import math
 import os
-import secrets
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from aitrain.errors import AitrainError, ConfigError, RunFailed
+from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed, to_aitrain_error
+from aitrain.events import Failed
 from aitrain.launch.machines import Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
-from aitrain.redaction import without_secrets
 from aitrain.runs.heartbeat import NodeInfo
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder, read_object
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -45,12 +44,10 @@ STORE_SECONDS = 60.0
 """Maximum seconds for the store to answer."""
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft")
 """Packages whose versions must be equal."""
-PER_NODE = {"node_rank", "output_dir", "project_name", "resume_from_checkpoint"}
-"""Options that may differ between machines; the others' values of the last three are not used."""
 SMALL_FILE = 1 << 20
 """Bytes below which a file of a model is compared by its content: configurations, not weights."""
 SEES_WITHIN = 5.0
-"""Seconds for a file to appear on the other machines; network file systems are late."""
+"""Seconds for the run folder to appear on the other machines; network file systems are late."""
 ANSWER_SECONDS = 120.0
 """Seconds for the answers while machines agree; libraries on a network file system load slowly."""
 LEAVE_SECONDS = 5.0
@@ -62,8 +59,8 @@ SILENCE = 20.0
 
 Facts: TypeAlias = dict[str, Any]
 State: TypeAlias = dict[str, Any]
-"""What a machine says of itself: `beat`, `stops`, `kill`, `end` and `over`, of which each is absent at first, and to
-agree before the run `hello` and `sees`, on node 0 `machines`, `folder` and `begin`."""
+"""What a machine says of itself: `beat`, `stops`, `end` and `over`, of which each is absent at first, and to
+agree before the run `hello`, on node 0 `machines`, `folder` and `begin`."""
 
 
 # -- the store
@@ -103,23 +100,30 @@ class MachineStore:
             return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
 
-def serve_store(address: str, port: int, is_local: bool) -> MachineStore:
-    """Run the store in this process; for one machine it listens on 127.0.0.1 only.
+def open_store(nodes: Nodes, seconds: float, is_there: bool = False) -> MachineStore:
+    """The store of some machines: node 0 runs it, unless a launcher does; for one machine it listens on 127.0.0.1 only.
 
     Raises:
-        ConfigError: the port is in use.
+        ConfigError: its port is in use; or nothing answers there within these seconds.
     """
-    from torch._C._distributed_c10d import TCPStore  # here and below, because one process needs no store
-
+    if nodes.rank > 0 or is_there:
+        return join_store(nodes.address, nodes.port, seconds)
+    place = "127.0.0.1" if nodes.count == 1 or nodes.address in ("127.0.0.1", "localhost") else ""
     try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server(("127.0.0.1" if is_local else "", port), family=family, backlog=1024)
+        family = socket.AF_INET6 if ":" in nodes.address else socket.AF_INET
+        return store_on(socket.create_server((place, nodes.port), family=family, backlog=1024))
     except OSError as error:
         raise ConfigError(
-            f"master_port: port {port} cannot be used on this machine: {error.strerror}\n"
+            f"master_port: port {nodes.port} cannot be used on this machine: {error.strerror}\n"
             "Choose another with --master-port, on all machines."
         ) from None
-    here = "127.0.0.1" if family == socket.AF_INET else "::1"
+
+
+def store_on(listener: socket.socket) -> MachineStore:
+    """Run a store in this process, at a socket that listens: torch itself would listen on all addresses."""
+    from torch._C._distributed_c10d import TCPStore  # here and below, because one process needs no store
+
+    here, port = "127.0.0.1" if listener.family == socket.AF_INET else "::1", listener.getsockname()[1]
     timeout = timedelta(seconds=STORE_SECONDS)
     return MachineStore(
         TCPStore(here, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach())
@@ -155,17 +159,18 @@ def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], 
 
 
 def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int) -> Facts:
-    """What must be equal on all machines, without secrets."""
-    options = {name: value for name, value in config.written().items() if name not in PER_NODE}
+    """What must be equal on all machines. The options are those of node 0, in its config.yaml."""
     model = Path(config.model).expanduser()
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: version_of(name) for name in PACKAGES},
         "aitrain's code": _hash(PACKAGE, "**/*.py"),
-        "the environment's code": ", ".join(_code_hash(file) for file in env_files if file is not None),
+        "the environment's code": ", ".join(
+            _hash(file.parent, "**/*.py" if (file.parent / "__init__.py").exists() else file.name)
+            for file in filter(None, env_files)
+        ),
         "the model's files": _hash(model, "*"),
         "number of training processes": processes,
-        **without_secrets(json.loads(json.dumps(options, default=str))),
     }
 
 
@@ -173,11 +178,6 @@ def difference(own: Facts, theirs: Facts) -> str:
     """The first facts that differ, as `trl 1.17.0 (node 0: 1.16.0)`; empty if none does."""
     names = [name for name in own if own[name] != theirs.get(name)]
     return "; ".join(f"{name} {str(theirs.get(name))[:60]} (node 0: {str(own[name])[:60]})" for name in names[:3])
-
-
-def _code_hash(file: Path) -> str:
-    """Of the environment's file, or of all modules of its package."""
-    return _hash(file.parent, "**/*.py" if (file.parent / "__init__.py").exists() else file.name)
 
 
 def _hash(folder: Path, pattern: str) -> str:
@@ -258,7 +258,7 @@ class NodeGroup:
 
     def message_of(self, end: Mapping[str, Any]) -> str:
         """The message of a failure, with the machine on which it was unless that is this one."""
-        node = end.get("node", self.nodes.rank)
+        node = end["node"]
         return str(end["message"]) if node == self.nodes.rank else f"{self.name(node)}: {end['message']}"
 
     # -- meeting
@@ -289,59 +289,55 @@ class NodeGroup:
                     why = f"{self.name(rank)} differs from node 0: {unequal}"
                     raise ConfigError(f"nnodes: {why}\nMake the machines equal.")
         except BaseException as error:
-            self.refuse(str(error) if isinstance(error, AitrainError) else "node 0 was stopped")
+            self.refuse(error)
             raise
         # its name may be a loopback address here, as Debian has it
         self.infos[0] = replace(self.infos[0], address=own_address(self.infos[1].address))
         self.say(machines=[[info.host, info.address, info.gpus] for info in self.infos])
 
-    def refuse(self, why: str) -> None:
-        """Tell the others that the run does not start."""
-        self.say(end={"message": why, "exit_code": ConfigError.exit_code})
+    def refuse(self, error: BaseException) -> None:
+        """Tell the others why this machine ends."""
+        ours = to_aitrain_error(error)
+        why = Failed("was stopped" if isinstance(ours, Interrupted) else str(ours), ours.exit_code)
+        self.say(end={**asdict(why), "node": self.nodes.rank, "is_cause": False})
         self.leave()
 
     # -- the run folder
 
-    def show_folder(self, folder: Path, checkpoint: Path | None, epoch: int = 0) -> None:
-        """On node 0: tell the others the run folder, which all of them must see.
-
-        Raises:
-            ConfigError: one does not see it.
-            AitrainError: one is gone.
-        """
-        path, proof = str(folder.resolve()), folder / f".seen-{secrets.token_hex(8)}"
-        proof.touch()
-        self.store.put("folder", path)  # for a start after this one
-        try:
-            name = checkpoint and checkpoint.name
-            self.say(folder={"path": path, "proof": proof.name, "epoch": epoch, "checkpoint": name})
-            sees = {rank: self.hear(rank, "sees", ANSWER_SECONDS) for rank in self.others}
-        finally:
-            proof.unlink(missing_ok=True)
-        for rank, seen in sees.items():
-            if seen is None:
-                raise RunFailed(f"{self.name(rank)} does not answer\nSee the output there.")
-            if not seen:
-                raise not_shared(folder, self.name(rank))
+    def show_folder(self, folder: RunFolder, checkpoint: Path | None, processes: int) -> None:
+        """On node 0: tell the others the run folder, which all of them must see, and write into it which machines train
+        with this number of processes each."""
+        path = folder.path.resolve()
+        self.store.put("folder", str(path))  # for a start after this one
+        nodes = [asdict(replace(info, processes=processes)) for info in self.infos]
+        folder.write_status("running", nodes=nodes)
+        name = checkpoint and checkpoint.name
+        self.say(folder={"path": str(path), "nodes": nodes, "epoch": folder.epoch, "checkpoint": name})
 
     def find_folder(self) -> tuple[RunFolder, Path | None] | None:
         """On another machine: the run folder of node 0, and the checkpoint to continue from; None if the run had
         finished.
 
         Raises:
-            ConfigError: this machine does not see it; node 0 is told.
+            ConfigError: this machine does not see it.
             AitrainError: node 0 is gone, or has failed.
         """
         told = self.hear(0, "folder")
         if not told:
             return None
-        path = Path(told["path"])
-        sees = appears(path / told["proof"])
-        self.say(sees=sees)
-        if not sees:
-            raise not_shared(path, "this machine")
-        checkpoint = path / "checkpoints" / told["checkpoint"] if told["checkpoint"] else None
-        return RunFolder(path, epoch=told["epoch"]), checkpoint
+        folder = RunFolder(Path(told["path"]), epoch=told["epoch"])
+        deadline = time.monotonic() + SEES_WITHIN
+        while read_object(folder.status).get("nodes") != told["nodes"]:  # a folder of the same path is another one
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"output_dir: this machine does not see {folder.path} of node 0\n"
+                    "Let --output-dir be a folder on a file system that all machines share."
+                )
+            for place in (folder.path.parent, folder.path):  # which makes NFS look again
+                with suppress(OSError):
+                    os.listdir(place)
+            time.sleep(POLL)
+        return folder, folder.checkpoints / told["checkpoint"] if told["checkpoint"] else None
 
     # -- the end
 
@@ -399,28 +395,6 @@ class NodeGroup:
         if not (self._over.is_set() or self.lost or "over" in self._states.get(rank, {})):
             self.lost = f"{self.name(rank)} is gone"
             self.on_lost(self.lost)
-
-
-# -- the shared folder
-
-
-def appears(file: Path) -> bool:
-    """Whether a file of another machine is seen here, within SEES_WITHIN."""
-    deadline = time.monotonic() + SEES_WITHIN
-    while not (is_there := file.exists()) and time.monotonic() < deadline:
-        for place in (file.parent.parent, file.parent):  # which makes NFS look again
-            with suppress(OSError):
-                os.listdir(place)
-        time.sleep(0.1)
-    return is_there
-
-
-def not_shared(folder: Path, machine: str) -> ConfigError:
-    """The error on each machine if the run folder of node 0 is not on a file system that all of them share."""
-    return ConfigError(
-        f"output_dir: {machine} does not see {folder} of node 0\n"
-        "Let --output-dir be a folder on a file system that all machines share."
-    )
 
 
 # -- addresses

@@ -19,7 +19,6 @@ from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
 from aitrain.launch.resource_estimate import check_resources, choose_batch_size, device_memory, memory_of
-from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import VLLMOptions
 from aitrain.options.other_names import check_trl_effects, check_trl_fields
@@ -167,11 +166,16 @@ def check(
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
         config = choose_batch_size(config, world, shape, device, recorded)
     batch = plan_batch(config, world)
-    if checkpoint is not None:
-        _check_resumed(checkpoint, config, batch)
-    elif is_first and hardware is None:
+    if checkpoint is not None and "deepspeed" in config.trl:
+        raise ConfigError(
+            "--trl deepspeed: DeepSpeed's checkpoints are pickles, which are not loaded\n"
+            "Use --distributed-backend fsdp2 for runs that resume, or start a new run from a saved model."
+        )
+    if checkpoint is not None and not config.resume_anyway:
+        refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, batch.processes))
+    if checkpoint is None and is_first and hardware is None:
         RunFolder.check_place(config)
-    notes = [*_note_on_switches(config), *_note_on_truncation(config), *notes]
+    notes = [*_notes(config), *notes]
     if is_here:
         notes += check_resources(config, batch, shape, device, processes, is_first)
     return RunPlan(
@@ -197,16 +201,6 @@ def _check_kind(hardware: Hardware, config: TrainConfig, shape: ModelShape | Non
         return []
     slow = f"A {kind.name} has no bfloat16, and computes in float32, which is slow: use --mixed-precision fp16"
     return [f"{slow}, and with --peft --dtype float16."]
-
-
-def _check_resumed(checkpoint: Path, config: TrainConfig, batch: BatchPlan) -> None:
-    if "deepspeed" in config.trl:
-        raise ConfigError(
-            "--trl deepspeed: DeepSpeed's checkpoints are pickles, which are not loaded\n"
-            "Use --distributed-backend fsdp2 for runs that resume, or start a new run from a saved model."
-        )
-    if not config.resume_anyway:
-        refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, batch.processes))
 
 
 def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
@@ -313,16 +307,13 @@ def check_functions(config: TrainConfig) -> None:
             check_objects(parse_id(place), "function", option)
 
 
-def _note_on_switches(config: TrainConfig) -> Iterator[str]:
-    """Notes about given options of what is not switched on."""
+def _notes(config: TrainConfig) -> Iterator[str]:
+    """Notes about given options of what is not switched on, and about the inexact update if options change the
+    sampling distribution."""
     for switch, section in (("use_vllm", VLLMOptions), ("peft", LoRAOptions)):
         given = [name for name in section.model_fields if name != switch and name in config.model_fields_set]
         if given and switch not in config.model_fields_set:
             yield f"{', '.join(given)}: no effect without {switch}."
-
-
-def _note_on_truncation(config: TrainConfig) -> Iterator[str]:
-    """A note about the inexact update if options change the sampling distribution."""
     if config.reshaped_sampling:
         corrected = (
             "vLLM's log-probabilities are corrected for these options, which is exact and costs one more forward pass; "
@@ -423,17 +414,17 @@ def _folder_to_resume(config: TrainConfig) -> RunFolder | None:
 
 
 def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
-    """Whether the run has finished, and these are its options."""
+    """Whether the run has finished, and the given options are its own."""
     if not all(read_object(file).get("status") == "finished" for file in (folder.status, folder.result)):
         return False
     try:
         before, now = resolve(TrainConfig, folder.config).written(), config.written()
     except ConfigError:  # of another version
         return False
-    of_passes = {"batch_size", "gradient_accumulation", "rl_prompts_per_step", "disable_gradient_checkpointing"}
-    derived = {*of_passes, *DECLARED_OPTIONS.values()} - config.model_fields_set
-    names = {*before, *now} - {"project_name", "output_dir", "num_processes", "node_rank"} - derived
-    return all(before.get(name) == now.get(name) for name in names)
+    given = {*config.model_fields_set, "max_steps", "epochs"} & now.keys()
+    return all(
+        before[name] == now[name] for name in given - {"project_name", "output_dir", "num_processes", "node_rank"}
+    )
 
 
 def _find_checkpoint(config: TrainConfig, folder: RunFolder | None, notes: list[str]) -> Path | None:

@@ -7,7 +7,6 @@ for a rendezvous that is gone.
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import signal
@@ -15,16 +14,15 @@ import socket
 import sys
 import tempfile
 import threading
-import time
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from aitrain.activity import SLOT, Snapshot, read
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
-from aitrain.errors import Interrupted, RunFailed, to_aitrain_error
+from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
 from aitrain.execution.process_tree import ProcessTree, on_stop_signals
 from aitrain.launch.hardware import SystemRecorder
@@ -32,7 +30,7 @@ from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
 from aitrain.launch.machines import LaunchedRank, without_ranks
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
-from aitrain.launch.nodes import NodeGroup, State, interface_variables
+from aitrain.launch.nodes import MachineStore, NodeGroup, State, interface_variables, store_on
 from aitrain.launch.preflight import RunPlan
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
@@ -57,17 +55,14 @@ LOOK_SECONDS = 5.0
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 
 
-class SharedMemory:
+def shared_memory(processes: int) -> tuple[mmap.mmap, Path]:
     """Memory for the activities of several processes: a mapped file, in /dev/shm where that exists, as writing to a
     full or lost disk would end or block the process."""
-
-    def __init__(self, processes: int) -> None:
-        in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        with tempfile.NamedTemporaryFile(prefix="aitrain-activity-", dir=in_memory, delete=False) as file:
-            file.write(bytes(SLOT * processes))  # allocates it
-            file.flush()
-            self.memory = mmap.mmap(file.fileno(), SLOT * processes)
-        self.path = Path(file.name)
+    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.NamedTemporaryFile(prefix="aitrain-activity-", dir=in_memory, delete=False) as file:
+        file.write(bytes(SLOT * processes))  # allocates it
+        file.flush()
+        return mmap.mmap(file.fileno(), SLOT * processes), Path(file.name)
 
 
 @dataclass
@@ -85,8 +80,6 @@ class Processes:
     """Number of this machine."""
     machines: list[NodeInfo] = field(default_factory=list)
     """All machines of the run, if there are several."""
-    server: dict[str, str] = field(default_factory=dict)
-    """Environment variables with address and key of the run's own vLLM servers."""
     variables: dict[str, str] = field(default_factory=dict)
     """Further environment variables."""
     trees: dict[int, ProcessTree | LaunchedProcess] = field(default_factory=dict)
@@ -95,21 +88,22 @@ class Processes:
     """Process ids by rank."""
     last: Failed | Ended | None = None
     stops: int = 0
-    lost: tuple[int, int | None] | None = None
-    """Rank and exit code of the first process that ended with an error and was not ended by us."""
+    lost: Failed | None = None
+    """How the first process ended that was not ended by us and said no error."""
     watchdog: Watchdog | None = None
     listener: socket.socket | None = None
-    """On which rank 0 runs torch's store, on one machine."""
-    activity: SharedMemory | None = None
-    """Phases and progress counts, written by the training processes."""
+    """On which rank 0 runs torch's store, if this process starts all ranks."""
+    store: MachineStore | None = None
+    """Else the store that all ranks use, of this process."""
+    activity: Path | None = None
+    """The file of the memory with phases and progress counts, written by the training processes."""
     cause: Failed | None = None
-    """The loss of a machine or of a process of another one, which explains the errors of the ranks."""
+    """The loss of a machine or a process, which explains the errors of the ranks."""
     is_started: bool = False
     """Whether Ctrl-C ends the processes through `trees`; before, it interrupts this one."""
     _is_killed: bool = False
     _signals: int = 0
     """How often a signal has asked this process to stop."""
-    _asking: AbstractContextManager[object] = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         if self.group is not None:
@@ -136,9 +130,9 @@ class Processes:
             if isinstance(self.last, Failed):  # another machine has
                 return self._end()
             numbers = [rank.rank for rank in self.ranks]
-            self.activity = SharedMemory(self.world)
-            stack.callback(self.activity.path.unlink, missing_ok=True)
-            seconds, look = self.plan.config.stall_timeout, partial(read, self.activity.memory)
+            memory, self.activity = shared_memory(self.world)
+            stack.callback(self.activity.unlink, missing_ok=True)
+            seconds, look = self.plan.config.stall_timeout, partial(read, memory)
             are_all = len(numbers) == self.world
             self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits, are_all)
             stack.enter_context(self.watchdog)
@@ -146,22 +140,16 @@ class Processes:
                 stack.enter_context(SystemRecorder(self.folder.system_of(self.node)))
             log = stack.enter_context(closing(RedactedLog(self.log, self._environment())))
             reading, writing = os.pipe()
+            waiting = list[threading.Thread]()
             try:
                 self._start(log, writing)
-            except BaseException:
-                self._send(signal.SIGKILL)
-                raise
-            waiting = [
-                threading.Thread(target=self._wait, args=(rank, tree), name=f"rank-{rank}", daemon=True)
-                for rank, tree in self.trees.items()
-            ]
-            for thread in waiting:
-                thread.start()
-            threading.Thread(target=_write_last_line, args=(writing, waiting), name="ranks", daemon=True).start()
-            self.is_started = True
-            if self.stops or self._is_killed:  # a signal, another thread or machine asked before all were started
-                self._send(signal.SIGKILL if self._is_killed else signal.SIGTERM)
-            try:
+                for rank, tree in self.trees.items():
+                    waiting.append(threading.Thread(target=self._wait, args=[rank, tree], daemon=True))
+                    waiting[-1].start()
+                threading.Thread(target=_write_last_line, args=[writing, waiting], daemon=True).start()
+                self.is_started = True
+                if self.stops or self._is_killed:  # a signal, another thread or machine asked before all were started
+                    self._send(signal.SIGKILL if self._is_killed else signal.SIGTERM)
                 with open(reading, encoding="utf-8", errors="replace") as file:
                     for line in iter(file.readline, ALL_HAVE_ENDED):  # what cannot be ended may keep the pipe open
                         if line.startswith(BYE):
@@ -170,12 +158,10 @@ class Processes:
                             launched.has_left.set()
                         elif (event := decode(line)) is not None:
                             self._hear(event)
+            except BaseException:
+                self._send(signal.SIGKILL)
+                raise
             finally:
-                deadline = time.monotonic() + PATIENCE
-                for thread in waiting:
-                    thread.join(max(0.0, deadline - time.monotonic()))
-                for tree in self.trees.values() if any(thread.is_alive() for thread in waiting) else ():
-                    tree.close()
                 for thread in waiting:
                     thread.join()
                 log.close()
@@ -198,14 +184,15 @@ class Processes:
         count, world = self.plan.processes, self.plan.batch.processes
         address, port = "127.0.0.1", 0
         if self.node == 0:
-            if self.machines:
-                nodes = [replace(node, processes=count) for node in self.machines]
-                self.folder.write_status("running", nodes=list(map(asdict, nodes)))
-            self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
+            self.variables |= stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             if world > 1:
                 place = "" if self.machines else address, 0
-                self.listener = stack.enter_context(socket.create_server(place, backlog=world))
-                port = self.listener.getsockname()[1]
+                listener = stack.enter_context(socket.create_server(place, backlog=world))
+                port = listener.getsockname()[1]
+                if self.group is None:
+                    self.listener = listener
+                else:
+                    self.store = store_on(listener)
         if self.group is not None and self.machines:
             address = self.machines[0].address
             if self.node == 0:
@@ -216,32 +203,37 @@ class Processes:
         self.ranks = [LaunchedRank(first + n, world, n, count, address, port, has_store=True) for n in range(count)]
 
     def _start(self, log: RedactedLog, writing: int) -> None:
-        """Start one process for each rank. All write events to the same pipe, and inherit the run folder's lock.
+        """Start one process for each rank. All write events to the same pipe; those that are started here inherit the
+        lock of the run folder.
 
         Each is in a session of its own, so that Ctrl-C reaches only the parent, which forwards it; if the parent is
-        killed, they finish their step, save and leave.
+        killed, they finish their step, save and leave, or are ended as a run that stalls.
         """
-        command, lock = self._command(), self.folder.lock
-        files: dict[int, dict[str, int]] = {
-            rank.rank: {} if lock is None else {LOCK_VARIABLE: lock} for rank in self.ranks
-        }
-        if self.listener is not None:
-            files[0][STORE_VARIABLE] = self.listener.fileno()
+        command, first = self._command(), self.ranks[0]
         if self.group is not None and self.plan.launched is not None:
-            job = {"command": command, "defaults": self._defaults(), "variables": self._added()}
-            pipes = writing, log.pipe.fileno()
-            self.trees |= hand_over(self.ranks, self.node, self.group.store, job, pipes, files)
+            job = {
+                "command": command,
+                "defaults": self._defaults(),
+                "variables": self._added(),
+                "address": first.address,
+                "port": first.port,
+                "pipes": [f"/proc/{os.getpid()}/fd/{file}" for file in (writing, log.pipe.fileno())],
+            }
+            self.trees |= hand_over(self.ranks, self.node, self.group.store, job)
             return
         self.is_started = True  # interrupted, it would leave a process that is in no tree
         for rank in self.ranks:
-            numbers = {name: str(file) for name, file in files[rank.rank].items()}
+            files = {} if self.folder.lock is None else {LOCK_VARIABLE: self.folder.lock}
+            if self.listener is not None and rank is first:
+                files[STORE_VARIABLE] = self.listener.fileno()
+            numbers = {name: str(file) for name, file in files.items()}
             self.trees[rank.rank] = ProcessTree(
                 command,
-                math.inf,
+                self.plan.config.stall_timeout,
                 env={**self._environment(), **rank.variables, **numbers},
                 stdout=writing,
                 stderr=log.pipe,
-                pass_fds=tuple(files[rank.rank].values()),
+                pass_fds=files.values(),
             )
 
     def _command(self) -> list[str]:
@@ -269,15 +261,15 @@ class Processes:
 
     def _added(self) -> dict[str, str]:
         """What this run adds to the variables of the command."""
-        activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
+        activity = {ACTIVITY_VARIABLE: str(self.activity)} if self.activity else {}
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}  # the plan chose them
-        return {**gpus, **self.server, **activity, **self.variables}
+        return {**gpus, **activity, **self.variables}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
             if self.activity is not None and len(self.pids) == len(self.ranks):
-                self.activity.path.unlink(missing_ok=True)  # all have it open: none is left if this process is killed
+                self.activity.unlink(missing_ok=True)  # all have it open: none is left if this process is killed
         if isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)
@@ -324,13 +316,12 @@ class Processes:
     def stop(self, times: int = 1) -> None:
         """Ask the training processes to finish their step, save and leave; asked a second time, kill them. For any
         thread. `times`: how often one machine was asked, as a scheduler signals all of them."""
-        with self._asking:
-            if times <= self.stops:
-                return
-            self.stops = times
+        if times <= self.stops:
+            return
+        self.stops = times
         if self.group is not None:
-            self.group.say(stops=self.stops)
-        if self.stops > 1:
+            self.group.say(stops=times)
+        if times > 1:
             self._kill()
             return
         # in a thread, as this one may be announcing an event already
@@ -344,23 +335,24 @@ class Processes:
 
     def _kill(self) -> None:
         self._is_killed = True
-        if self.group is not None and self.node == 0:
-            self.group.say(kill=True)
         self._send(signal.SIGKILL)
 
     def _wait(self, rank: int, tree: ProcessTree | LaunchedProcess) -> None:
         """Wait for a process, in a thread. If it was not ended by us, the others would wait for it."""
         code = tree.wait_for_program()
         if code != 0 and not self._is_killed:
-            self.lost = self.lost or (rank, code)
+            self.lost = self.lost or self._how_it_ended(rank, code)
+            if code is None or -code in CRASHES:
+                self.cause = self.cause or self.lost
             if code is not None and code < 0 and self.last is None and not self.stops:
-                self._say_end(Failed(self._how_it_ended(rank, code), RunFailed.exit_code), is_cause=True)
+                self._say_end(self.lost, is_cause=True)
             if self.world > 1 and self.last is None:
                 self._kill_in(PATIENCE if code is not None and code > 0 else 0.0)  # its error may still be in the pipe
         tree.wait()
 
-    def _how_it_ended(self, rank: int, code: int | None) -> str:
-        """`Rank 1 of 2 was ended by SIGKILL (out of memory?)`, from an exit code, which only its launcher may know."""
+    def _how_it_ended(self, rank: int, code: int | None) -> Failed:
+        """`Rank 1 of 2 ended without an error message: SIGKILL (out of memory?)`, from an exit code, which only its
+        launcher may know."""
         who = "The training process" if self.world == 1 else f"Rank {rank} of {self.world}"
         how = "see the output of its launcher" if code is None else f"exit code {code}"
         if code is not None and code < 0:
@@ -369,7 +361,10 @@ class Processes:
                 signal.SIGABRT: " (NCCL, after --ddp-timeout? See train.log)",
             }
             how = signal.Signals(-code).name + causes.get(signal.Signals(-code), "")
-        return f"{who} ended without an error message: {how}"
+        text = f"{who} ended without an error message: {how}"
+        if code != -signal.SIGKILL and self.plan.config.rl_env_isolation == "thread":
+            text += "\nIf the environment's code ended it: with --rl-env-isolation process the training continues."
+        return Failed(text, RunFailed.exit_code)
 
     def _end(self) -> Failed | Ended:
         """How the run ended. Where a rank was killed, or a machine lost, the others failed because of that."""
@@ -381,17 +376,11 @@ class Processes:
             elif self.node == 0:
                 self.group.wait_for_others(PATIENCE)
         is_failure = isinstance(self.last, Failed) and self.last.exit_code == RunFailed.exit_code
-        if self.cause is not None and is_failure and not self.stops:
-            return self.cause
-        rank, code = self.lost or (min(self.trees, default=0), 0)
-        if self.last is not None and not (is_failure and (code is None or -code in CRASHES)):
+        if self.last is not None and not (is_failure and self.cause):
             return self.last
         if self.stops:
             return Failed("Stopped.", Interrupted.exit_code)
-        lines = [self._how_it_ended(rank, code)]
-        if code != -signal.SIGKILL and self.plan.config.rl_env_isolation == "thread":
-            lines.append("If the environment's code ended it: with --rl-env-isolation process the training continues.")
-        return Failed("\n".join(lines), RunFailed.exit_code)
+        return self.cause or self.lost or self._how_it_ended(min(self.trees, default=0), 0)
 
     # -- other machines
 
@@ -406,8 +395,6 @@ class Processes:
         if (times := state.get("stops", 0)) > self.stops:
             self.stop(times)
             self.announce(Note(f"{self.group.name(rank)} was asked to stop", "info"))
-        if state.get("kill") and not self._is_killed:
-            self._kill()
         if end := state.get("end"):
             self._hear_end(end)
         elif state.get("over") and self.last is None and self.lost is None and not self.stops:
@@ -439,8 +426,7 @@ class Processes:
         """Tell the others that this machine ends, and why if nothing was said yet."""
         assert self.group is not None
         if error is not None and self.last is None:
-            ours = to_aitrain_error(error)
-            self._say_end(Failed("was stopped" if isinstance(ours, Interrupted) else str(ours), ours.exit_code))
+            self.group.refuse(error)
         self.group.leave()
 
 

@@ -163,9 +163,8 @@ class RayProcesses(Processes):
         is_cause = self.failed is None or self.failed.exit_code == RunFailed.exit_code
         if self.failure is None or not is_cause:
             return self.failed
-        restarts = len(self.starts) - 1
-        given_up = f"\nIt was started again {restarts} times." if restarts > 0 else ""
-        return Failed(f"{cause_of(self.failure)}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
+        why = str(self.failure).strip().rpartition("\n")[2][:300]
+        return Failed(f"Ray Train gave up: {why}\nSee {self.folder.log}", RunFailed.exit_code)
 
     def _is_given_up(self) -> bool:
         """Whether Ray Train waits for machines although the run is to stop, or a machine does not end its ranks."""
@@ -179,19 +178,6 @@ class RayProcesses(Processes):
             (self.private / (KILL if number == signal.SIGKILL else STOP)).touch()
 
 
-def launcher_of(plan: RunPlan) -> type[Processes]:
-    """The class that runs a plan: that of `--launcher`.
-
-    Raises:
-        ConfigError: the plan is for several machines, and this command runs on one.
-    """
-    if plan.nodes is not None:
-        raise ConfigError("nnodes: only aitrain grpo runs on several machines\nOmit --nnodes here.")
-    if plan.config.launcher == "ray":
-        return RayProcesses
-    return Processes
-
-
 def training_needs() -> dict[str, float]:
     """What one training process reserves: a GPU, if the cluster has one."""
     return {"CPU": 1.0, "GPU": 1.0} if has_gpus() else {"CPU": 1.0}
@@ -201,7 +187,7 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
     """Run Ray Train until the run has ended.
 
     Raises:
-        Exception: a rank was lost more often than it may be, or Ray failed; see cause_of.
+        Exception: a rank was lost more often than it may be, or Ray failed.
     """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -223,15 +209,6 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
             failure_config=FailureConfig(max_failures=RESTARTS),
         ),
     ).fit()
-
-
-def cause_of(error: BaseException | None) -> str:
-    """The first cause of an error of Ray Train, the last line of its text."""
-    failures = getattr(error, "worker_failures", None) or {}
-    rank, cause = next(iter(failures.items()), (None, error))
-    cause = getattr(cause, "controller_failure", cause)
-    text = str(cause).strip().rpartition("\n")[2].strip()[:300].rstrip(".") or type(cause).__name__
-    return text if rank is None else f"Rank {rank} was lost: {text}"
 
 
 # -- in a worker of Ray Train
@@ -274,11 +251,10 @@ def run_rank(config: dict[str, RankJob]) -> None:
         LaunchedRank(number, world, *local, start["address"], start["port"]), places, job, partial(say, said, number)
     )
     with listening(processes):
-        end = processes.run()
+        processes.run()
     if processes.lost is not None and processes.last is None and not processes.stops:
-        lost = getattr(end, "message", "")
-        say(said, number, Note(lost))
-        raise RunFailed(lost)
+        say(said, number, Note(processes.lost.message))
+        raise RunFailed(processes.lost.message)
 
 
 def first_words(job: RankJob, address: str) -> dict[str, Any]:

@@ -316,16 +316,9 @@ def choose_batch_size(
 # -- disk
 
 
-@dataclass(frozen=True)
-class DiskEstimate:
-    """Bytes of a run's model and checkpoints at their largest, without its records."""
-
-    model: int
-    checkpoints: int
-
-
-def estimate_disk(shape: ModelShape, config: TrainConfig) -> DiskEstimate:
-    """Disk space of model and checkpoints; while a checkpoint is written, there is one more than is kept."""
+def estimate_disk(shape: ModelShape, config: TrainConfig) -> tuple[int, int]:
+    """Bytes of model and checkpoints at their largest; while a checkpoint is written, there is one more than is
+    kept."""
     weights = WeightSizes.of(shape, config, halves=False)
     merged = shape.weights * weights.width if config.peft and config.merge_adapter else 0
     one = 0 if config.save_strategy == "no" else weights.trained + weights.optimizer
@@ -334,7 +327,7 @@ def estimate_disk(shape: ModelShape, config: TrainConfig) -> DiskEstimate:
         kept = config.save_total_limit + 1
     elif config.save_strategy == "steps" and config.max_steps is not None:
         kept = max(1, config.max_steps // config.save_steps)
-    return DiskEstimate(weights.trained + merged, one * kept)
+    return weights.trained + merged, one * kept
 
 
 # -- this machine
@@ -407,11 +400,11 @@ def check_resources(
             " episode. Raise --vllm-gpu-memory-utilization, or divide the model with --vllm-tensor-parallel-size."
         )
     if saves:
-        wanted, room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
-        if wanted.model + wanted.checkpoints > room:
+        (model, checkpoints), room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
+        if model + checkpoints > room:
             warnings.append(
-                f"The disk may run full: {format_bytes(wanted.checkpoints)} of checkpoints,"
-                f" {format_bytes(wanted.model)} of model, and {format_bytes(room)} are free."
+                f"The disk may run full: {format_bytes(checkpoints)} of checkpoints,"
+                f" {format_bytes(model)} of model, and {format_bytes(room)} are free."
                 " --save-total-limit 1, --save-strategy no or another --output-dir help."
             )
     return warnings

@@ -9,26 +9,22 @@ import math
 import os
 import random
 import subprocess
-import threading
 import warnings
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.pruners import MedianPruner, NopPruner
 from optuna.samplers import TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.events import Announce, Evaluated, Failed, Note, RunResult, decode
+from aitrain.events import Announce, Failed, Note, RunResult, decode
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
-from aitrain.machine import usable_cores
 from aitrain.options.other_names import unknown_option
 from aitrain.options.reading import resolve
 from aitrain.options.section import options_of
@@ -37,7 +33,6 @@ from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import RunFolder, write_json, write_text
-from aitrain.ui.dashboard import event_line
 from aitrain.ui.sweep_page import best_trial, outcome, trial_name, values_text, write_page
 
 Distribution: TypeAlias = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -45,18 +40,11 @@ FORMS = "Write a list of values, or a range like {low: 1e-6, high: 1e-4, log: tr
 USUAL_TRIALS = 10
 RANDOM_TRIALS = 5
 """Trials with random values before the Parzen estimator begins."""
-MOST_COMBINATIONS = 10_000
-"""Finite spaces up to this size are searched without trying a combination twice; a grid is not larger."""
 
-RESHAPING = ("rl_temperature", "rl_top_k", "rl_top_p")
-"""Options that change how held-out completions are sampled."""
 COMMAND = (*PYTHON, "-m", "aitrain", "grpo")
-STEP = "step "
-ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+ENDED = (TrialState.COMPLETE, TrialState.FAIL)
 FAILURES = 3
 """The sweep ends when its first trials have failed, as the others would fail as well."""
-PRUNING_TRIALS = 4
-"""Trials that must have finished before one is ended early."""
 
 
 # -- what is searched
@@ -73,15 +61,11 @@ class SweepPlan:
     """Notes for the user before the first trial."""
 
     @property
-    def size(self) -> float:
-        """Number of combinations; infinity if a range has no steps."""
-        return math.prod(len(_values(distribution)) or math.inf for distribution in self.space.values())
-
-    @property
     def trials(self) -> int:
         """Number of trials: at most the number of combinations."""
-        wanted = self.config.trials or (self.size if self.config.sampler == "grid" else USUAL_TRIALS)
-        return int(min(wanted, self.size))
+        lists = (isinstance(one, CategoricalDistribution) and len(one.choices) for one in self.space.values())
+        size = math.prod(length or math.inf for length in lists)
+        return int(min(self.config.trials or (size if self.config.sampler == "grid" else USUAL_TRIALS), size))
 
     @property
     def folder(self) -> Path:
@@ -99,23 +83,28 @@ class SweepPlan:
         return options
 
     def next_values(self, trials: list[FrozenTrial]) -> dict[str, Any] | None:
-        """Values of the trial after these; None if all combinations were tried.
+        """Values of the trial after these; None if there are enough.
 
         They depend on the seed and on these trials only, so a sweep that was killed continues as if it had not been.
         """
+        if len(trials) >= self.trials:
+            return None
         tried = [trial.params for trial in trials]
-        left: list[dict[str, Any]] = []
-        if self.size <= MOST_COMBINATIONS:
-            combinations = itertools.product(*map(_values, self.space.values()))
-            left = [values for row in combinations if (values := dict(zip(self.space, row, strict=True))) not in tried]
-            if not left or self.config.sampler == "grid":
-                return left[0] if left else None
+        untried = (values for values in self._combinations() if values not in tried)
+        if self.config.sampler == "grid":
+            return next(untried)
         seed = random.Random(f"{self.config.seed} {len(trials)}").getrandbits(31)
         sampler = TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials(trials)
         values = study.ask({**self.space}).params
-        return random.Random(seed).choice(left) if left and values in tried else values
+        return next(untried, values) if values in tried else values
+
+    def _combinations(self) -> Iterator[dict[str, Any]]:
+        """All combinations of lists; none if there is a range."""
+        lists = [one.choices for one in self.space.values() if isinstance(one, CategoricalDistribution)]
+        if len(lists) == len(self.space):
+            yield from (dict(zip(self.space, row, strict=True)) for row in itertools.product(*lists))
 
 
 def check_sweep(config: SweepConfig) -> SweepPlan:
@@ -131,23 +120,12 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
     kinds = {option.name: option.type_name for option in options_of(TrainConfig)}
     space = {name: _distribution(name, given, kinds[name]) for name, given in config.search.items()}
     plan = SweepPlan(config, space)
-    if config.sampler == "grid" and plan.size > MOST_COMBINATIONS:
-        raise ConfigError(
-            f"sampler: a grid has at most {MOST_COMBINATIONS:,} combinations, and a step in each range\n"
-            "Search fewer values, or use the sampler tpe."
-        )
-    notes: dict[str, None] = {}
-    reshaping = [name for name in space if name in RESHAPING]
-    if reshaping and config.objective == "sampled":
-        notes[
-            f"{', '.join(reshaping)}: changes how held-out completions are sampled as well, so trials differ by it even"
-            " without training. Compare them with `objective: greedy`."
-        ] = None
     probes = {
-        name: searched.choices if isinstance(searched, CategoricalDistribution) else (searched.low, searched.high)
-        for name, searched in space.items()
-    }  # all of a list, both ends of a range
+        name: one.choices if isinstance(one, CategoricalDistribution) else (one.low, one.high)
+        for name, one in space.items()
+    }
     usual = {name: values[0] for name, values in probes.items()}
+    notes: dict[str, None] = {}
     for name, values in probes.items():
         for value in values:
             options = plan.trial_options({**usual, name: value}, output_dir=config.output_dir)
@@ -173,38 +151,12 @@ def _as_choice(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
-def _values(distribution: Distribution) -> Sequence[Any]:
-    """All values; empty for a range with infinitely or too many."""
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices
-    low, high, step = distribution.low, distribution.high, distribution.step
-    if step is None or (high - low) / step > MOST_COMBINATIONS:
-        return []
-    return [min(high, low + number * step) for number in range(round((high - low) / step) + 1)]
-
-
 # -- the trials
-
-
-def device_shares(gpus: tuple[str, ...], parallel: int) -> list[dict[str, str]]:
-    """Environment variables for each of the trials at the same time: equal shares of the GPUs, or of the cores.
-
-    Raises:
-        ConfigError: there are fewer GPUs than trials.
-    """
-    if parallel == 1:
-        return [{}]
-    if not gpus:
-        return [{"OMP_NUM_THREADS": str(max(1, usable_cores() // parallel))}] * parallel
-    share = len(gpus) // parallel
-    if share == 0:
-        raise ConfigError(f"--parallel {parallel}: there are only {len(gpus)} GPUs")
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[n * share : (n + 1) * share])} for n in range(parallel)]
 
 
 @dataclass
 class Sweep:
-    """The trials of a sweep, played one after another or, for several `device_shares`, several at a time.
+    """The trials of a sweep, played one after another.
 
     A trial that a stopped or killed sweep left is running in the record, and is resumed first.
     """
@@ -213,12 +165,8 @@ class Sweep:
     folder: Path
     study: Study
     announce: Announce
-    shares: list[dict[str, str]]
     stops: int = 0
-    _unfinished: list[FrozenTrial] = field(default_factory=list)
-    _processes: list[subprocess.Popen[str]] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _pruned: set[int] = field(default_factory=set)
+    _process: subprocess.Popen[str] | None = None
 
     def run(self) -> None:
         """Play the trials that are left.
@@ -226,28 +174,37 @@ class Sweep:
         Raises:
             RunFailed: the first trials have failed.
         """
-        first = self.plan.config.prune_after_step
-        self.study.pruner = NopPruner() if first is None else MedianPruner(PRUNING_TRIALS, first)
-        self._unfinished = self.study.get_trials(states=(TrialState.RUNNING,))
         for note in self.plan.notes:
             self.announce(Note(note))
         self._record("running")
         try:
-            with ThreadPoolExecutor(len(self.shares), thread_name_prefix="trial") as pool:
-                list(pool.map(self._play_trials, self.shares))  # raises what one of them does
+            while not self.stops and (trial := self._next()) is not None:
+                self._say(trial, values_text(trial.params))
+                self._play(trial)
+                self._record("running")
+                best = best_trial(self.study)
+                ahead = f"; best so far {best.value:.3f} ({trial_name(best)})" if best else ""
+                self._say(trial, f"{outcome(self.study.get_trials()[trial.number])}{ahead}")
+                ended = self.study.get_trials(states=ENDED)
+                if len(ended) == FAILURES and all(trial.state == TrialState.FAIL for trial in ended):
+                    raise RunFailed(
+                        f"The first {FAILURES} trials have failed: the sweep ends.\n"
+                        f"{trial_name(ended[0])}: {outcome(ended[0])}\n"
+                        "Start it again without --resume, which does not play failed trials again."
+                    )
         except BaseException as error:
             self._record("failed", str(error))
             raise
         self._record("stopped" if self.stops else "finished")
 
     def stop(self) -> None:
-        """Ask the running trials to finish their step and save; a second call kills them."""
+        """Ask the running trial to finish its step and save; a second call kills it."""
         self.stops += 1
-        for process in list(self._processes):
-            process.terminate()
+        if self._process is not None:
+            self._process.terminate()
 
     def _record(self, status: str, reason: str = "") -> None:
-        """Write status.json and result.json, by which other commands show the sweep."""
+        """Write status.json and result.json, by which other commands show the sweep, and its page."""
         folder, best, options = RunFolder(self.folder), best_trial(self.study), self.plan.config.options
         ended = self.study.get_trials(states=ENDED)
         steps = {"step": len(ended), "steps": self.plan.trials}
@@ -264,85 +221,39 @@ class Sweep:
         write_json(folder.result, result)
         write_page(self.study, self.folder)
 
-    def _say(self, trial: Trial | FrozenTrial, text: str) -> None:
+    def _say(self, trial: Trial, text: str) -> None:
         self.announce(Note(f"{trial_name(trial)} ({trial.number + 1} of {self.plan.trials}): {text}", "info"))
 
-    def _play_trials(self, share: dict[str, str]) -> None:
-        """Play trials until none is left; an error stops the others as well."""
-        try:
-            while (trial := self._next()) is not None:
-                self._say(trial, values_text(trial.params))
-                self._play(Trial(self.study, trial._trial_id), share)
-                with self._lock:
-                    self._record("running")
-                best = best_trial(self.study)
-                ahead = f"; best so far {best.value:.3f} ({trial_name(best)})" if best else ""
-                self._say(trial, f"{outcome(self.study.get_trials()[trial.number])}{ahead}")
-                ended = self.study.get_trials(states=ENDED)
-                if len(ended) == FAILURES and all(trial.state == TrialState.FAIL for trial in ended):
-                    why = ended[0].user_attrs["error"].splitlines()[0]
-                    raise RunFailed(
-                        f"The first {FAILURES} trials have failed: the sweep ends.\n{trial_name(ended[0])}: {why}\n"
-                        f"The details are in {self.folder}. Start the sweep again without --resume, which does not play"
-                        " failed trials again."
-                    )
-        except BaseException:
-            self.stop()
-            raise
-
-    def _next(self) -> FrozenTrial | None:
-        with self._lock:
-            trials = self.study.get_trials()
-            if self.stops:
-                return None
-            if self._unfinished:
-                return self._unfinished.pop(0)
-            values = self.plan.next_values(trials) if len(trials) < self.plan.trials else None
-            if values is None:
-                return None
+    def _next(self) -> Trial | None:
+        running = self.study.get_trials(states=(TrialState.RUNNING,))
+        if not running and (values := self.plan.next_values(self.study.get_trials())) is not None:
             made = create_trial(state=TrialState.RUNNING, params=values, distributions={**self.plan.space})
             self.study.add_trial(made)
-            return self.study.get_trials()[-1]
+            running = self.study.get_trials(states=(TrialState.RUNNING,))
+        return Trial(self.study, running[0]._trial_id) if running else None
 
-    def _play(self, trial: Trial, share: dict[str, str]) -> None:
-        """Play a trial and record its score, or why it has none; one that was stopped stays as it is."""
-        result, error = self._train(trial, share)
-        row = (result.get("scores") or {}).get(self.plan.config.objective)
-        if row and row["after"]:
-            trial.set_user_attr("before", row["before"] and row["before"]["mean"])
-            trial.set_user_attr("interval", row["after"])
-            trial.set_user_attr("seconds", result["seconds"])
-            self.study.tell(trial, row["after"]["mean"])
-        elif trial.number in self._pruned:
-            self.study.tell(trial, state=TrialState.PRUNED)
-        elif not self.stops:
-            trial.set_user_attr("error", error or "no score after the training: were there held-out cases?")
-            self.study.tell(trial, state=TrialState.FAIL)
-
-    def _train(self, trial: Trial, share: dict[str, str]) -> tuple[dict[str, Any], str]:
-        """Run the training of a trial, or continue it; returns its result and its error, one of them empty."""
+    def _play(self, trial: Trial) -> None:
+        """Run the training of a trial, or continue it, and record its score, or why it has none; one that was stopped
+        stays as it is."""
         name = trial_name(trial)
         file = self.folder / f"{name}.yaml"
         options = self.plan.trial_options(trial.params, project_name=name, output_dir=str(self.folder))
         write_text(file, write_yaml(options))
         resume = ["--resume"] if (self.folder / name).exists() else []
-        command = [*COMMAND, "--config", str(file), "--json", *resume]
         result: dict[str, Any] = {}
         error = ""
         with subprocess.Popen(
-            command,
+            [*COMMAND, "--config", str(file), "--json", *resume],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **share},
             start_new_session=True,  # Ctrl-C is for the sweep, which passes it on
-        ) as process:
-            self._processes.append(process)
+        ) as self._process:
             if self.stops:
-                process.terminate()
-            for line in process.stdout or ():
+                self._process.terminate()
+            for line in self._process.stdout or ():
                 event = decode(line)
                 if isinstance(event, RunResult):
                     result = event.result
@@ -350,26 +261,15 @@ class Sweep:
                     error = event.message
                 elif event is None:
                     error = line.strip() or error  # the last line of a traceback, if there is one
-                elif isinstance(event, Note):
-                    continue  # all trials have the same ones at first, and later ones are in their reports
-                elif len(self.shares) == 1:
+                elif not isinstance(event, Note):  # all trials have the same at first; later ones are in their reports
                     self.announce(event)
-                elif isinstance(event, Evaluated):  # of several trials at a time, their scores
-                    self._say(trial, event_line(event))
-                if isinstance(event, Evaluated) and self._should_prune(trial, event):
-                    self._say(trial, f"pruned at {event.when}")
-                    process.terminate()
-        self._processes.remove(process)
-        return result, error or (f"it ended with exit code {process.returncode}" if process.returncode else "")
-
-    def _should_prune(self, trial: Trial, event: Evaluated) -> bool:
-        """Report a held-out score during the training; returns whether the trial is to be ended now."""
-        score = event.greedy if self.plan.config.objective == "greedy" else event.sampled
-        if score is None or not event.when.startswith(STEP) or trial.number in self._pruned:
-            return False
-        step = int(event.when.removeprefix(STEP))
-        if step not in self.study.get_trials()[trial.number].intermediate_values:  # else it was scored before a kill
-            trial.report(score, step)
-        if is_pruned := trial.should_prune():
-            self._pruned.add(trial.number)
-        return is_pruned
+        row = (result.get("scores") or {}).get(self.plan.config.objective)
+        if row and row["after"]:
+            trial.set_user_attr("before", row["before"] and row["before"]["mean"])
+            trial.set_user_attr("interval", row["after"])
+            trial.set_user_attr("seconds", result["seconds"])
+            self.study.tell(trial, row["after"]["mean"])
+        elif not self.stops:
+            why = error or f"exit code {self._process.returncode} without a score: were there held-out cases?"
+            trial.set_user_attr("error", why)
+            self.study.tell(trial, state=TrialState.FAIL)

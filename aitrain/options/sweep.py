@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from typing import Literal
 
 from aitrain.options.section import Options
-from aitrain.options.value_types import NonNegativeInt, PositiveInt, Seed, Table
+from aitrain.options.value_types import PositiveInt, Seed, Table
 
 PER_TRIAL = ("project_name", "output_dir", "resume_from_checkpoint", "resume_anyway", "push_to_hub")
 """Options of a run that a sweep sets for each trial."""
 SAME_FOR_ALL = ("eval_cases", "eval_samples", "eval_strategy", "eval_steps", "save_best", "rl_env_weights")
 """Options that cannot be searched: trials are compared by what these measure. `save_best` reports other cases."""
+RESHAPING = ("rl_temperature", "rl_top_k", "rl_top_p")
+"""Options that change how held-out completions are sampled."""
 
 
 class SweepConfig(Options):
@@ -31,9 +33,6 @@ class SweepConfig(Options):
     """Held-out score after the training by which trials are compared: of sampled or of greedy completions."""
     sampler: Literal["tpe", "grid"] = "tpe"
     """How the values of a trial are chosen: by Optuna's tree-structured Parzen estimator, or all combinations."""
-    prune_after_step: NonNegativeInt | None = None
-    """Step from which a trial is ended early if its held-out score during training is below the median of the others
-    at the same step; unset: never."""
     seed: Seed = 42
     """Seed of the sampler; the seed of the trials is the option `seed` under `options`."""
 
@@ -46,10 +45,12 @@ class SweepConfig(Options):
                 yield f"search: {name} is also under options\nLeave it in one of the two."
             if name in SAME_FOR_ALL:
                 yield f"search: {name} must be the same for all trials, as it measures them\nSet it under options."
+            if name in RESHAPING and self.objective == "sampled":
+                yield f"search: {name} changes the scores of sampled completions as well\nAdd `objective: greedy`."
+        if self.sampler == "grid" and not all(isinstance(given, list) for given in self.search.values()):
+            yield "sampler: a grid has lists of values\nWrite the values, or use the sampler tpe."
         for name in PER_TRIAL:
             if name in self.options or name in self.search:
                 yield f"{name}: a sweep sets it for each trial\nRemove it under options and search."
         if self.options.get("eval_cases") == 0:
             yield "eval_cases: trials are compared by held-out scores: it must be above 0"
-        if self.prune_after_step is not None and self.options.get("eval_strategy") in ("no", False):
-            yield "prune_after_step: it needs held-out scores during training\nSet eval_strategy under options."

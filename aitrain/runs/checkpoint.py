@@ -258,7 +258,7 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
     elif _sources(old) != _sources(new):
-        changes.append(f"environment: {new['file'] or new['class']} has changed")
+        changes.append(f"environment: {new.get('file') or new['class']} has changed")
     if old["config"] != new["config"]:
         changes.append(f"rl_env_config: {old['config']} -> {new['config']}")
     if old.get("weights", new["weights"]) != new["weights"]:

@@ -21,7 +21,6 @@ class ChatSetup:
     system: str = ""
     greedy: bool = False
     seed: int = 0
-    as_json: bool = False
     answer_tokens: int | None = None
     """Maximum tokens of an answer, if the user has set it."""
 
@@ -46,7 +45,6 @@ class ExportRequest:
     out: str | None = None
     dtype: str | None = None
     """Type of the weights; None for that of the base."""
-    adapter_only: bool = False
     trust_remote_code: bool = False
     as_json: bool = False
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -183,14 +181,6 @@ def ask_for_stacks(log: Path, rank: int, pid: int, seen: Snapshot) -> str:
     with log.open("rb") as file:
         file.seek(start)
         return file.read().decode(errors="replace")
-
-
-def write_stacks(log: Path, title: str) -> None:
-    """Write the stacks of all threads of this process to the log."""
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"\n{title}. Stacks of all threads:\n")
-        for thread, frame in sys._current_frames().items():
-            file.write(f"\nThread {thread} (most recent call last):\n" + "".join(traceback.format_stack(frame)))
 
 
 def waits_for_another_rank(stacks: str) -> bool:

@@ -26,7 +26,6 @@ STUDY = "sweep"
 """Name of the study in the journal."""
 STATUS = {
     TrialState.COMPLETE: "finished",
-    TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
     TrialState.RUNNING: "unfinished",
 }
@@ -79,11 +78,9 @@ def outcome(trial: FrozenTrial) -> str:
     """The score of a trial with its interval, `0.612 [0.482, 0.728]`, or why it has none."""
     if trial.state == TrialState.COMPLETE:
         return interval_text(trial.user_attrs["interval"])
-    last = trial.last_step
-    where = "" if last is None else f" at {trial.intermediate_values[last]:.3f} after step {last}"
     error = trial.user_attrs.get("error", "")
     why = f": {escape_controls(error.splitlines()[0].rstrip('.'))}" if error else ""
-    return f"{STATUS[trial.state]}{where}{why}"
+    return f"{STATUS[trial.state]}{why}"
 
 
 def table(trials: Sequence[FrozenTrial]) -> list[list[str]]:
@@ -98,7 +95,7 @@ def table(trials: Sequence[FrozenTrial]) -> list[list[str]]:
 
 
 def summary_line(study: Study) -> str:
-    """`6 finished, 1 pruned, 1 failed; 3m 20s of training`."""
+    """`6 finished, 1 failed; 3m 20s of training`."""
     counts = Counter(STATUS[trial.state] for trial in ranked(study))
     seconds = sum(trial.user_attrs.get("seconds") or 0.0 for trial in study.get_trials())
     return f"{', '.join(f'{count} {status}' for status, count in counts.items())}; {duration(seconds)} of training"
@@ -159,8 +156,6 @@ def _figures(study: Study) -> list[object]:
         "Score by option": visualization.plot_slice(study),
         "Score by trial": visualization.plot_optimization_history(study),
     }
-    if any(trial.intermediate_values for trial in study.get_trials(deepcopy=False)):
-        figures["Score during training"] = visualization.plot_intermediate_values(study)
     room = {"legend": {"orientation": "h", "y": -0.25}, "margin": {"l": 48, "r": 16, "t": 48, "b": 48}}
     for title, figure in figures.items():
         figure.update_layout(title=title, yaxis_title="score", template="plotly_white", **room)

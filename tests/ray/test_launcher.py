@@ -20,11 +20,6 @@ from tests.training.conftest import difference
 
 pytest.importorskip("ray", reason="Ray is not installed (extra ray); make ray installs it")
 
-from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
-from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
-
-from aitrain.launch.ray_processes import cause_of
-
 pytestmark = test_environments.pytestmark
 STEPS = 24
 TRAIN = [
@@ -72,9 +67,3 @@ def test_two_machines_train_as_two_local_processes_do_though_a_rank_and_a_machin
     assert steps_of(there) == steps_of(here) == list(range(1, STEPS + 1))
     assert difference(there / "model", here / "model") == 0.0
     assert workers_of(there) == []
-
-
-def test_the_errors_of_ray_train_name_the_rank_and_the_cause() -> None:
-    raised = UserExceptionWithTraceback(ValueError("no"), "Traceback (most recent call last):\n  x\nValueError: no")
-    assert cause_of(WorkerGroupError("", {3: raised})) == "Rank 3 was lost: ValueError: no"
-    assert cause_of(ControllerError(RuntimeError("no room"))) == "no room"

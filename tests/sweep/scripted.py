@@ -29,7 +29,6 @@ def main() -> int:
     if lr in asked.get("failing", []):
         return send("Failed", message="no \x1b[31mspace left\nmore", exit_code=1)
     send("RunStarted", folder=str(folder))
-    (folder / "gpus").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     send("Note", text="the same for all", level="info")
     (folder / "starts").open("a").write(f"{' '.join(sys.argv[-1:])}\n")
     stopped: list[int] = []

@@ -15,12 +15,11 @@ from typing import Any
 import optuna
 import pytest
 import yaml
-from optuna.trial import TrialState, create_trial
+from optuna.trial import create_trial
 
 from aitrain.cli import main
-from aitrain.errors import ConfigError
 from aitrain.launch import sweep
-from aitrain.launch.sweep import SweepPlan, check_sweep, device_shares
+from aitrain.launch.sweep import SweepPlan, check_sweep
 from aitrain.options.sweep import SweepConfig
 from aitrain.ui import sweep_page
 from aitrain.ui.overview import Overview
@@ -71,9 +70,9 @@ def starts(number: int) -> int:
 
 
 def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_was_not(run: Run) -> None:
-    write_file(prune_after_step=0, project_name="whole")
+    write_file(project_name="whole")
     assert run(*FILE) == 0
-    write_file(prune_after_step=0)
+    write_file()
     killed = multiprocessing.get_context("fork").Process(target=run, args=FILE, kwargs={"killed": "trial-4"})
     killed.start()
     killed.join(120)
@@ -85,7 +84,6 @@ def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_w
         for name in ("lrs", "whole")
     )
     assert resumed == whole
-    assert {"COMPLETE", "PRUNED"} == set(states())
     assert [starts(number) for number in (3, 4)] == [1, 2]
 
 
@@ -134,7 +132,8 @@ def test_a_folder_without_a_sound_record_is_no_sweep(run: Run, capsys: pytest.Ca
 
 @pytest.mark.parametrize("sampler", ["tpe", "grid"])
 def test_a_finite_space_is_searched_without_trying_a_combination_twice(sampler: str) -> None:
-    _, tried = asked(sampler, {**PLANTED, "rl_temperature": {"low": 0.5, "high": 1.2, "step": 0.3}}, 30)
+    _, tried = asked(sampler, {**PLANTED, "epochs": [1, 2, 3]}, 24)
+    assert asked(sampler, PLANTED, 9)[0].next_values([create_trial(value=0.0)] * 8) is None
     assert len(tried) == len({json.dumps(values) for values in tried}) == 24
     if sampler == "grid":
         assert [values["lora_r"] for values in tried[::3]] == [4, 8, 16, 32] * 2, "the order of the file"
@@ -157,7 +156,7 @@ def test_values_are_those_of_the_file() -> None:
 def asked(sampler: str, search: dict[str, Any], most: int) -> tuple[SweepPlan, list[dict[str, Any]]]:
     """The values of the trials of a sweep, of which those with a high learning rate are better."""
     options = {"model": "tiny", "rl_env": "envs.arithmetic", "trl": {"top_entropy_quantile": 0.5}}
-    plan = check_sweep(SweepConfig(search=search, sampler=sampler, options=options))
+    plan = check_sweep(SweepConfig(search=search, sampler=sampler, options=options, trials=most))
     study = optuna.create_study(direction="maximize")
     while len(study.trials) < most and (values := plan.next_values(study.trials)) is not None:
         study.add_trial(create_trial(params=values, distributions={**plan.space}, value=values["lr"]))
@@ -206,38 +205,3 @@ def test_a_sweep_without_a_score_has_failed(run: Run, capsys: pytest.CaptureFixt
     write_file(trials=2)
     assert run(*FILE, failing=[BAD, GOOD]) == 1
     assert "No trial has a score" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "ends"),
-    [
-        ({}, [None, None, None, None]),
-        ({"prune_after_step": 0}, [None, 5, 5, 5]),
-        ({"prune_after_step": 10}, [None, 10, 10, 10]),
-    ],
-)
-def test_a_trial_that_is_behind_the_others_is_ended_early(
-    run: Run, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], ends: list[int | None]
-) -> None:
-    monkeypatch.setattr(sweep, "PRUNING_TRIALS", 1)
-    write_file(search={"lr": [BAD], "lora_r": [32, 16, 8, 4]}, sampler="grid", **options)
-    assert run(*FILE) == 0
-    trials = open_study(Path("runs/lrs")).trials
-    assert [trial.last_step if trial.state == TrialState.PRUNED else None for trial in trials] == ends
-
-
-# -- several trials at a time
-
-
-def test_trials_at_the_same_time_have_their_own_gpus_and_values(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aitrain.launch.hardware.visible_gpus", lambda: ("0", "1", "2", "3", "4"))
-    write_file()
-    assert run("sweep.yaml", "--parallel", "2") == 0
-    assert states() == ["COMPLETE"] * 8
-    assert len({json.dumps(trial.params) for trial in open_study(Path("runs/lrs")).trials}) == 8
-    assert {file.read_text() for file in Path("runs/lrs").glob("*/gpus")} == {"0,1", "2,3"}
-
-
-def test_a_trial_without_a_gpu_of_its_own_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--parallel 4: there are only 2 GPUs"):
-        device_shares(("0", "1"), 4)

@@ -71,16 +71,15 @@ def test_three_such_steps_in_a_row_end_the_run_with_the_last_good_weights(
 
 @pytest.mark.slow
 def test_weights_that_are_not_finite_end_the_run_at_the_newest_checkpoint(
-    train: Train, tmp_path: Path, small_model: Path, sick: Any
+    train: Train, tmp_path: Path, sick: Any
 ) -> None:
     sick({3}, 1e15, lr=3e38)
     plain = {"optimizer": "sgd", "max_grad_norm": 0.0, "max_steps": 9, "lr": 1e-2}
     with pytest.raises(RunFailed, match="no longer finite after step 3"):
         train(Vowels(), **plain, save_strategy="steps", save_steps=1, project_name="kept")
     kept = tmp_path / "runs" / "kept"
-    assert read_object(kept / "result.json")["steps"] == 2
-    assert difference(kept / "model", kept / "checkpoints" / "checkpoint-2") == 0.0
-    assert difference(kept / "model", small_model) > 0
+    assert not (kept / "model").exists()
+    assert not (kept / "result.json").exists()
     assert [folder.name for folder in (kept / "checkpoints").iterdir()] == ["checkpoint-2"]
 
 

@@ -92,7 +92,7 @@ def make_eval(folder: Path) -> RunFolder:
 
 
 def make_sweep(folder: Path, text: str = "dapo") -> Path:
-    """A sweep with two trials that finished, a pruned one and one that failed, with this text in it."""
+    """A sweep with two trials that finished and two that failed, with this text in it."""
     folder.mkdir(parents=True, exist_ok=True)
     study, space = open_study(folder, is_new=True), {"lr": FloatDistribution(1e-7, 1e-3, log=True)}
     more: dict[str, Any] = {"distributions": {**space, "rl_loss_type": CategoricalDistribution(["grpo", text])}}
@@ -100,10 +100,9 @@ def make_sweep(folder: Path, text: str = "dapo") -> Path:
         make_run(folder / f"trial-{number}", [record()], "finished", step=4, heartbeat=time.time() - 20)
         known = {"before": 0.2, "interval": interval(score), "seconds": 15.0}
         study.add_trial(create_trial(params=values(number, text), value=score, user_attrs=known, **more))
-    reports = {5: 0.2, 10: 0.3}
-    more |= {"params": values(2, text)}
-    study.add_trial(create_trial(state=TrialState.PRUNED, intermediate_values=reports, **more))
-    study.add_trial(create_trial(state=TrialState.FAIL, user_attrs={"error": text}, **more))
+    for number in (2, 3):
+        failed = {"state": TrialState.FAIL, "user_attrs": {"error": text}}
+        study.add_trial(create_trial(params=values(number, text), **failed, **more))
     life = {"heartbeat": time.time() - 20}
     write_json(folder / "status.json", {"status": "finished", "job": "sweep", "step": 4, "steps": 4, **life})
     result = {"job": "sweep", "status": "finished", "seconds": 30.0, "score_before": 0.2, "score_after": 0.8}

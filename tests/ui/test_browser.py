@@ -248,8 +248,8 @@ def test_the_page_of_a_sweep_draws_its_plots_from_its_own_file(tmp_path: Path, v
     folder = make_sweep(tmp_path / "lrs")
     (folder / "sweep.html").write_text(sweep_page(open_study(folder), folder))
     tab = visit((folder / "sweep.html").as_uri(), viewport={"width": 390, "height": 844})
-    tab.page.wait_for_selector(".figure:nth-of-type(4) .plot-container svg")
-    assert tab.page.locator(".figure .plot-container").count() == 3
+    tab.page.wait_for_selector(".figure:nth-of-type(3) .plot-container svg")
+    assert tab.page.locator(".figure .plot-container").count() == 2
     assert tab.page.locator(".figure .main-svg").first.bounding_box()["height"] > 300
     assert tab.texts("tbody tr td:first-child") == ["0", "1", "2", "3"]
     assert tab.page.evaluate("document.documentElement.scrollWidth") == 390
