@@ -90,7 +90,6 @@ PAUSES = (0.5, 2.0)
 """Seconds before a call is tried again that failed because of a service."""
 
 T = TypeVar("T")
-MakeCall = Callable[..., Awaitable[Outcome[Any]]]
 
 
 @dataclass(eq=False)
@@ -106,10 +105,14 @@ class EnvSession:
     reset: ResetResult = field(default_factory=ResetResult)
     seconds: float = 0.0
     """Seconds of all calls together."""
-    failure: Failure | None = None
     hangs: bool = False
     """Whether its last call was abandoned and is still running."""
     result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why its last call failed."""
+        return self.result.failure
 
 
 @dataclass
@@ -266,20 +269,18 @@ class EnvRunner:
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> None:
         """Score each episode; the score of those that failed, here or earlier, is None."""
         pairs = zip(sessions, transcripts, strict=True)
-        jobs = {one: partial(self.score_session, one.session, text) for one, text in pairs if one.failure is None}
+        scored = [(one, text) for one, text in pairs if one.failure is None]
+        jobs = [partial(self.score_session, one.session, text) for one, text in scored]
         place = "score" if self.kind == "start" else self.kind
         if not self.policy.by_episode:
             self.policy.begin_batch()
-        made = await self._make(list(jobs), list(jobs.values()), place)
+        results = await self._make([one for one, _ in scored], jobs, place)
         late = self.policy.end_batch()
-        for one, result in zip(jobs, made, strict=True):
-            one.result = (result or ScoreResult(None)).in_range(self.config.score_bounds)
-            failure = one.result.failure or late
-            if one.failure is None and failure is not None:
-                one.failure = replace(failure, place=place)
-        for one in sessions:
-            if one.failure is not None:
-                one.result = ScoreResult(None, failure=one.failure)
+        for (one, _), result in zip(scored, results, strict=True):
+            if result is not None:
+                result = result.in_range(self.config.score_bounds)
+                failure = result.failure or late
+                one.result = result if failure is None else ScoreResult(None, failure=replace(failure, place=place))
 
     def score_session(self, session: SessionLike | None, transcript: Transcript) -> ScoreResult:
         """The score of an episode; without a session, of one that has no other call."""
@@ -294,8 +295,8 @@ class EnvRunner:
     async def score_group(self, group: Group) -> list[ScoreResult]:
         """The results of a group's episodes. If the call fails, all of them have the failure."""
         one = EnvSession(group.case, 0)
-        results = await self._tried(one, partial(self.score_members, group), "score_group", self.pool.call)
-        results = results or [ScoreResult(None, failure=one.failure)] * len(group.members)
+        results = await self._tried(one, partial(self.score_members, group), "score_group")
+        results = results or [one.result] * len(group.members)
         return [
             _merged(member.result, result.in_range(self.config.score_bounds))
             for member, result in zip(group.members, results, strict=True)
@@ -326,14 +327,14 @@ class EnvRunner:
                 values.append(await self._tried(*pending.pop(0), place))
         return [*values, *await asyncio.gather(*(self._tried(*each, place) for each in pending))]
 
-    async def _tried(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall | None = None) -> T | None:
+    async def _tried(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         """The value of a call, which is made again after a failure: as often as was asked; else twice if the own code
         of a `score_episode` (which has a trace: judges and served environments try again themselves) could not reach
         a service. Code that was to return the score of a cut episode, and raised, has ended: it would not be asked
         again, and the score be that of code that says nothing."""
         has_ended = one.session is not None and self.kind in ("episode", "rollout")
         for tries in itertools.count():
-            value = await self._call(one, job, place, call)
+            value = await self._call(one, job, place)
             failure = one.failure
             if failure is None or failure.kind not in REPEATABLE or has_ended:
                 break
@@ -345,13 +346,13 @@ class EnvRunner:
                 await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
         return value
 
-    async def _call(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall | None = None) -> T | None:
+    async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one.
-        `call`: how it is made, if not under the policy of the environment's calls."""
+        Calls of `score_group` are not under the policy: they may compare with what earlier ones left."""
         if not self._calls:
             self._phase.enter_context(activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE))
         self._calls += 1
-        one.failure = None  # of an earlier try
+        one.result = ScoreResult(None)  # without the failure of an earlier try
 
         def in_thread() -> T:
             current_seeds.set(one.sampling)
@@ -359,7 +360,8 @@ class EnvRunner:
                 return job()
 
         try:
-            outcome: Outcome[T] = await (call(in_thread) if call else self.call(in_thread, episode=one))
+            call = self.pool.call if place == "score_group" else partial(self.call, episode=one)
+            outcome: Outcome[T] = await call(in_thread)
         finally:
             self._calls -= 1
             if not self._calls:
@@ -367,7 +369,8 @@ class EnvRunner:
         one.seconds += outcome.seconds
         one.hangs = outcome.is_running
         if outcome.failure is not None:
-            one.failure = replace(outcome.failure, place=outcome.failure.place or place)
+            failure = replace(outcome.failure, place=outcome.failure.place or place)
+            one.result = ScoreResult(None, failure=failure)
         self.on_call_end()
         return outcome.value
 
@@ -447,8 +450,7 @@ class MixedRunner:
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang."""
-        for name, part in self.parts.items():
-            await part.end([one for one in sessions if one.case.env == name])
+        await self._each(EnvRunner.end, sessions)
 
     async def _each(
         self, call: Callable[..., Awaitable[None]], sessions: Sequence[EnvSession], *columns: Sequence[object]

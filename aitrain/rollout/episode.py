@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from aitrain import activity
 from aitrain.activity import EndEpisodes
 from aitrain.environment.completion_parser import thought_of, without_thought
-from aitrain.environment.contract import Case, Prompt, Transcript, as_messages
+from aitrain.environment.contract import Case, Prompt, ScoreResult, Transcript, as_messages
 from aitrain.environment.runner import EnvSession, Runner
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import (
@@ -349,10 +349,10 @@ def _failures_of(episode: Episode) -> Iterator[None]:
     try:
         yield
     except CallFailed as error:
-        episode.failure, episode.trajectory.stop = error.failure, "env_error"
+        episode.result, episode.trajectory.stop = ScoreResult(None, failure=error.failure), "env_error"
     except EnvironmentFailed as error:
-        episode.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
-        episode.trajectory.stop = "env_error"
+        failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+        episode.result, episode.trajectory.stop = ScoreResult(None, failure=failure), "env_error"
     except OutOfRepliesError:
         episode.trajectory.stop = "out_of_replies"
 
