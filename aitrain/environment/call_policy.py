@@ -108,7 +108,7 @@ class CallPolicy:
             return
         watch = self._watch
         watch.files.clear()
-        if watch.before is None or watch.before.walk.has_caches or watch.changes():
+        if watch.before is None or watch.before.has_caches or watch.changes():
             watch.look_before()
         if watch.reason:
             self._decide()

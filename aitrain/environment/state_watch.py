@@ -120,7 +120,7 @@ class Walk:
     def __init__(self, roots: Iterable[object], without: Iterable[object] = (), through_code: bool = True) -> None:
         """`through_code`: also classes, and the modules of functions."""
         self.seen: dict[int, object] = {}
-        self.tracked: list[object] = []
+        self.tracked: list[Any] = []
         self.has_caches = False
         """Whether there are caches or weak references, from which other objects may come later."""
         self._is_through_code = through_code
@@ -197,7 +197,7 @@ def _cached_values(cache: Any) -> list[Any]:
     return parts
 
 
-class StateSnapshot:
+class StateSnapshot(Walk):
     """What the mutable objects of an environment refer to or hold at one time; `called` were called by it.
 
     Raises:
@@ -206,8 +206,8 @@ class StateSnapshot:
 
     def __init__(self, environment: Any, called: Iterable[dict[str, Any]] = ()) -> None:
         _add_hook()
-        self.walk = Walk([environment, *called])
-        tracked: list[Any] = self.walk.tracked
+        super().__init__([environment, *called])
+        tracked = self.tracked
         self._dicts = [item for item in tracked if isinstance(item, dict)]
         self._contents = [(item, _content(item)) for item in tracked]
         self._copies = {
@@ -218,7 +218,7 @@ class StateSnapshot:
         self.note_process()
 
     def _references(self) -> list[object]:
-        return gc.get_referents(*self.walk.tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
+        return gc.get_referents(*self.tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
 
     def changed_objects(self) -> list[object]:
         """The objects that differ now."""
@@ -251,7 +251,7 @@ class StateSnapshot:
                 targets.append(_object_of(node.value, frame))
             elif node.id in frame.f_code.co_names and node.id not in frame.f_locals:
                 targets.append(frame.f_globals)
-        return [target for target in targets if target in self.walk]
+        return [target for target in targets if target in self]
 
     def restore(self) -> None:
         """Give what has changed the content that it had.
@@ -501,7 +501,7 @@ class StateWatch:
     def begins(self, frame: FrameType) -> bool:
         """Note a function that is called; returns whether it may refer to what is not compared yet."""
         self._called[id(frame.f_globals)] = frame.f_globals
-        return self.before is not None and frame.f_globals not in self.before.walk
+        return self.before is not None and frame.f_globals not in self.before
 
     def is_users(self, frame: FrameType) -> bool:
         """Whether a function is the user's, or is in the file of a class of the environment."""
