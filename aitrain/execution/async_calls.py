@@ -37,26 +37,15 @@ def run_async(awaitable: Awaitable[T]) -> T:
     loop = running_loop()
     if (begin := getattr(sys.gettrace(), "begin_on_loop", None)) is not None:  # the calls of the user are watched
         loop.call_soon_threadsafe(begin)
-    started: list[concurrent.futures.Future[T]] = []
-    is_cancelled = threading.Event()
-
-    def cancel(_: object) -> None:
-        is_cancelled.set()
-        for future in started:
-            future.cancel()
-
+    future = asyncio.run_coroutine_threadsafe(wait(), loop)
     try:
-        # before the start, as the deadline may come at once
-        with on_cancel(cancel, partial(stack_of_awaitable, awaitable)):
-            started.append(asyncio.run_coroutine_threadsafe(wait(), loop))
-            if is_cancelled.is_set():  # it came while the future was made, which `cancel` could not see
-                started[0].cancel()
-            return started[0].result()
+        with on_cancel(lambda _: future.cancel(), partial(stack_of_awaitable, awaitable)):
+            return future.result()
     except concurrent.futures.CancelledError:
         replace_if_blocked(loop)
         raise
-    except BaseException as error:
-        cancel(error)
+    except BaseException:  # also of a deadline that came before the wait was known
+        future.cancel()
         raise
 
 
