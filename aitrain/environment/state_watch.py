@@ -650,7 +650,7 @@ def copy_of(environment: object, own: Collection[str]) -> object:
 
 
 def attributes_to_copy(environment: Any, changed: list[object]) -> frozenset[str]:
-    """The names of the attributes that lead to what calls changed.
+    """The names of the attributes that lead to what calls changed, or back to the environment.
 
     Raises:
         ValueError: a copy would not separate episodes, for the reason of the message.
@@ -659,11 +659,9 @@ def attributes_to_copy(environment: Any, changed: list[object]) -> frozenset[str
         raise ValueError("it has __del__")
     attributes = vars(environment)
     below = {name: Walk([value], [attributes], through_code=False) for name, value in attributes.items()}
-    targets = [item for item in changed if item is not environment and item is not attributes]
-    if not all(any(item in walk for walk in below.values()) for item in targets):
+    targets = [environment, *(item for item in changed if item is not attributes)]
+    if not all(item is environment or any(item in walk for walk in below.values()) for item in targets):
         raise ValueError("it is not below the environment")
-    if len(targets) < len(changed):
-        targets.append(environment)
     own = frozenset(name for name, walk in below.items() if any(item in walk for item in targets))
     try:
         copied = Walk(vars(copy_of(environment, own)).values(), through_code=False)
