@@ -255,7 +255,7 @@ class EnvRunner:
         if self.processes is None:
             return session_for(self.policy.object_for() if plays else self.environment, case)
         is_spent = plays and self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
-        return cast(SessionLike, RemoteSession(self.processes.lease(session_for), is_spent))
+        return cast(SessionLike, RemoteSession(self.processes.lease(), is_spent))
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -381,7 +381,7 @@ class EnvRunner:
     def close(self) -> None:
         """Close the environment, here and in its processes, each within the deadline of a call, and end the processes.
         A failure is shown and changes nothing else: the run is over."""
-        leases = [] if self.processes is None else self.processes.lease_idle(session_for)
+        leases = [] if self.processes is None else self.processes.lease_idle()
         if callable(getattr(self.environment, "close", None)):
             closers = [self.environment.close, *(partial(lease.call, "close_environment") for lease in leases)]
             failures = [outcome.failure for outcome in self.pool.call_all(closers) if outcome.failure is not None]
@@ -398,7 +398,8 @@ def start_runner(
 ) -> EnvRunner:
     """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
-    return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None, is_watched)
+    processes = ProcessPool.start(environment, session_for, close) if is_isolated else None
+    return EnvRunner(environment, config, processes, is_watched)
 
 
 # -- several environments
