@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from traceback import StackSummary
-from typing import Any
+from typing import Any, TypeAlias
 
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import (
@@ -31,7 +31,6 @@ from aitrain.environment.session import (
     Message,
     ResetResult,
     Session,
-    SessionLike,
     UntrainedChat,
     within,
 )
@@ -221,14 +220,18 @@ def _untrained(request: ChatRequest) -> UntrainedChat:
     return UntrainedChat(request.messages, request.tools or ())
 
 
+AnySession: TypeAlias = Session | RolloutSession
+"""A session. One that is in another process or on a server has the same methods, and counts as one of these."""
+
+
 def is_served(environment: object) -> bool:
     """Whether an environment is a ServedEnvironment, whose module takes long to import."""
     return hasattr(type(environment), "served_source")
 
 
-def session_for(environment: Any, case: Case | None = None) -> SessionLike:
+def session_for(environment: Any, case: Case | None = None) -> AnySession:
     """The session of a new episode; `case` is needed for an environment that a server has."""
     if is_served(environment):
-        session: SessionLike = environment.session(case)
+        session: AnySession = environment.session(case)
         return session
     return RolloutSession(environment) if env_kind(environment) == "rollout" else Session(environment)
