@@ -213,14 +213,13 @@ class DeclaresThatItMay(Rows):
 
 
 class WritesNoState(NoState):
-    """A lock, a judge's verdict, files of the run and of its own; nor is a file missed that was never there."""
+    """A lock, a judge's verdict, files of the run and of its own."""
 
     def score_episode(self, completion: str, case_idx: int) -> float:
         if case_idx < 5:
             with FileLock(f"{FILE}.lock"):
                 write_text(FILE.with_suffix(".json"), completion)
             VerdictStore(FILE.with_suffix(".sqlite")).keep(completion, [1.0])
-            FILE.with_suffix(".no").unlink(missing_ok=True)
             with tempfile.NamedTemporaryFile("w") as file:
                 file.write(completion)
         return super().score_episode(completion, case_idx)

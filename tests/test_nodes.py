@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -14,7 +15,6 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli.running import report_refusal
-from aitrain.environment.rollout_session import BackgroundRun
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, launched_rank
@@ -60,7 +60,16 @@ def stores() -> list[MachineStore]:
 
 def beside(call: Callable[[], Any]) -> Future[Any]:
     """What a call returns or raises in another thread, which does not keep the tests from ending."""
-    return BackgroundRun(call, lambda: None).returned
+    done = Future[Any]()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
 
 
 def group_of(stores: list[MachineStore], rank: int, count: int = 2) -> NodeGroup:

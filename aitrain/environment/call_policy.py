@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.state_watch import (
     CallTracer,
-    CopyPlan,
     StateWatch,
-    UnknownStateError,
-    set_trace,
-    watching_files,
+    attributes_to_copy,
+    copy_of,
+    traced,
 )
 from aitrain.execution.failure import Failure
 
@@ -39,8 +37,8 @@ class CallPolicy:
     by_episode: bool
     is_watched: bool
     notify: Notify
-    plan: CopyPlan | None = None
-    """How to copy the environment for each episode; None to share it."""
+    own: frozenset[str] | None = None
+    """Names of the attributes of which each episode gets a copy, with the environment; None: all share it."""
     _mode: Literal["watched", "together", "serial"] = "watched"
 
     def __post_init__(self) -> None:
@@ -60,19 +58,19 @@ class CallPolicy:
 
     def object_for(self) -> object:
         """The object on which one call or one episode runs."""
-        return self.environment if self.plan is None else self.plan.copy_of(self.environment)
+        return self.environment if self.own is None else copy_of(self.environment, self.own)
 
     def state(self) -> dict[str, object]:
         """How calls run, for a checkpoint; empty while that is not known."""
         if self._mode == "watched":
             return {}
-        return {"mode": self._mode, "copied": None if self.plan is None else sorted(self.plan.own)}
+        return {"mode": self._mode, "copied": None if self.own is None else sorted(self.own)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Let calls run as `state` says, so that a resumed run goes on as the run that was stopped."""
         if state.get("mode") in ("together", "serial"):
             self._mode = state["mode"]
-            self.plan = None if state.get("copied") is None else CopyPlan(frozenset(state["copied"]))
+            self.own = None if state.get("copied") is None else frozenset(state["copied"])
 
     def run(self, job: Callable[[], T], episode: object = None) -> T:
         """Call `job`, and note what it changes. As long as calls are watched one by one, no other may run. `episode`:
@@ -88,21 +86,12 @@ class CallPolicy:
             self._decide()
             return job()
         is_alone = self._mode == "watched"
-        tracer = CallTracer(self._watch, is_alone)
-        threads = threading.gettrace()
-        if is_alone:
-            threading.settrace(tracer)
-        set_trace(tracer)
         try:
-            with watching_files(self._watch, episode or tracer, is_alone):
+            with traced(self._watch, is_alone, episode):
                 return job()
         finally:
-            set_trace(None)
-            if is_alone:
-                threading.settrace(threads)
-                tracer.end()
-                if not self.by_episode:
-                    self._after_watched()
+            if is_alone and not self.by_episode:
+                self._after_watched()
 
     def _after_watched(self) -> None:
         """Decide how calls run, after one call or episode that ran alone."""
@@ -119,7 +108,7 @@ class CallPolicy:
             return
         watch = self._watch
         watch.files.clear()
-        if watch.before is None or watch.before.walk.has_caches or watch.before.is_changed():
+        if watch.before is None or watch.before.has_caches or watch.changes():
             watch.look_before()
         if watch.reason:
             self._decide()
@@ -130,9 +119,8 @@ class CallPolicy:
         watch = self._watch
         if self.is_free or self._mode != "together" or watch.before is None:
             return None
-        if not watch.reason and watch.before.is_changed():
-            objects = watch.before.changed_objects()
-            watch.add(", ".join(map(watch.before.describe, objects[:1])), objects, is_separable=True)
+        if not watch.reason and (objects := watch.changes()):
+            watch.add(watch.before.describe(objects[0]), objects, is_separable=True)
         if not watch.reason:
             return None
         target = watch.reason
@@ -148,28 +136,28 @@ class CallPolicy:
         """Decide how calls run, as something changes, or as that cannot be known."""
         watch, problem = self._watch, ""
         if self.by_episode and watch.before is not None and watch.is_separable:
-            changed, attributes = watch.objects + watch.before.changed_objects(), vars(self.environment)
-            if self.plan is not None:  # what was copied before stays so
-                changed += [attributes, *(value for name, value in attributes.items() if name in self.plan.own)]
+            changed, attributes = watch.objects + watch.changes(), vars(self.environment)
+            if self.own is not None:  # what was copied before stays so
+                changed += [attributes, *(value for name, value in attributes.items() if name in self.own)]
             try:
-                plan = CopyPlan.for_changes(self.environment, changed)
-                if plan == self.plan:
+                own = attributes_to_copy(self.environment, changed)
+                if own == self.own:
                     raise ValueError("the environment itself is changed")
                 watch.before.restore()
-            except (ValueError, UnknownStateError) as error:
+            except Exception as error:  # also of a class of the user's
                 problem = f", as the environment cannot be copied for each: {error}"
             else:
-                if self.plan is None or why_now:
+                if self.own is None or why_now:
                     self.notify(
                         f"{watch.reason}, and episodes run at the same time.\n"
                         "Each episode therefore gets a copy of the environment as build_dataset left it, and does not"
                         " see what\nothers change. Local variables need no copy; with `concurrent = True` in the class"
                         f" episodes share it all the same.{why_now}"
                     )
-                self.plan, self._mode, self._left = plan, "watched", WATCHED  # until nothing else changes
+                self.own, self._mode, self._left = own, "watched", WATCHED  # until nothing else changes
                 watch.clear()
                 return
-        self._mode, self.plan = "serial", None
+        self._mode, self.own = "serial", None
         what = "episodes" if self.by_episode else "calls"
         self.notify(
             f"{watch.reason}, so {what} run one after another{problem}.\n"

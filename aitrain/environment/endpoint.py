@@ -16,14 +16,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -38,32 +38,24 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
-@dataclass(frozen=True)
-class ChatAnswer:
+class ChatAnswer(NamedTuple):
     """The policy's answer to a request: an assistant message in OpenAI's format."""
 
     message: Message
     usage: TokenUsage | None = None
 
-    @classmethod
-    def of(cls, turn: AssistantTurn, number: int) -> ChatAnswer:
-        """The answer of a turn, the `number`th of its episode."""
-        message: Message = {"role": "assistant", "content": turn.text or (None if turn.calls else "")}
-        for place, call in enumerate(turn.calls):
-            # arguments that cannot be read are no JSON here either, as from any server
-            is_read = call.arguments is not None
-            arguments = json.dumps(call.arguments, ensure_ascii=False) if is_read else call.problem
-            function = {"name": call.name, "arguments": arguments}
-            calls = message.setdefault("tool_calls", [])
-            calls.append({"id": f"call_{number}_{place}", "type": "function", "function": function})
-        return cls(message, turn.usage)
 
-    @property
-    def finish_reason(self) -> str:
-        """Why it ended, in OpenAI's words."""
-        if self.message.get("tool_calls"):
-            return "tool_calls"
-        return "length" if self.usage is not None and self.usage.is_cut else "stop"
+def chat_answer(turn: AssistantTurn, number: int) -> ChatAnswer:
+    """The answer of a turn, the `number`th of its episode."""
+    message: Message = {"role": "assistant", "content": turn.text or (None if turn.calls else "")}
+    for place, call in enumerate(turn.calls):
+        # arguments that cannot be read are no JSON here either, as from any server
+        is_read = call.arguments is not None
+        arguments = json.dumps(call.arguments, ensure_ascii=False) if is_read else call.problem
+        function = {"name": call.name, "arguments": arguments}
+        calls = message.setdefault("tool_calls", [])
+        calls.append({"id": f"call_{number}_{place}", "type": "function", "function": function})
+    return ChatAnswer(message, turn.usage)
 
 
 # -- reading requests
@@ -159,44 +151,32 @@ class ChatRequest:
 # -- the conversation that is trained
 
 
-@dataclass
-class TrainedConversation:
-    """The conversation of one episode that is trained. Tokens are only appended to it, so each request has to begin
-    with the messages of the one before and the policy's answer."""
+def read_message(message: object) -> Message:
+    """A message in OpenAI's format, in the form of chat templates."""
+    return _ChatMessage.model_validate(message).read({})
 
-    messages: list[Message] = field(default_factory=list)
-    tools: tuple[ToolJson, ...] = ()
 
-    def begin(self, request: ChatRequest) -> None:
-        """Begin with the first request."""
-        self.messages, self.tools = list(request.messages), request.tools or ()
+def new_messages(before: Sequence[Message], tools: Sequence[ToolJson], request: ChatRequest) -> tuple[Message, ...]:
+    """The messages of a request that follow a conversation. Tokens are only appended to it, so each request has to
+    begin with the messages of the one before and the policy's answer.
 
-    def add_answer(self, answer: ChatAnswer) -> None:
-        """Add the policy's answer."""
-        self.messages.append(_ChatMessage.model_validate(answer.message).read({}))
-
-    def append(self, request: ChatRequest) -> tuple[Message, ...]:
-        """The messages of a request that follow the policy's last answer.
-
-        Raises:
-            RefusedRequestError: the request does not continue the conversation.
-        """
-        problem = "" if request.tools in (None, self.tools) else "changed the tools"
-        before = zip_longest(self.messages, request.messages[: len(self.messages)], fillvalue=Message())
-        for number, (was, now) in enumerate(before):
-            if not problem and _comparable(was) != _comparable(now):
-                problem = f"rewrote messages[{number}]: it was {short(str(was), 100)}, now {short(str(now), 100)}"
-        if problem:
-            raise RefusedRequestError(
-                400,
-                f"{problem}\nThe trained conversation only grows: each request begins with the messages of the one"
-                " before and the policy's answer.\nAnother conversation is asked for with trained=False (by HTTP: the"
-                " model endpoint.untrained_model).",
-                "conversation_rewritten",
-            )
-        new = request.messages[len(self.messages) :]
-        self.messages += new
-        return new
+    Raises:
+        RefusedRequestError: the request does not continue the conversation.
+    """
+    problem = "" if request.tools in (None, tools) else "changed the tools"
+    pairs = zip_longest(before, request.messages[: len(before)], fillvalue=Message())
+    for number, (was, now) in enumerate(pairs):
+        if not problem and _comparable(was) != _comparable(now):
+            problem = f"rewrote messages[{number}]: it was {short(str(was), 100)}, now {short(str(now), 100)}"
+    if problem:
+        raise RefusedRequestError(
+            400,
+            f"{problem}\nThe trained conversation only grows: each request begins with the messages of the one"
+            " before and the policy's answer.\nAnother conversation is asked for with trained=False (by HTTP: the"
+            " model endpoint.untrained_model).",
+            "conversation_rewritten",
+        )
+    return request.messages[len(before) :]
 
 
 def _comparable(message: Message) -> tuple[object, ...]:
@@ -281,7 +261,9 @@ class EndpointServer:
         except EpisodeTruncated as error:
             # in the words by which clients know it
             raise RefusedRequestError(400, f"context length exceeded: {error}", "context_length_exceeded") from None
-        message, end, used = answer.message, answer.finish_reason, answer.usage
+        message, used = answer
+        end = "length" if used is not None and used.is_cut else "stop"
+        end = "tool_calls" if message.get("tool_calls") else end
         usage: Message | None = None
         if used is not None:
             total = used.prompt + used.completion

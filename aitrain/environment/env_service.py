@@ -58,7 +58,6 @@ class EnvService:
     cases: Sequence[Case]
     """The cases of both datasets, by their numbers."""
     description: EnvDescription
-    notify: Callable[[str], object] = lambda _: None
     host: str = "127.0.0.1"
     port: int = 0
 
@@ -188,7 +187,5 @@ class EnvService:
             allowed = IDLE_SECONDS if episode.session is not None else PATIENCE
             if (episode.call is None or episode.call.done()) and now - episode.last_call > allowed:
                 del self._episodes[name]
-                idle += [episode] if episode.session is not None else []
-        if idle:
-            self.notify(f"Ended {len(idle)} episodes of clients that are gone.")
+                idle.append(episode)
         await self.runner.end(idle)

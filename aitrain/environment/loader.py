@@ -189,16 +189,9 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
     with no_bytecode():
         try:
             module = import_module(source.module) if file is None else import_file(source.module, file)
-            found = getattr(module, "__file__", None)
         except (Exception, SystemExit) as error:
             raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
-        by_name = source.file if source.is_module and adapter is None else None
-        if by_name is not None and found and not by_name.samefile(found):
-            raise ConfigError(
-                f"rl_env_module: {source.module} is also the name of a library, {found}"
-                f"\nName the file: --rl-env {source.file}"
-            )
-        name = source.class_name or _only_class(source, module)
+        name = source.class_name or _only_class(module)
         factory = member(module, name, "rl_env_class")
         if not callable(factory):
             raise ConfigError(f"rl_env_class: {name} is not a class, but {factory!r}")
@@ -222,13 +215,13 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
     return environment
 
 
-def _only_class(source: EnvSource, module: ModuleType) -> str:
+def _only_class(module: ModuleType) -> str:
     own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
     classes = [name for name, value in own.items() if inspect.isclass(value) and not name.startswith("_")]
     found = [name for name in classes if hasattr(own[name], "build_dataset")]
     if len(found) != 1:
         raise ConfigError(
-            f"rl_env_class: {source.file or source.module} has {len(found)} classes with build_dataset"
+            f"rl_env_class: {getattr(module, '__file__', module.__name__)} has {len(found)} classes with build_dataset"
             f" (classes there: {', '.join(classes) or 'none'}).\n"
             f"Name one, also one that is imported there, such as --rl-env-class {(found or ['MyEnv'])[-1]}"
         )

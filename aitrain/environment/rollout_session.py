@@ -10,9 +10,9 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from traceback import StackSummary
-from typing import Any
+from typing import Any, TypeAlias
 
-from aitrain.environment.completion_parser import ToolCall
+from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import (
     UNFINISHED,
     Case,
@@ -22,15 +22,15 @@ from aitrain.environment.contract import (
     parse_score,
     shown,
 )
-from aitrain.environment.endpoint import ChatAnswer, ChatRequest, Endpoint, RequestQueue, TrainedConversation
+from aitrain.environment.endpoint import ChatRequest, Endpoint, RequestQueue, chat_answer, new_messages, read_message
 from aitrain.environment.http_server import RefusedRequestError
 from aitrain.environment.session import (
     AssistantTurn,
     EnvResponse,
     LocalSession,
+    Message,
     ResetResult,
     Session,
-    SessionLike,
     UntrainedChat,
     within,
 )
@@ -48,47 +48,20 @@ SECONDS_TO_END = 5.0
 """Time that a rollout has to end when its session is closed."""
 
 
-class BackgroundRun:
-    """A call of `rollout`, in a thread for as long as its session; `async def` runs on the shared event loop. `on_end`
-    is called in that thread when it has returned or raised."""
-
-    def __init__(self, call: Callable[[], Any], on_end: Callable[[], None]) -> None:
-        self.returned: Future[object] = Future()
-        self._task = Task(math.inf)
-        self._thread = threading.Thread(target=self._run, args=(call, on_end), name="environment-rollout", daemon=True)
-        self._thread.start()
-
-    def _run(self, call: Callable[[], Any], on_end: Callable[[], None]) -> None:
-        current_task.set(self._task)
-        try:
-            self.returned.set_result(call())
-        except BaseException as error:
-            self.returned.set_exception(error)
-        finally:
-            on_end()
-
-    def cancel(self) -> None:
-        """Cancel a coroutine. Python cannot end a thread: what it waits for has to wake it."""
-        self._task.abandoned = CANCELLED
-        if (wait := self._task.wait) is not None:
-            wait.cancel(CANCELLED)
-
-    def stack(self) -> StackSummary:
-        """Its present stack, outermost frame first."""
-        wait = self._task.wait
-        return stack_of_thread(self._thread) if wait is None else wait.stack()
-
-
 class RolloutSession(LocalSession):
-    """`rollout`: asks the policy through its endpoint, and returns the score."""
-
-    _run: BackgroundRun
+    """`rollout`: asks the policy through its endpoint, and returns the score. It runs in a thread for as long as the
+    session; `async def` runs on the shared event loop."""
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
+        self._returned = Future[object]()
+        self._task = Task(math.inf)
+        self._thread: threading.Thread | None = None
         self._requests = RequestQueue()
-        self._conversation = TrainedConversation()
         self._endpoint: Endpoint | None = None
+        self._messages = list[Message]()
+        """The conversation that is trained."""
+        self._tools: tuple[ToolJson, ...] = ()
         self._pending: ChatRequest | None = None
         """The request that waits for the answer."""
         self._limit = ""
@@ -105,7 +78,8 @@ class RolloutSession(LocalSession):
         is_async = inspect.iscoroutinefunction(inspect.unwrap(method))
         self._endpoint = Endpoint(self._requests, is_async)
         call = partial(call_by_name, method, {**arguments, "endpoint": self._endpoint}, ["endpoint"])
-        self._run = BackgroundRun(call, self._requests.close)
+        self._thread = threading.Thread(target=self._run, args=(call,), name="environment-rollout", daemon=True)
+        self._thread.start()
         return self._begun(self._next())
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
@@ -114,13 +88,14 @@ class RolloutSession(LocalSession):
         request = self._next()
         if request is not None and not request.is_trained:
             return EnvResponse(untrained=_untrained(request))
-        if not self._conversation.messages:
+        if not self._messages:
             return EnvResponse(reset=self._begun(request))
         calls, self._calls = self._calls, ()
         try:
-            messages = () if request is None else self._conversation.append(request)
+            messages = () if request is None else new_messages(self._messages, self._tools, request)
         except RefusedRequestError as error:
             raise self._failed(error) from None
+        self._messages += messages
         return EnvResponse(messages, request is None, len(calls), sum(bool(call.problem) for call in calls))
 
     def score(self, arguments: Mapping[str, object]) -> ScoreResult:
@@ -132,8 +107,8 @@ class RolloutSession(LocalSession):
             while self._next() is not None:
                 self._answer(AssistantTurn("", limit=self._limit))
         with within("rollout"):
-            returned = self._run.returned
-            return parse_score(returned.result()) if returned.exception() is None else UNFINISHED
+            is_scored = self._returned.exception() is None
+            return parse_score(self._returned.result()) if is_scored else UNFINISHED
 
     def close(self) -> None:
         """End the rollout, also if `open` has not finished."""
@@ -141,10 +116,32 @@ class RolloutSession(LocalSession):
         self._requests.close()
         if self._endpoint is not None:
             self._endpoint.close()
-        run = getattr(self, "_run", None)
-        if run is not None and not run.returned.done():
-            run.cancel()
-            wait([run.returned], SECONDS_TO_END)
+        if self._thread is not None and not self._returned.done():
+            self._cancel(CANCELLED)
+            wait([self._returned], SECONDS_TO_END)
+
+    # -- the thread
+
+    def _run(self, call: Callable[[], object]) -> None:
+        current_task.set(self._task)
+        try:
+            self._returned.set_result(call())
+        except BaseException as error:
+            self._returned.set_exception(error)
+        finally:
+            self._requests.close()
+
+    def _cancel(self, failure: Failure) -> None:
+        """Cancel a coroutine. Python cannot end a thread: what it waits for has to wake it."""
+        self._requests.close()
+        self._task.abandoned = failure
+        if (wait := self._task.wait) is not None:
+            wait.cancel(failure)
+
+    def _stack(self) -> StackSummary:
+        """The present stack of the rollout, outermost frame first."""
+        wait = self._task.wait
+        return stack_of_thread(self._thread) if wait is None else wait.stack()
 
     # -- requests and answers
 
@@ -154,13 +151,7 @@ class RolloutSession(LocalSession):
         Raises:
             CallFailed: it raised, or has asked too many untrained requests.
         """
-        run = self._run
-
-        def cancel(_: Failure) -> None:  # at the deadline; the call waits until the rollout has ended
-            self._requests.close()
-            run.cancel()
-
-        with on_cancel(cancel, run.stack):
+        with on_cancel(self._cancel, self._stack):  # at the deadline; the call waits until the rollout has ended
             while (request := self._requests.take()) is not None:
                 self._pending = request
                 self._untrained += bool(self._limit) or not request.is_trained
@@ -170,7 +161,7 @@ class RolloutSession(LocalSession):
                 if not (self._limit and request.is_trained):
                     return request
                 self._fail_pending(EpisodeTruncated(f"no answer: {self._limit}"))
-            error = run.returned.exception()  # when it has ended
+            error = self._returned.exception()  # when it has ended
         self._is_over = True
         if error is not None and not self._is_truncation(error):
             failure = as_failure(error)
@@ -189,14 +180,13 @@ class RolloutSession(LocalSession):
 
     def _begun(self, request: ChatRequest | None) -> ResetResult:
         if request is None:
-            what = f"returned {shown(self._run.returned.result())} without asking the policy"
+            what = f"returned {shown(self._returned.result())} without asking the policy"
             what += ": call endpoint.chat, or ask endpoint.base_url"
             raise CallFailed(Failure("wrong_type", what, place="rollout"))
         if not request.is_trained:
             return ResetResult(untrained=_untrained(request))
-        self._conversation.begin(request)
-        tools = self._conversation.tools
-        return ResetResult(tools, runs_tools=bool(tools), prompt=list(request.messages))
+        self._messages, self._tools = list(request.messages), request.tools or ()
+        return ResetResult(self._tools, runs_tools=bool(self._tools), prompt=list(request.messages))
 
     def _answer(self, turn: AssistantTurn) -> None:
         """Answer the pending request, or refuse it as there is no room for an answer."""
@@ -208,9 +198,9 @@ class RolloutSession(LocalSession):
             self._fail_pending(EpisodeTruncated(f"no answer: {turn.limit}"))
             return
         self._answers += 1
-        answer = ChatAnswer.of(turn, self._answers)
+        answer = chat_answer(turn, self._answers)
         if request.is_trained:
-            self._conversation.add_answer(answer)
+            self._messages.append(read_message(answer.message))
             self._calls = turn.calls
         self._pending = None
         request.answer.set_result(answer)
@@ -230,14 +220,18 @@ def _untrained(request: ChatRequest) -> UntrainedChat:
     return UntrainedChat(request.messages, request.tools or ())
 
 
+AnySession: TypeAlias = Session | RolloutSession
+"""A session. One that is in another process or on a server has the same methods, and counts as one of these."""
+
+
 def is_served(environment: object) -> bool:
     """Whether an environment is a ServedEnvironment, whose module takes long to import."""
     return hasattr(type(environment), "served_source")
 
 
-def session_for(environment: Any, case: Case | None = None) -> SessionLike:
+def session_for(environment: Any, case: Case | None = None) -> AnySession:
     """The session of a new episode; `case` is needed for an environment that a server has."""
     if is_served(environment):
-        session: SessionLike = environment.session(case)
+        session: AnySession = environment.session(case)
         return session
     return RolloutSession(environment) if env_kind(environment) == "rollout" else Session(environment)

@@ -20,9 +20,9 @@ from aitrain.environment.contract import (
     env_kind,
     scores_groups,
 )
-from aitrain.environment.rollout_session import is_served, session_for
+from aitrain.environment.rollout_session import AnySession, is_served, session_for
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.session import AssistantTurn, EnvResponse, Group, ResetResult, SessionLike
+from aitrain.environment.session import AssistantTurn, EnvResponse, Group, ResetResult
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import GRACE, DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
@@ -90,7 +90,6 @@ PAUSES = (0.5, 2.0)
 """Seconds before a call is tried again that failed because of a service."""
 
 T = TypeVar("T")
-MakeCall = Callable[..., Awaitable[Outcome[Any]]]
 
 
 @dataclass(eq=False)
@@ -101,15 +100,19 @@ class EnvSession:
     seed: int
     sampling: EpisodeSeeds | None = None
     """Seeds of the completions; None: the engine's own random numbers."""
-    session: SessionLike | None = None
+    session: AnySession | None = None
     """None if nothing is kept between the calls: `score_episode` without tools."""
     reset: ResetResult = field(default_factory=ResetResult)
     seconds: float = 0.0
     """Seconds of all calls together."""
-    failure: Failure | None = None
     hangs: bool = False
     """Whether its last call was abandoned and is still running."""
     result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why its last call failed."""
+        return self.result.failure
 
 
 @dataclass
@@ -234,7 +237,7 @@ class EnvRunner:
             for one, result in zip(sessions, await self._make(sessions, jobs, self.kind), strict=True):
                 one.session, one.reset = result or (None, ResetResult())
 
-    def open_session(self, case: Case, seed: int) -> tuple[SessionLike, ResetResult]:
+    def open_session(self, case: Case, seed: int) -> tuple[AnySession, ResetResult]:
         """A new session for each attempt: one that was abandoned may still be running."""
         session = self._new_session(case)
         try:
@@ -246,13 +249,13 @@ class EnvRunner:
             session.close()  # the call has timed out, and its result is discarded
         return session, reset
 
-    def _new_session(self, case: Case, plays: bool = True) -> SessionLike:
+    def _new_session(self, case: Case, plays: bool = True) -> AnySession:
         """A session that plays an episode, or else scores a group, in which all groups share what the environment
         keeps."""
         if self.processes is None:
             return session_for(self.policy.object_for() if plays else self.environment, case)
         is_spent = plays and self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
-        return cast(SessionLike, RemoteSession(self.processes.lease(session_for), is_spent))
+        return cast(AnySession, RemoteSession(self.processes.lease(), is_spent))
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -266,22 +269,20 @@ class EnvRunner:
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> None:
         """Score each episode; the score of those that failed, here or earlier, is None."""
         pairs = zip(sessions, transcripts, strict=True)
-        jobs = {one: partial(self.score_session, one.session, text) for one, text in pairs if one.failure is None}
+        scored = [(one, text) for one, text in pairs if one.failure is None]
+        jobs = [partial(self.score_session, one.session, text) for one, text in scored]
         place = "score" if self.kind == "start" else self.kind
         if not self.policy.by_episode:
             self.policy.begin_batch()
-        made = await self._make(list(jobs), list(jobs.values()), place)
+        results = await self._make([one for one, _ in scored], jobs, place)
         late = self.policy.end_batch()
-        for one, result in zip(jobs, made, strict=True):
-            one.result = (result or ScoreResult(None)).in_range(self.config.score_bounds)
-            failure = one.result.failure or late
-            if one.failure is None and failure is not None:
-                one.failure = replace(failure, place=place)
-        for one in sessions:
-            if one.failure is not None:
-                one.result = ScoreResult(None, failure=one.failure)
+        for (one, _), result in zip(scored, results, strict=True):
+            if result is not None:
+                result = result.in_range(self.config.score_bounds)
+                failure = result.failure or late
+                one.result = result if failure is None else ScoreResult(None, failure=replace(failure, place=place))
 
-    def score_session(self, session: SessionLike | None, transcript: Transcript) -> ScoreResult:
+    def score_session(self, session: AnySession | None, transcript: Transcript) -> ScoreResult:
         """The score of an episode; without a session, of one that has no other call."""
         arguments: dict[str, Any] = {"completion": transcript.content} if self.kind == "start" else {}
         if self.kind == "score_episode":
@@ -294,8 +295,8 @@ class EnvRunner:
     async def score_group(self, group: Group) -> list[ScoreResult]:
         """The results of a group's episodes. If the call fails, all of them have the failure."""
         one = EnvSession(group.case, 0)
-        results = await self._tried(one, partial(self.score_members, group), "score_group", self.pool.call)
-        results = results or [ScoreResult(None, failure=one.failure)] * len(group.members)
+        results = await self._tried(one, partial(self.score_members, group), "score_group")
+        results = results or [one.result] * len(group.members)
         return [
             _merged(member.result, result.in_range(self.config.score_bounds))
             for member, result in zip(group.members, results, strict=True)
@@ -326,14 +327,14 @@ class EnvRunner:
                 values.append(await self._tried(*pending.pop(0), place))
         return [*values, *await asyncio.gather(*(self._tried(*each, place) for each in pending))]
 
-    async def _tried(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall | None = None) -> T | None:
+    async def _tried(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         """The value of a call, which is made again after a failure: as often as was asked; else twice if the own code
         of a `score_episode` (which has a trace: judges and served environments try again themselves) could not reach
         a service. Code that was to return the score of a cut episode, and raised, has ended: it would not be asked
         again, and the score be that of code that says nothing."""
         has_ended = one.session is not None and self.kind in ("episode", "rollout")
         for tries in itertools.count():
-            value = await self._call(one, job, place, call)
+            value = await self._call(one, job, place)
             failure = one.failure
             if failure is None or failure.kind not in REPEATABLE or has_ended:
                 break
@@ -345,13 +346,13 @@ class EnvRunner:
                 await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
         return value
 
-    async def _call(self, one: EnvSession, job: Callable[[], T], place: str, call: MakeCall | None = None) -> T | None:
+    async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one.
-        `call`: how it is made, if not under the policy of the environment's calls."""
+        Calls of `score_group` are not under the policy: they may compare with what earlier ones left."""
         if not self._calls:
             self._phase.enter_context(activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE))
         self._calls += 1
-        one.failure = None  # of an earlier try
+        one.result = ScoreResult(None)  # without the failure of an earlier try
 
         def in_thread() -> T:
             current_seeds.set(one.sampling)
@@ -359,7 +360,8 @@ class EnvRunner:
                 return job()
 
         try:
-            outcome: Outcome[T] = await (call(in_thread) if call else self.call(in_thread, episode=one))
+            call = self.pool.call if place == "score_group" else partial(self.call, episode=one)
+            outcome: Outcome[T] = await call(in_thread)
         finally:
             self._calls -= 1
             if not self._calls:
@@ -367,7 +369,8 @@ class EnvRunner:
         one.seconds += outcome.seconds
         one.hangs = outcome.is_running
         if outcome.failure is not None:
-            one.failure = replace(outcome.failure, place=outcome.failure.place or place)
+            failure = replace(outcome.failure, place=outcome.failure.place or place)
+            one.result = ScoreResult(None, failure=failure)
         self.on_call_end()
         return outcome.value
 
@@ -378,7 +381,7 @@ class EnvRunner:
     def close(self) -> None:
         """Close the environment, here and in its processes, each within the deadline of a call, and end the processes.
         A failure is shown and changes nothing else: the run is over."""
-        leases = [] if self.processes is None else self.processes.lease_idle(session_for)
+        leases = [] if self.processes is None else self.processes.lease_idle()
         if callable(getattr(self.environment, "close", None)):
             closers = [self.environment.close, *(partial(lease.call, "close_environment") for lease in leases)]
             failures = [outcome.failure for outcome in self.pool.call_all(closers) if outcome.failure is not None]
@@ -395,7 +398,8 @@ def start_runner(
 ) -> EnvRunner:
     """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
-    return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None, is_watched)
+    processes = ProcessPool.start(environment, session_for, close) if is_isolated else None
+    return EnvRunner(environment, config, processes, is_watched)
 
 
 # -- several environments
@@ -447,8 +451,7 @@ class MixedRunner:
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang."""
-        for name, part in self.parts.items():
-            await part.end([one for one in sessions if one.case.env == name])
+        await self._each(EnvRunner.end, sessions)
 
     async def _each(
         self, call: Callable[..., Awaitable[None]], sessions: Sequence[EnvSession], *columns: Sequence[object]

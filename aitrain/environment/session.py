@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from aitrain.environment.completion_parser import ToolCall
 from aitrain.environment.contract import (
@@ -125,16 +125,6 @@ class EnvResponse:
     """A conversation to answer first; its answer is the next argument of `Session.respond`."""
     reset: ResetResult | None = None
     """The start of an episode that began with an untrained conversation."""
-
-
-class SessionLike(Protocol):
-    """A session, in this process, another one, or on a server."""
-
-    def open(self, arguments: dict[str, Any]) -> ResetResult: ...
-    def respond(self, turn: AssistantTurn) -> EnvResponse: ...
-    def score(self, arguments: dict[str, Any]) -> ScoreResult: ...
-    def score_group(self, group: Group) -> list[ScoreResult]: ...
-    def close(self) -> None: ...
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-import copyreg
 import datetime
 import decimal
 import dis
@@ -19,6 +18,7 @@ import gc
 import linecache
 import operator
 import os
+import pickle
 import random
 import re
 import sys
@@ -28,10 +28,9 @@ import types
 import uuid
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -40,16 +39,15 @@ from typing import Any
 from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
 from aitrain.execution.user_code import is_users_file, own_files
-from aitrain.packages import PACKAGE, is_installed
 
-MAX_REFERENCES = 3_000_000
-"""Maximum references in a snapshot; comparing two snapshots of this size takes about 0.3 s."""
+MAX_OBJECTS = 1_000_000
+"""Maximum objects in a snapshot; comparing two snapshots of this size takes about 0.3 s."""
 MAX_SECONDS = 5.0
 """Seconds of comparisons in one watched call."""
 MAX_EVENTS = 20_000
 """Traced events of a call that runs beside others, about 6 ms; what it does later shows in the comparison only."""
 LOOKS = 3
-"""Comparisons after one line, in a call that runs alone."""
+"""Comparisons after one line: of each call that runs alone, and then of all calls that run at the same time."""
 MOST_BLOCKS = 1_000
 """Blocks of 624 random numbers that a call may draw; one that draws more is taken for one that seeds the generator."""
 _LEAVES = {
@@ -62,6 +60,7 @@ _LEAVES = {
 _CONTAINERS: frozenset[type] = frozenset((
     list, dict, set, frozenset, tuple, deque, OrderedDict, defaultdict, types.MappingProxyType, types.CellType,
     types.MethodType, types.BuiltinFunctionType, property, staticmethod, classmethod, functools.partial, BaseException,
+    types.SimpleNamespace,
     type({}.keys()), type({}.values()), type({}.items()), types.GetSetDescriptorType, object, FunctionType,
 ))  # fmt: skip
 """C types whose whole state is what they refer to."""
@@ -94,12 +93,10 @@ def _is_users_module(module: ModuleType) -> bool:
     return is_users_file(names["__file__"])
 
 
-def _is_users_class(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
-    if module is not None and module is not builtins:
-        return _is_users_module(module)
-    functions = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
-    return any(is_users_file(function.__code__.co_filename) for function in functions)  # made by exec
+def _is_users_name(name: object) -> bool:
+    """Whether a module of this name is the user's; what `exec` made may have the name of no module, or of builtins."""
+    module = sys.modules.get(str(name))
+    return module is None or module is builtins or _is_users_module(module)
 
 
 def _is_not_watched(item: object) -> bool:
@@ -123,25 +120,21 @@ class Walk:
     def __init__(self, roots: Iterable[object], without: Iterable[object] = (), through_code: bool = True) -> None:
         """`through_code`: also classes, and the modules of functions."""
         self.seen: dict[int, object] = {}
-        self.tracked: list[object] = []
-        self.owners: dict[int, object] = {}
-        """Objects by the id of their `__dict__`."""
+        self.tracked: list[Any] = []
         self.has_caches = False
         """Whether there are caches or weak references, from which other objects may come later."""
         self._is_through_code = through_code
         self._left = {id(item) for item in (vars(builtins), vars(sys), sys.stdout, sys.stderr, sys.stdin, *without)}
-        todo, count = list(roots), 0
-        self._roots = {id(root) for root in todo}
+        todo = list(roots)
+        self._roots = set(map(id, todo))
         while todo:
             item = todo.pop()
             if type(item) in _LEAVES or id(item) in self.seen or id(item) in self._left:
                 continue
             self.seen[id(item)] = item
-            parts = self._parts(item)
-            todo += parts
-            count += len(parts)
-            if count > MAX_REFERENCES:
-                raise UnknownStateError(f"it refers to more than {MAX_REFERENCES:,} objects")
+            todo += self._parts(item)
+            if len(self.seen) > MAX_OBJECTS:
+                raise UnknownStateError(f"it refers to more than {MAX_OBJECTS:,} objects")
 
     def __contains__(self, item: object) -> bool:
         return id(item) in self.seen
@@ -158,7 +151,7 @@ class Walk:
         if issubclass(kind, ModuleType):
             return [self._namespace(vars(item))] if self._is_through_code and _is_users_module(item) else []
         if kind is FunctionType:
-            parts = [*(item.__closure__ or ()), *(item.__defaults__ or ()), item.__kwdefaults__, vars(item)]
+            parts = [item.__closure__, item.__defaults__, item.__kwdefaults__, vars(item)]
             if self._is_through_code and is_users_file(item.__code__.co_filename):
                 parts += [self._namespace(item.__globals__), *_imported(item.__code__)]
             return parts
@@ -166,16 +159,14 @@ class Walk:
             self.has_caches = True
             return _cached_values(item) if kind is _LRU_CACHE else [weakref.ReferenceType.__call__(item)]
         if isinstance(item, type):
-            if not (self._is_through_code and _is_users_class(item)):
+            if not (self._is_through_code and item.__flags__ & _HEAP_TYPE and _is_users_name(item.__module__)):
                 return []
         elif issubclass(kind, threading.Thread) and item.is_alive():
             raise UnknownStateError(f"the thread {item.name}, which the environment started, may change anything")
         elif _is_not_watched(item) and id(item) not in self._roots:
             return []
         with suppress(AttributeError, TypeError):
-            namespace = object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
-            if not isinstance(item, type):
-                self.owners[id(namespace)] = item
+            object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
         self.tracked.append(item)
         parts = gc.get_referents(item)
         if not self._is_through_code:
@@ -206,7 +197,7 @@ def _cached_values(cache: Any) -> list[Any]:
     return parts
 
 
-class StateSnapshot:
+class StateSnapshot(Walk):
     """What the mutable objects of an environment refer to or hold at one time; `called` were called by it.
 
     Raises:
@@ -215,51 +206,33 @@ class StateSnapshot:
 
     def __init__(self, environment: Any, called: Iterable[dict[str, Any]] = ()) -> None:
         _add_hook()
-        kinds = [kind for kind in type(environment).__mro__ if _is_users_class(kind)]
-        modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
-        self.walk = Walk([environment, *kinds, *modules, *called])
-        self._contents = [(item, gc.get_referents(item)) for item in self.walk.tracked]
-        self._dicts: list[dict[Any, Any]] = [item for item in self.walk.tracked if isinstance(item, dict)]
-        copied = [item for item in self.walk.tracked if isinstance(item, _COPIED) or _is_array(item)]
-        self._copies = {id(item): _shallow_copy(item) for item in copied}
-        self._values: list[tuple[Any, object]] = []
-        for item in self.walk.tracked:
-            if not isinstance(item, type) and _c_type(type(item)) not in _CONTAINERS:  # type: ignore[arg-type]
-                self._values.append((item, _value(item)))
+        super().__init__([environment, *called])
+        tracked = self.tracked
+        self._dicts = [item for item in tracked if isinstance(item, dict)]
+        self._contents = [(item, _content(item)) for item in tracked]
+        self._copies = {
+            id(item): _shallow_copy(item) for item in tracked if isinstance(item, _COPIED) or _is_array(item)
+        }
+        self._values = [(item, _value(item)) for item in tracked if not _is_container(item)]
         self._flat = self._references()
         self.note_process()
 
     def _references(self) -> list[object]:
-        return gc.get_referents(*self.walk.tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
-
-    def is_changed(self) -> bool:
-        """Whether anything differs now."""
-        try:
-            now = self._references()
-        except RuntimeError:  # a call that was abandoned adds to a dict
-            return True
-        is_same = len(now) == len(self._flat) and all(map(operator.is_, now, self._flat))
-        return not is_same or any(_value(item) != value for item, value in self._values)
+        return gc.get_referents(*self.tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
 
     def changed_objects(self) -> list[object]:
         """The objects that differ now."""
         changed = [item for item, value in self._values if _value(item) != value]
-        for item, before in self._contents:
-            now = gc.get_referents(item)
-            if isinstance(item, dict):
-                before, now = [*before, *self._copies[id(item)]], [*now, *item]
-            if len(now) != len(before) or not all(map(operator.is_, now, before)):
-                changed.append(item)
+        if not _same(self._references(), self._flat):
+            changed += [item for item, before in self._contents if not _same(_content(item), before)]
         return changed
 
     def describe(self, item: Any) -> str:
         """A changed object for the user, if no line of code is known."""
-        owner, missing = self.walk.owners.get(id(item), item), object()
-        if not isinstance(item, dict) or owner is item:
+        if not isinstance(item, dict):
             return f"an object of type {type(item).__name__}"
-        before = self._copies[id(item)]
-        changed = [key for key in {**before, **item} if before.get(key, missing) is not item.get(key, missing)]
-        return f"{type(owner).__name__}.{changed[0]}"
+        before, missing = self._copies[id(item)], object()
+        return str(next(key for key in {**before, **item} if before.get(key, missing) is not item.get(key, missing)))
 
     def note_process(self) -> None:
         """Note the state that all code of the process shares."""
@@ -278,7 +251,7 @@ class StateSnapshot:
                 targets.append(_object_of(node.value, frame))
             elif node.id in frame.f_code.co_names and node.id not in frame.f_locals:
                 targets.append(frame.f_globals)
-        return [target for target in targets if target in self.walk]
+        return [target for target in targets if target in self]
 
     def restore(self) -> None:
         """Give what has changed the content that it had.
@@ -298,42 +271,37 @@ class StateSnapshot:
                 (item.update if isinstance(item, (dict, set)) else item.extend)(self._copies[id(item)])
 
 
+def _same(now: list[object], before: list[object]) -> bool:
+    """Whether both have the same objects; none is asked whether it is equal."""
+    return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _content(item: object) -> list[object]:
+    """What an object refers to, with the keys of a dict, which are not among them if they are strings."""
+    return gc.get_referents(item) + (list(dict.keys(item)) if isinstance(item, dict) else [])
+
+
 def _shallow_copy(item: Any) -> Any:
     """A copy by the C type's own method, which calls no code of the user."""
     return item.copy() if _is_array(item) else next(kind for kind in _COPIED if isinstance(item, kind)).copy(item)
 
 
-def _value(item: Any) -> object:
-    """What an object of a C type holds apart from references, as a value that can be compared.
+def _value(item: object) -> bytes:
+    """What an object of a C type holds apart from references, in a form that can be compared.
 
     Raises:
         UnknownStateError: it does not say.
     """
-    kind = type(item)
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(item, torch.Tensor):
-        is_plain = item.device.type == "cpu" and item.layout is torch.strided
-        content = item.detach().flatten().view(torch.uint8).numpy().tobytes() if is_plain else None
-        return item.data_ptr(), item._version, content  # writing to `.data` makes no new version
     try:
-        reduce = copyreg.dispatch_table.get(kind)
-        first, second = (_plain(reduce(item) if reduce else item.__reduce_ex__(4)) for _ in range(2))
+        return pickle.dumps(item)
     except Exception:
-        first, second = None, item
-    if first != second:
-        raise UnknownStateError(f"an object of {kind.__module__}.{kind.__qualname__} does not show its state")
-    return first
+        kind = f"{type(item).__module__}.{type(item).__qualname__}"
+        raise UnknownStateError(f"an object of {kind} does not show its state") from None
 
 
-def _plain(part: Any, depth: int = 0) -> object:
-    """A reduced object with its new containers as tuples, and other objects by their ids."""
-    if depth < 6 and isinstance(part, (tuple, list)):
-        return tuple(_plain(each, depth + 1) for each in part)
-    if depth < 6 and isinstance(part, dict):
-        return tuple((_plain(key, depth + 1), _plain(value, depth + 1)) for key, value in part.items())
-    if _is_array(part):
-        return part.tobytes()
-    return part if type(part) in _LEAVES else id(part)
+def _is_container(item: object) -> bool:
+    """Whether the whole state of an object is what it refers to."""
+    return isinstance(item, type) or _c_type(type(item)) in _CONTAINERS  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -429,40 +397,37 @@ _PATHS = {
     "os.truncate": (0,),
     "os.remove": (0,),
     "os.rmdir": (0,),
-    "os.chdir": (),
-    "os.putenv": (),
-    "os.unsetenv": (),
 }
-"""Events that may change what a name stands for, with the places of the paths."""
+"""Events that may change what a path stands for, with the places of the paths."""
 _OWN_VARIABLES = (b"AITRAIN_ENDPOINT_KEY", b"NO_PROXY")
 """Variables that aitrain sets for clients of an episode's address, for all episodes to the same."""
 
 
 def _note_event(event: str, given: tuple[Any, ...]) -> None:
-    places = _PATHS.get(event)
-    if places is None or (watched := _watched.get() or _watched_alone) is None:
+    watched = _watched.get() or _watched_alone
+    if watched is None:
         return
-    (watch, episode), paths = watched, [given[place] for place in places]
-    if not all(isinstance(path, (str, bytes, os.PathLike)) for path in paths):
-        return
-    is_written: object = False
+    watch, episode = watched
     if event == "os.chdir":
         watch.add("the working directory")
-    elif event.endswith("env"):
+    elif event in ("os.putenv", "os.unsetenv"):
         is_changed = os.environb.get(given[0]) != (*given, None)[1]
         if is_changed and given[0].upper() not in _OWN_VARIABLES:
             watch.add(f"os.environ[{os.fsdecode(given[0])!r}]")
-    elif event == "open":
-        # `tempfile` opens a file in a folder as if it were the folder
-        is_device = os.fsdecode(paths[0]).startswith("/dev/") or os.path.isdir(paths[0])
-        is_written = given[2] & (os.O_WRONLY | os.O_RDWR) and not is_device
-    elif event == "sqlite3.connect":  # which does not say whether it will write
-        is_written = not any(text in os.fsdecode(paths[0]) for text in (":memory:", "mode=memory", "mode=ro"))
-    else:  # what is there, by a path that is not relative to an open folder
-        is_there = event in ("os.link", "os.symlink") or os.path.lexists(paths[0])
-        is_written = is_there and (event == "os.truncate" or given[-1] == -1)
-    for path in paths if is_written else ():
-        watch.wrote(os.path.abspath(os.fsdecode(path)), episode)
+    for place in _PATHS.get(event, ()):
+        if not isinstance(given[place], (str, bytes, os.PathLike)):  # an open file
+            continue
+        path, is_written = os.fsdecode(given[place]), True
+        if event == "open":  # `tempfile` opens a file in a folder as if it were the folder
+            is_written = (
+                given[2] & (os.O_WRONLY | os.O_RDWR) and not path.startswith("/dev/") and not os.path.isdir(path)
+            )
+        elif event == "sqlite3.connect":  # which does not say whether it will write
+            is_written = not any(text in path for text in (":memory:", "mode=memory", "mode=ro"))
+        elif event != "os.truncate":
+            is_written = given[-1] == -1  # else relative to an open folder
+        if is_written:
+            watch.wrote(os.path.abspath(path), episode)
 
 
 # -- the watch
@@ -474,13 +439,14 @@ class StateWatch:
     def __init__(self, environment: Any) -> None:
         self.environment = environment
         self._called: dict[int, dict[str, Any]] = {}  # the global variables of functions
-        self._unseen: dict[CodeType, set[int]] = {}  # lines that no watched call has reached
+        self.looks: dict[CodeType, dict[int, int]] = {}
+        """How often the state is still to be compared after each line of a function."""
         self.files: dict[str, object] = {}
         """The files that watched calls wrote, with their episodes; one that two of them wrote is a change."""
         self.clear()
 
     def clear(self) -> None:
-        """Forget the change, and not which lines were reached."""
+        """Forget the change."""
         self.before: StateSnapshot | None = None
         """What was before the call that runs alone, or the calls that run at the same time."""
         self.reason, self.objects = "", list[Any]()
@@ -490,13 +456,21 @@ class StateWatch:
         """Whether a copy of the environment may separate episodes: it is known what changed, and that is no file and no
         state of the process."""
 
+    def changes(self) -> list[object]:
+        """The objects that differ from what was before; if that cannot be known, the watch is given up."""
+        try:
+            return [] if self.before is None else self.before.changed_objects()
+        except Exception as error:  # also of a class of the user's
+            self.give_up(error)
+            return []
+
     def look_before(self) -> None:
         """Note what is now, unless something has changed."""
         if not self.reason:
             try:
                 self.before = StateSnapshot(self.environment, self._called.values())
             except Exception as error:  # also of a class of the user's, such as a property __dict__
-                self.give_up(str(error) or type(error).__name__)
+                self.give_up(error)
 
     def add(self, change: str, objects: Sequence[object] = (), is_separable: bool = False) -> None:
         """Note a change in words, and the objects that it is of."""
@@ -505,9 +479,10 @@ class StateWatch:
         self.objects += objects
         self.is_separable &= is_separable
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, why: object) -> None:
         """Note why it cannot be known what calls change."""
-        self.reason = self.reason or f"What calls of {type(self.environment).__name__} change cannot be known: {why}"
+        name, why = type(self.environment).__name__, str(why) or type(why).__name__
+        self.reason = self.reason or f"What calls of {name} change cannot be known: {why}"
         self.is_separable = False
 
     def wrote(self, file: str, episode: object) -> None:
@@ -516,48 +491,32 @@ class StateWatch:
         if not is_own and self.files.setdefault(file, episode) is not episode:
             self.add(f"the file {Path(file).name}")
 
-    def unseen_lines(self, code: CodeType) -> set[int]:
-        """Lines of a function that no watched call has reached."""
-        if code not in self._unseen:
-            self._unseen[code] = {line for _, _, line in code.co_lines() if line and line != code.co_firstlineno}
-        return self._unseen[code]
+    def looks_at(self, code: CodeType) -> dict[int, int]:
+        """How often the state is still to be compared after each line of a function."""
+        if code not in self.looks:
+            lines = {line for _, _, line in code.co_lines() if line and line != code.co_firstlineno}
+            self.looks[code] = dict.fromkeys(lines, LOOKS)
+        return self.looks[code]
 
     def begins(self, frame: FrameType) -> bool:
         """Note a function that is called; returns whether it may refer to what is not compared yet."""
         self._called[id(frame.f_globals)] = frame.f_globals
-        return self.before is not None and frame.f_globals not in self.before.walk
+        return self.before is not None and frame.f_globals not in self.before
 
     def is_users(self, frame: FrameType) -> bool:
         """Whether a function is the user's, or is in the file of a class of the environment."""
         file = frame.f_code.co_filename
         if file.startswith("<"):  # made by `exec`, as dataclasses make methods
-            module = sys.modules.get(str(frame.f_globals.get("__name__")))
-            return module is None or module is builtins or _is_users_module(module)
+            return _is_users_name(frame.f_globals.get("__name__"))
         return is_users_file(file) or file in self._files_of_classes
 
     @functools.cached_property
-    def _files_of_classes(self) -> set[str]:
+    def _files_of_classes(self) -> set[str | None]:
         modules = [sys.modules.get(kind.__module__) for kind in type(self.environment).__mro__]
-        files = {str(getattr(module, "__file__", "")) for module in modules}
-        return {file for file in files if is_installed(file) or Path(file).is_relative_to(PACKAGE)}
+        return {getattr(module, "__file__", None) for module in modules}
 
 
 _TRACE_LOCK = threading.Lock()
-
-
-@contextmanager
-def watching_files(watch: StateWatch, episode: object, is_alone: bool) -> Iterator[None]:
-    """Context of a call in which the files that it writes are those of an episode."""
-    global _watched_alone
-    token = _watched.set((watch, episode))
-    if is_alone:
-        _watched_alone = watch, episode
-    try:
-        yield
-    finally:
-        _watched.reset(token)
-        if is_alone:
-            _watched_alone = None
 
 
 def set_trace(tracer: CallTracer | None) -> None:
@@ -568,16 +527,38 @@ def set_trace(tracer: CallTracer | None) -> None:
     del before
 
 
+@contextmanager
+def traced(watch: StateWatch, is_alone: bool, episode: object = None) -> Iterator[None]:
+    """Context of a call that is watched. The files that it writes are those of its episode; without one, of the call.
+    If it runs alone, its threads are watched, too."""
+    global _watched_alone
+    tracer, threads = CallTracer(watch, is_alone), threading.gettrace()
+    token = _watched.set((watch, episode or tracer))
+    if is_alone:
+        _watched_alone = watch, episode or tracer
+        threading.settrace(tracer)
+    set_trace(tracer)
+    try:
+        yield
+    finally:
+        set_trace(None)
+        _watched.reset(token)
+        if is_alone:
+            _watched_alone = None
+            threading.settrace(threads)
+            tracer.end()
+
+
 class CallTracer:
-    """Traces one call, and compares after each line of the user's code; while others run, after the lines that no call
-    has reached before."""
+    """Traces one call, and compares after each line of the user's code; while others run, after the lines that calls
+    have hardly reached before."""
 
     def __init__(self, watch: StateWatch, is_alone: bool) -> None:
         self.watch, self.is_alone, self._has_ended = watch, is_alone, False
-        self._looks: dict[tuple[CodeType, int], int] = {}
         self._events, self._seconds, self._place = 0, 0.0, ""
         self._task = current_task.get()
         if is_alone:
+            watch.looks.clear()
             watch.look_before()
 
     def begin_on_loop(self) -> None:
@@ -600,28 +581,25 @@ class CallTracer:
         code, watch = frame.f_code, self.watch
         if self._is_spent() or not watch.is_users(frame):
             return None
-        unseen = watch.unseen_lines(code)
         if self.is_alone and watch.begins(frame):
             self.look(self._place)
             watch.look_before()
-        elif not (self.is_alone or unseen):
+        looks, line = watch.looks_at(code), frame.f_lineno
+        if not any(looks.values()):
             return None
-        line = 0 if frame.f_lineno == code.co_firstlineno else frame.f_lineno  # of a generator that is resumed
-        is_new = False
 
         def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-            nonlocal line, is_new
+            nonlocal line
             if self._is_spent():
                 return None
-            looks = self._looks[code, line] = self._looks.get((code, line), 0) + 1
-            if line and event != "exception" and (looks <= LOOKS if self.is_alone else is_new):
+            if looks.get(line, 0) > 0 and event != "exception":
+                looks[line] -= 1
                 file = code.co_filename
                 self._place = f"{linecache.getline(file, line).strip()[:80]} ({Path(file).name}, line {line})"
                 self.look(self._place, frame, line)
             if event == "line":
-                line, is_new = frame.f_lineno, frame.f_lineno in unseen
-                unseen.discard(line)
-                if is_new and watch.before is not None:
+                line = frame.f_lineno
+                if looks.get(line, 0) > 0 and watch.before is not None and not self.is_alone:
                     watch.before.note_process()  # other calls may have drawn, and libraries set variables
             return trace
 
@@ -641,59 +619,54 @@ class CallTracer:
         if before is None or watch.reason or (self._seconds > MAX_SECONDS and not at_end):
             return
         try:
-            objects = before.changed_objects() if before.is_changed() else []
+            objects = before.changed_objects()
             is_of_process = not at_end and before.is_process_changed()
             if frame is not None:  # also of an equal value, as it may be another value in other calls
                 objects += before.stored_on(frame, line)
             if objects or is_of_process:
                 watch.add(place or ", ".join(map(before.describe, objects[:1])), objects, not is_of_process)
         except Exception as error:  # it must not get into the user's code
-            watch.give_up(str(error) or type(error).__name__)
+            watch.give_up(error)
         self._seconds += time.perf_counter() - start
         if self._seconds > MAX_SECONDS and self.is_alone and not at_end:
             watch.give_up(f"comparing what it refers to takes more than {MAX_SECONDS:g} s")
 
 
-@dataclass(frozen=True)
-class CopyPlan:
-    """How each episode gets an environment of its own: the named attributes are copied, the others are shared."""
+# -- copies of the environment
 
-    own: frozenset[str] = frozenset()
 
-    def copy_of(self, environment: object) -> object:
-        """Copy the environment for one episode.
+def copy_of(environment: object, own: Collection[str]) -> object:
+    """Copy the environment for one episode: the attributes with these names are copied, the others are shared.
 
-        Raises:
-            Exception: the environment cannot be copied.
-        """
-        copied, attributes = object.__new__(type(environment)), vars(environment)
-        memo = {id(value): value for name, value in attributes.items() if name not in self.own}
-        memo[id(environment)] = copied
-        for name, value in attributes.items():
-            vars(copied)[name] = copy.deepcopy(value, memo) if name in self.own else value
-        return copied
+    Raises:
+        Exception: the environment cannot be copied.
+    """
+    copied, attributes = object.__new__(type(environment)), vars(environment)
+    memo = {id(value): value for name, value in attributes.items() if name not in own}
+    memo[id(environment)] = copied
+    for name, value in attributes.items():
+        vars(copied)[name] = copy.deepcopy(value, memo)
+    return copied
 
-    @classmethod
-    def for_changes(cls, environment: Any, changed: list[object]) -> CopyPlan:
-        """The plan that copies what calls changed, and what leads there.
 
-        Raises:
-            ValueError: a copy would not separate episodes, for the reason of the message.
-        """
-        if hasattr(environment, "__del__"):
-            raise ValueError("it has __del__")
-        attributes = vars(environment)
-        below = {name: Walk([value], [attributes], through_code=False) for name, value in attributes.items()}
-        targets = [item for item in changed if item is not environment and item is not attributes]
-        if not all(any(item in walk for walk in below.values()) for item in targets):
-            raise ValueError("it is not below the environment")
-        if len(targets) < len(changed):
-            targets.append(environment)
-        plan = cls(frozenset(name for name, walk in below.items() if any(item in walk for item in targets)))
-        try:
-            copied = Walk(vars(plan.copy_of(environment)).values(), through_code=False)
-        except Exception as error:
-            raise ValueError(" ".join(f"{type(error).__name__}: {error}".split())[:100]) from error
-        if any(item in copied for item in targets):
-            raise ValueError("a copy of the environment still refers to it")
-        return plan
+def attributes_to_copy(environment: Any, changed: list[object]) -> frozenset[str]:
+    """The names of the attributes that lead to what calls changed, or back to the environment.
+
+    Raises:
+        ValueError: a copy would not separate episodes, for the reason of the message.
+    """
+    if hasattr(environment, "__del__"):
+        raise ValueError("it has __del__")
+    attributes = vars(environment)
+    below = {name: Walk([value], [attributes], through_code=False) for name, value in attributes.items()}
+    targets = [environment, *(item for item in changed if item is not attributes)]
+    if not all(item is environment or any(item in walk for walk in below.values()) for item in targets):
+        raise ValueError("it is not below the environment")
+    own = frozenset(name for name, walk in below.items() if any(item in walk for item in targets))
+    try:
+        copied = Walk(vars(copy_of(environment, own)).values(), through_code=False)
+    except Exception as error:
+        raise ValueError(" ".join(f"{type(error).__name__}: {error}".split())[:100]) from error
+    if any(item in copied for item in targets):
+        raise ValueError("a copy of the environment still refers to it")
+    return own

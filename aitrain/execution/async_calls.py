@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import functools
 import inspect
 import os
@@ -9,13 +11,10 @@ import sys
 import threading
 from collections.abc import Awaitable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from aitrain.execution.task import on_cancel
 from aitrain.execution.user_code import stack_of_awaitable
-
-if TYPE_CHECKING:
-    import asyncio
 
 T = TypeVar("T")
 
@@ -28,35 +27,21 @@ def run_if_async(value: T | Awaitable[T]) -> T:
 def run_async(awaitable: Awaitable[T]) -> T:
     """The result of an awaitable, which runs on the shared loop even if the calling thread has a running loop."""
 
-    import asyncio  # here, because the command line never needs it
-    import concurrent.futures
-
     async def wait() -> T:
         return await awaitable
 
     loop = running_loop()
     if (begin := getattr(sys.gettrace(), "begin_on_loop", None)) is not None:  # the calls of the user are watched
         loop.call_soon_threadsafe(begin)
-    started: list[concurrent.futures.Future[T]] = []
-    is_cancelled = threading.Event()
-
-    def cancel(_: object) -> None:
-        is_cancelled.set()
-        for future in started:
-            future.cancel()
-
+    future = asyncio.run_coroutine_threadsafe(wait(), loop)
     try:
-        # before the start, as the deadline may come at once
-        with on_cancel(cancel, partial(stack_of_awaitable, awaitable)):
-            started.append(asyncio.run_coroutine_threadsafe(wait(), loop))
-            if is_cancelled.is_set():  # it came while the future was made, which `cancel` could not see
-                started[0].cancel()
-            return started[0].result()
+        with on_cancel(lambda _: future.cancel(), partial(stack_of_awaitable, awaitable)):
+            return future.result()
     except concurrent.futures.CancelledError:
         replace_if_blocked(loop)
         raise
-    except BaseException as error:
-        cancel(error)
+    except BaseException:  # also of a deadline that came before the wait was known
+        future.cancel()
         raise
 
 
@@ -78,8 +63,6 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 def is_on_shared_loop() -> bool:
     """Whether the calling code runs on the shared loop, which other calls wait for."""
-    import asyncio
-
     try:
         return asyncio.get_running_loop() is running_loop()
     except RuntimeError:  # there is none in this thread
@@ -89,8 +72,6 @@ def is_on_shared_loop() -> bool:
 @functools.cache
 def shared_loop() -> asyncio.AbstractEventLoop:
     """The loop, which runs in its own thread."""
-    import asyncio
-
     loop = asyncio.new_event_loop()
     threading.Thread(target=_run_forever, args=(loop,), name="environment-loop", daemon=True).start()
     return loop

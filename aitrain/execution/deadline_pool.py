@@ -1,4 +1,4 @@
-"""Threads for calls into the user's code, each call with a deadline.
+"""Calls into the user's code, each in a thread of its own and with a deadline.
 
 Python cannot end a thread. A thread whose call hangs is abandoned: the call fails with its stack, and the thread is
 counted, and ends when its call ends.
@@ -10,9 +10,9 @@ import asyncio
 import itertools
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 from aitrain import activity
@@ -26,7 +26,7 @@ T = TypeVar("T")
 GRACE = 5.0
 """Seconds that a call has to fail after its wait was cancelled; then its thread is abandoned."""
 POLL = 2.0
-"""Seconds between looks at a call that has not begun, or whose clock is stopped."""
+"""Seconds between looks at a call whose clock is stopped."""
 CANCELLED = Failure("raised", "cancelled: the result is no longer needed")
 
 
@@ -40,9 +40,8 @@ class DeadlinePool:
         self.last_hang = ""
         """The line of the user's code at which the last abandoned call hangs."""
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # protects what follows, and which of its end and its deadline a call has first
-        self._waiting: dict[Task, Callable[[], None]] = {}
-        self._threads = 0  # without those that were abandoned
+        self._lock = threading.Lock()  # protects which of its end and its deadline a call has first
+        self._slots = defaultdict[asyncio.AbstractEventLoop, asyncio.Semaphore](lambda: asyncio.Semaphore(max_calls))
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
         """The outcome of `job`, called in a thread; an awaitable that it returns is awaited on the shared loop. A call
@@ -65,16 +64,22 @@ class DeadlinePool:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(outcome))
 
-        with self._lock:
-            self._waiting[task] = run
-        loop.call_soon(self._start_threads)  # after all calls of this iteration, which a few threads may make
-        try:
-            return await self._outcome(task, ended)
-        except BaseException:
-            self._abandon(task, CANCELLED)
-            if (wait := task.wait) is not None:
-                wait.cancel(CANCELLED)
-            raise
+        async with self._slots[loop]:
+            await self._start(run)
+            try:
+                return await self._outcome(task, ended)
+            except BaseException:
+                self._abandon(task, CANCELLED)
+                if (wait := task.wait) is not None:
+                    wait.cancel(CANCELLED)
+                raise
+
+    async def _start(self, run: Callable[[], None]) -> None:
+        while True:
+            with suppress(RuntimeError):  # the system's limit is reached: other threads have to end
+                threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True).start()
+                return
+            await asyncio.sleep(0.1)
 
     async def _outcome(self, task: Task, ended: asyncio.Future[Outcome[T]]) -> Outcome[T]:
         """Wait for the end of a call. At its deadline, cancel what it waits for; abandon a call that waits for nothing,
@@ -83,7 +88,6 @@ class DeadlinePool:
         while not ended.done():
             left = task.left()
             await asyncio.wait([ended], timeout=min(POLL, task.timeout) if left == math.inf else left)
-            self._start_threads()  # if none could be started before
             if task.left() > 0 or ended.done():
                 continue
             wait = task.wait if late is None else None
@@ -102,41 +106,11 @@ class DeadlinePool:
     def _abandon(self, task: Task, failure: Failure) -> bool:
         """Drop the result of a call; returns whether it still runs."""
         with self._lock:
-            if self._waiting.pop(task, None) or task.is_done:
+            if task.is_done:
                 return False
             task.abandoned = failure
             self.abandoned += 1
-            self._threads -= 1
-        self._start_threads()
         return True
-
-    def _start_threads(self) -> None:
-        """Start the threads that the waiting calls need; while one starts, others may make the rest of the calls."""
-        while True:
-            with self._lock:
-                if not self._waiting or self._threads >= self.max_calls:
-                    return
-                self._threads += 1
-            try:
-                threading.Thread(target=self._work, name=f"environment-{next(self._numbers)}", daemon=True).start()
-            except RuntimeError:  # the system's limit is reached: fewer threads do
-                with self._lock:
-                    self._threads -= 1
-                return
-
-    def _work(self) -> None:
-        """Make calls until none waits, or the one that was made was abandoned."""
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._threads -= 1
-                    return
-                task = next(iter(self._waiting))
-                run = self._waiting.pop(task)
-            copy_context().run(run)
-            if task.abandoned is not None:
-                return
-            del task, run
 
     def call_all(self, jobs: Sequence[Callable[[], Any]]) -> list[Outcome[Any]]:
         """The outcomes of calls, for which the calling thread waits."""

@@ -9,7 +9,9 @@ end by itself. It writes the program's exit code, and ends after the last proces
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -124,94 +126,75 @@ class ProcessTree:
 # -- in the supervisor
 
 
-class Supervisor:
-    """One program, in a new session, and all its descendants; on Linux, orphans become children of this process."""
+def main(patience: str, *command: str) -> None:
+    """Run one program in a new session until it has ended, aitrain requests its end, or aitrain has ended. Then SIGTERM
+    to the program, which ends its own processes; SIGTERM to those that are left; SIGKILL to all. On Linux, orphans
+    become children of this process."""
+    parent, is_heard, code = os.getppid(), True, None
+    set_process(PR_SET_CHILD_SUBREAPER, 1)
+    woken, waking = socket.socketpair()
+    waking.setblocking(False)
+    signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+    for handled in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(handled, lambda *_: None)  # not SIG_IGN: the program would inherit that
+    program = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        close_fds=False,  # it has those of `pass_fds`
+        start_new_session=True,
+        preexec_fn=end_with_parent,  # if the supervisor is killed
+    )
+    stage, end, asked = "running", math.inf, set[int]()
+    while True:
+        left = max(0.0, min(POLL, end - time.monotonic()))
+        ready, _, _ = select.select([woken.fileno(), *[0] * is_heard], [], [], left)
+        numbers = b""
+        if 0 in ready:
+            with suppress(OSError):
+                numbers = os.read(0, 1024)
+            is_heard = bool(numbers)
+        is_asked = 0 in numbers or not is_heard or os.getppid() != parent
+        if woken.fileno() in ready:
+            is_asked |= signal.SIGTERM in woken.recv(1024)
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == program.pid:
+                    code = program.returncode = os.waitstatus_to_exitcode(ended[1])
+                    with suppress(OSError):  # aitrain is gone
+                        os.write(0, str(code).encode())
+        except ChildProcessError:  # none is left
+            return
+        for number in numbers:
+            if code is None and number not in (0, signal.SIGKILL):
+                os.kill(program.pid, number)
+        now = time.monotonic()
+        if stage == "running" and code is None and is_asked:
+            os.kill(program.pid, signal.SIGTERM)
+            stage, end = "asked", now + float(patience)
+        if stage in ("running", "asked") and (code is not None or now >= end):
+            stage, end = "orphans", now + PATIENCE_WITH_ORPHANS
+        if signal.SIGKILL in numbers or (stage == "orphans" and now >= end):
+            stage, end = "killed", now + LAST_PATIENCE
+        if stage == "orphans":
+            asked |= send_to_all(program.pid, signal.SIGTERM, asked)
+        if stage == "killed":
+            send_to_all(program.pid, signal.SIGKILL)
+            if now >= end:
+                return
 
-    def __init__(self, command: list[str], patience: float) -> None:
-        self.patience = patience
-        self.parent = os.getppid()
-        self.changed = threading.Condition()  # protects the attributes below, and that no id is reused while it is held
-        self.code: int | None = None
-        self.is_any_left = True
-        self.is_asked = self.is_killed = False
-        """Whether aitrain wants the end of all, and at once."""
-        set_process(PR_SET_CHILD_SUBREAPER, 1)
-        self.program = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            close_fds=False,  # it has those of `pass_fds`
-            start_new_session=True,
-            preexec_fn=end_with_parent,  # if the supervisor is killed
-        )
-        signal.signal(signal.SIGTERM, lambda *_: self.ask())
-        for work in (self.reap, self.listen):
-            threading.Thread(target=work, daemon=True).start()
 
-    def ask(self, is_killed: bool = False) -> None:
-        """Let all processes end."""
-        with self.changed:
-            self.is_asked = True
-            self.is_killed |= is_killed
-            self.changed.notify_all()
-
-    def reap(self) -> None:
-        """Wait for the ends of descendants; that of the program goes to the parent process."""
-        with suppress(ChildProcessError):  # there are no more
-            while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT):
-                with self.changed:
-                    pid, status = os.waitpid(-1, os.WNOHANG)
-                    if pid == self.program.pid:
-                        self.code = self.program.returncode = os.waitstatus_to_exitcode(status)
-                        with suppress(OSError):  # aitrain is gone
-                            os.write(0, str(self.code).encode())
-                    self.changed.notify_all()
-        with self.changed:
-            self.is_any_left = False
-            self.changed.notify_all()
-
-    def listen(self) -> None:
-        """Do what aitrain requests, to its end."""
-        with suppress(OSError):
-            while numbers := os.read(0, 1024):
-                with self.changed:
-                    for number in numbers:
-                        if number in (0, signal.SIGKILL):
-                            self.ask(is_killed=number == signal.SIGKILL)
-                        elif self.code is None:
-                            os.kill(self.program.pid, number)
-        self.ask()
-
-    def run(self) -> None:
-        """Wait until the program has ended, aitrain requests its end, or aitrain has ended. Then SIGTERM to the
-        program, which ends its own processes; SIGTERM to those that are left; SIGKILL to all."""
-        with self.changed:
-            while self.code is None and not self.is_asked and os.getppid() == self.parent:
-                self.changed.wait(POLL)
-            if self.code is None and not self.is_killed:
-                os.kill(self.program.pid, signal.SIGTERM)
-                self.changed.wait_for(lambda: self.code is not None or self.is_killed, min(self.patience, 1e9))
-            asked = set[int]()
-            end = time.monotonic() + PATIENCE_WITH_ORPHANS
-            while self.is_any_left and not self.is_killed and (left := end - time.monotonic()) > 0:
-                asked |= self.send(signal.SIGTERM, asked)
-                self.changed.wait(left)
-            end = time.monotonic() + LAST_PATIENCE
-            while self.is_any_left and time.monotonic() < end:
-                self.send(signal.SIGKILL)
-                self.changed.wait(0.005)
-
-    def send(self, number: int, but: Collection[int] = ()) -> set[int]:
-        """Send a signal to the program's process group, and to the processes that have left it, but for some; returns
-        their ids. When one ends, those that it has started become children of this process."""
-        children = list[str]()
-        with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:  # Linux only
-            children = file.read().split()
-        pids = {int(pid) for pid in children} - set(but)
-        for send, pid in ((os.killpg, self.program.pid), *((os.kill, pid) for pid in pids)):
-            if pid not in but:
-                with suppress(ProcessLookupError, PermissionError):
-                    send(pid, number)
-        return pids | {self.program.pid}
+def send_to_all(program: int, number: int, but: Collection[int] = ()) -> set[int]:
+    """Send a signal to the program's process group, and to the processes that have left it, but for some; returns
+    their ids. When one ends, those that it has started become children of this process."""
+    children = list[str]()
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:  # Linux only
+        children = file.read().split()
+    pids = {int(pid) for pid in children} - set(but)
+    for send, pid in ((os.killpg, program), *((os.kill, pid) for pid in pids)):
+        if pid not in but:
+            with suppress(ProcessLookupError, PermissionError):
+                send(pid, number)
+    return pids | {program}
 
 
 def set_process(option: int, value: int) -> None:
@@ -223,12 +206,6 @@ def set_process(option: int, value: int) -> None:
 def end_with_parent() -> None:
     """Have this process asked to end when the one that started it ends, also if that is killed."""
     set_process(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def main(patience: str, *command: str) -> None:
-    """Run one program."""
-    signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: the program would inherit that
-    Supervisor(list(command), float(patience)).run()
 
 
 if __name__ == "__main__":

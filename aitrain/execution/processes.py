@@ -34,13 +34,15 @@ from aitrain.execution.task import on_cancel, paused
 from aitrain.execution.user_code import stack_of_dump
 from aitrain.machine import allow_open_files
 
+Make = Callable[[Any], object]
+"""Makes the object whose methods are called, of the environment."""
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a worker process write its stacks, also while its code holds the GIL."""
 
 # -- in the fork server
 
 
-def run_fork_server(environment: object, connection: Connection, close: Sequence[int]) -> None:
+def run_fork_server(environment: object, make: Make, connection: Connection, close: Sequence[int]) -> None:
     """Serve the training process until it ends."""
     for fd in close:
         with suppress(OSError):
@@ -60,7 +62,7 @@ def run_fork_server(environment: object, connection: Connection, close: Sequence
             if command == "spawn":
                 fds = [recv_handle(connection) for _ in range(2)]
                 try:
-                    answer = fork(partial(_run_worker, environment, fds, connection))
+                    answer = fork(partial(_run_worker, environment, make, fds, connection))
                     workers.add(answer)
                 except OSError as error:
                     answer = str(error)
@@ -85,7 +87,7 @@ def run_fork_server(environment: object, connection: Connection, close: Sequence
 # -- in a worker process
 
 
-def _run_worker(environment: object, fds: Sequence[int], control: Connection) -> None:
+def _run_worker(environment: object, make: Make, fds: Sequence[int], control: Connection) -> None:
     control.close()
     for fd in fds:
         os.set_inheritable(fd, False)
@@ -97,7 +99,7 @@ def _run_worker(environment: object, fds: Sequence[int], control: Connection) ->
     with suppress(EOFError, OSError):  # the training process has ended
         while True:
             if request := connection.recv_bytes():
-                connection.send_bytes(_answered(made, environment, request))
+                connection.send_bytes(_answered(made, partial(make, environment), request))
                 _flush()
             else:
                 made.clear()
@@ -118,12 +120,12 @@ def _seed_generators(environment: object) -> None:
         one.seed()
 
 
-def _answered(made: list[object], environment: object, request: bytes) -> bytes:
+def _answered(made: list[object], make: Callable[[], object], request: bytes) -> bytes:
     """Call a method, and pickle its value or failure; `made` holds the object after the first call."""
     try:
-        make, method, arguments = pickle.loads(request)
+        method, arguments = pickle.loads(request)
         if not made:
-            made.append(run_if_async(make(environment)))
+            made.append(make())
         value = run_if_async(getattr(made[0], method)(*arguments))
         return pickle.dumps((value, None))
     except BaseException as error:
@@ -205,11 +207,11 @@ class ProcessPool:
         self._free: list[_Worker] = []
 
     @classmethod
-    def start(cls, environment: object, close: Sequence[int] = ()) -> ProcessPool:
+    def start(cls, environment: object, make: Make, close: Sequence[int] = ()) -> ProcessPool:
         """Fork the server, which closes the file descriptors in `close`."""
         allow_open_files()  # two for each process
         ours, theirs = Pipe()
-        pid = fork(partial(run_fork_server, environment, theirs, [ours.fileno(), *close]))
+        pid = fork(partial(run_fork_server, environment, make, theirs, [ours.fileno(), *close]))
         theirs.close()
         return cls(ours, pid)
 
@@ -227,8 +229,8 @@ class ProcessPool:
         if isinstance(failure, Failure):
             raise CallFailed(failure)
 
-    def lease(self, make: Callable[[object], object]) -> WorkerLease:
-        """Lease a process, in which the first call makes `make(environment)`.
+    def lease(self) -> WorkerLease:
+        """Lease a process, in which the first call makes the object.
 
         Raises:
             CallFailed: no process can be started.
@@ -237,14 +239,14 @@ class ProcessPool:
             while True:
                 worker = self._free.pop()
                 if not worker.connection.poll():  # it has not ended
-                    return WorkerLease(self, worker, make)
+                    return WorkerLease(self, worker)
                 self._retire(worker)
-        return WorkerLease(self, self._spawn(), make)
+        return WorkerLease(self, self._spawn())
 
-    def lease_idle(self, make: Callable[[object], object]) -> list[WorkerLease]:
+    def lease_idle(self) -> list[WorkerLease]:
         """Lease every process that runs and is not leased; none is started."""
         free, self._free = self._free, []
-        return [WorkerLease(self, worker, make) for worker in free]
+        return [WorkerLease(self, worker) for worker in free]
 
     def close(self) -> None:
         """End all processes, and wait for them."""
@@ -324,9 +326,8 @@ class ProcessPool:
 class WorkerLease:
     """Exclusive use of one worker process, which holds one object made from the environment; not thread-safe."""
 
-    def __init__(self, pool: ProcessPool, worker: _Worker, make: Callable[[object], object]) -> None:
+    def __init__(self, pool: ProcessPool, worker: _Worker) -> None:
         self._pool, self._worker = pool, worker
-        self._make: Callable[[object], object] | None = make
         self._lock = threading.Lock()  # a call may end while another thread ends it
         self._is_calling = self._is_released = False
         self._failure: Failure | None = None
@@ -344,7 +345,7 @@ class WorkerLease:
         """
         if self._is_released:
             raise RuntimeError("this lease was released")
-        request = pickle.dumps((self._make, method, arguments))
+        request = pickle.dumps((method, arguments))
         with self._lock:
             if self._failure is not None:
                 raise CallFailed(self._failure)
@@ -362,7 +363,6 @@ class WorkerLease:
         value, failure = pickle.loads(answer)
         if failure is not None:
             raise CallFailed(failure)
-        self._make = None
         return value
 
     def release(self, is_spent: bool = False) -> None:

@@ -161,7 +161,7 @@ def _serve(request: Request) -> Document:
     if opened.note:
         say(opened.note)
     with closing(runner):
-        service = EnvService(runner, opened.all_cases, description, say, **request["serve"])
+        service = EnvService(runner, opened.all_cases, description, **request["serve"])
         asyncio.run(_serve_until_stopped(service, say))
     return {}
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from aitrain import activity
 from aitrain.activity import EndEpisodes
 from aitrain.environment.completion_parser import thought_of, without_thought
-from aitrain.environment.contract import Case, Prompt, Transcript, as_messages
+from aitrain.environment.contract import Case, Prompt, ScoreResult, Transcript, as_messages
 from aitrain.environment.runner import EnvSession, Runner
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import (
@@ -221,10 +221,10 @@ class Rollout:
                 turn = await self._answer(episode, response.untrained, request)
 
         try:
-            if episode.failure is None and episode.reset.untrained is not None:
+            if episode.result.failure is None and episode.reset.untrained is not None:
                 response = await respond(await self._answer(episode, episode.reset.untrained, request))
                 episode.reset = response.reset or ResetResult()
-            if episode.failure is not None:
+            if episode.result.failure is not None:
                 return
             self._render_prompt(episode)
             chat = self._chat_of(episode, episode.is_chat)
@@ -244,7 +244,8 @@ class Rollout:
             if is_cut_off and self.runner.part_of(episode.case).kind == "rollout":
                 await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
         except EnvironmentFailed as error:
-            episode.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+            failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+            episode.result = ScoreResult(None, failure=failure)
         except OutOfRepliesError:
             trajectory.stop = "out_of_replies"
         finally:

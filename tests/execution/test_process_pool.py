@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +95,9 @@ def broken(environment: Environment) -> Any:
     raise ValueError("cannot be made")
 
 
-async def made_later(environment: Environment) -> Episode:
-    return Episode(environment)
-
-
 @pytest.fixture
 def processes() -> Iterator[ProcessPool]:
-    one = ProcessPool.start(Environment())
+    one = ProcessPool.start(Environment(), Episode)
     yield one
     one.close()
 
@@ -133,7 +130,7 @@ def hung(clock: Clock, lease: WorkerLease, method: str, folder: Path) -> Failure
 def test_an_object_is_made_in_its_process_and_keeps_its_state_and_changes_to_the_environment_stay_there(
     processes: ProcessPool,
 ) -> None:
-    one, other = processes.lease(Episode), processes.lease(Episode)
+    one, other = processes.lease(), processes.lease()
 
     assert [asked(one, "ask", word) for word in (1, "two")] == [[1], [1, "two"]]
     assert {asked(one, "run", os.getpid), asked(other, "run", os.getpid)} == {one.pid, other.pid}
@@ -144,14 +141,14 @@ def test_an_object_is_made_in_its_process_and_keeps_its_state_and_changes_to_the
     assert asked(one, "run", os.read, 0, 10) == b"", "it has no input"
     for pid in (other.pid, processes.server_pid):  # an interrupt is for the training process
         asked(other, "run", os.kill, pid, signal.SIGINT)
-    assert asked(processes.lease(Episode), "grow") == 4
-    drawn = [asked(processes.lease(Episode), "draw") for _ in range(3)]
+    assert asked(processes.lease(), "grow") == 4
+    drawn = [asked(processes.lease(), "draw") for _ in range(3)]
     assert len({number for numbers in drawn for number in numbers}) == 18
 
 
 def test_async_methods_are_finished_in_the_process(processes: ProcessPool) -> None:
     running_loop()  # one of ours runs already, which is of no use to a forked process
-    lease = processes.lease(made_later)
+    lease = processes.lease()
 
     assert asked(lease, "later", "word") == ("word", lease.pid)
 
@@ -160,7 +157,7 @@ def test_async_methods_are_finished_in_the_process(processes: ProcessPool) -> No
 
 
 def test_an_error_is_told_with_the_users_line_and_the_lease_goes_on(processes: ProcessPool) -> None:
-    lease = processes.lease(Episode)
+    lease = processes.lease()
     asked(lease, "ask", 1)
     failure = asked(lease, "fail")
 
@@ -168,7 +165,8 @@ def test_an_error_is_told_with_the_users_line_and_the_lease_goes_on(processes: P
     assert failure.message.endswith('in fail: raise ValueError("no such city")  # the line')
     assert "Traceback" in failure.trace
     assert asked(lease, "ask", 2) == [1, 2]
-    assert "cannot be made" in asked(processes.lease(broken), "ask", 1).message
+    with closing(ProcessPool.start(Environment(), broken)) as failing:
+        assert "cannot be made" in asked(failing.lease(), "ask", 1).message
 
 
 @pytest.mark.parametrize(
@@ -179,7 +177,7 @@ def test_an_error_is_told_with_the_users_line_and_the_lease_goes_on(processes: P
     ],
 )
 def test_a_crash_is_told_and_harms_nobody_else(processes: ProcessPool, method: list[Any], message: str) -> None:
-    lease, other = processes.lease(Episode), processes.lease(Episode)
+    lease, other = processes.lease(), processes.lease()
     asked(other, "ask", 1)
 
     assert asked(lease, *method) == Failure("crashed", message)
@@ -187,7 +185,7 @@ def test_a_crash_is_told_and_harms_nobody_else(processes: ProcessPool, method: l
     assert asked(other, "ask", 2) == [1, 2]
     assert not is_alive(lease.pid)
     lease.release()
-    assert [asked(processes.lease(Episode), "ask", 1) for _ in range(2)] == [[1], [1]], "it is not used again"
+    assert [asked(processes.lease(), "ask", 1) for _ in range(2)] == [[1], [1]], "it is not used again"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +199,7 @@ def test_a_crash_is_told_and_harms_nobody_else(processes: ProcessPool, method: l
 def test_what_hangs_is_ended_with_what_it_has_started_and_told_with_its_line(
     clock: Clock, processes: ProcessPool, tmp_path: Path, method: str, line: str
 ) -> None:
-    lease, other = processes.lease(Episode), processes.lease(Episode)
+    lease, other = processes.lease(), processes.lease()
     asked(other, "ask", 1)
     started = asked(lease, "start")
     assert is_alive(started)
@@ -217,11 +215,11 @@ def test_what_hangs_is_ended_with_what_it_has_started_and_told_with_its_line(
     assert asked(lease, "ask", 1) == failure
     assert asked(other, "ask", 2) == [1, 2]
     lease.release()
-    assert asked(processes.lease(Episode), "ask", 1) == [1], "it is not used again"
+    assert asked(processes.lease(), "ask", 1) == [1], "it is not used again"
 
 
 def test_what_cannot_be_passed_between_processes_is_told(processes: ProcessPool) -> None:
-    lease = processes.lease(Episode)
+    lease = processes.lease()
 
     assert re.match(r"raised: .*pickle .*lambda", asked(lease, "echo", None).message)
     with pytest.raises(TypeError, match="pickle"):
@@ -233,28 +231,28 @@ def test_what_cannot_be_passed_between_processes_is_told(processes: ProcessPool)
 
 
 def test_a_process_that_was_released_is_used_again_without_its_object(processes: ProcessPool, tmp_path: Path) -> None:
-    one, file = processes.lease(Episode), tmp_path / "dropped"
+    one, file = processes.lease(), tmp_path / "dropped"
     asked(one, "remember", str(file))
     assert not file.exists()
     one.release()
     one.release()
     assert eventually(file.exists)
-    other = processes.lease(Episode)
+    other = processes.lease()
 
     assert other.pid == one.pid
     assert asked(other, "ask", 2) == [2]
-    assert processes.lease(Episode).pid != other.pid, "released once"
+    assert processes.lease().pid != other.pid, "released once"
     with pytest.raises(RuntimeError, match="released"):
         one.call("ask", 1)
     other.release()
     os.kill(other.pid, signal.SIGKILL)
     assert eventually(lambda: not is_alive(other.pid))
-    assert asked(processes.lease(Episode), "ask", 1) == [1], "one that has ended meanwhile is not used again"
+    assert asked(processes.lease(), "ask", 1) == [1], "one that has ended meanwhile is not used again"
 
 
 def test_what_building_the_dataset_set_is_there_in_new_processes(processes: ProcessPool) -> None:
     processes.update({"size": pickle.dumps(7)})
-    leases = [processes.lease(Episode) for _ in range(2)]
+    leases = [processes.lease() for _ in range(2)]
     assert [asked(lease, "grow") for lease in leases] == [8] * 2
 
     os.kill(processes.server_pid, signal.SIGKILL)
@@ -262,15 +260,15 @@ def test_what_building_the_dataset_set_is_there_in_new_processes(processes: Proc
     assert eventually(lambda: not is_alive(leases[0].pid))
     assert asked(leases[0], "ask", 2) == SERVER_GONE
     with pytest.raises(CallFailed, match="was killed"):
-        processes.lease(Episode)
+        processes.lease()
 
 
 # -- the end
 
 
 def test_close_leaves_no_process(clock: Clock, tmp_path: Path) -> None:
-    processes = ProcessPool.start(Environment())
-    leases = [processes.lease(Episode) for _ in range(4)]
+    processes = ProcessPool.start(Environment(), Episode)
+    leases = [processes.lease() for _ in range(4)]
     pids = [processes.server_pid, *children(processes.server_pid)]
     assert {asked(lease, "run", os.getpid) for lease in leases} < set(pids)
     leases[0].release()
@@ -290,8 +288,8 @@ from aitrain.execution.processes import ProcessPool
 from tests.execution.test_process_pool import Environment, Episode
 
 print("printed once")  # waits in a buffer
-processes = ProcessPool.start(Environment())
-leases = [processes.lease(Episode) for _ in range(3)]
+processes = ProcessPool.start(Environment(), Episode)
+leases = [processes.lease() for _ in range(3)]
 print(processes.server_pid, *(lease.call("run", os.getpid) for lease in leases), flush=True)
 for method, lease in zip(("hold", "hang"), leases):
     threading.Thread(target=lease.call, args=[method, Path("hangs")], daemon=True).start()

@@ -17,14 +17,14 @@ from aitrain.workbench.opening import open_environment
 
 
 class Running:
-    """A server that runs; `notes` are what it has said."""
+    """A server that runs."""
 
     def __init__(self, environment: Any, port: int = 0, **options: Any) -> None:
         opened, config = open_environment(TrainConfig(**options), None, environment)
-        self.runner, self.notes = start_runner(environment, config, is_watched=False), list[str]()
+        self.runner = start_runner(environment, config, is_watched=False)
         self.runner.offer(NO_MODEL, None)
         self.service = EnvService(self.runner, opened.all_cases, describe(opened, config, None))
-        self.service.notify, self.service.port = self.notes.append, port
+        self.service.port = port
         self.url, self._ready = "", threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
