@@ -20,7 +20,7 @@ from typing import Any
 
 from aitrain.environment.adapters.settings import choose, prompted
 from aitrain.environment.contract import Score, as_messages
-from aitrain.environment.judges.judge_set import JudgeDescription, Judges
+from aitrain.environment.judges.judge_set import JudgeDescription, Judges, load
 from aitrain.environment.judges.rules import EXAMPLES
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError, EnvironmentFailed, no_file
@@ -236,7 +236,7 @@ class JudgedRows(ScoredRows):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.data = self.id.split(",")
-        self.use(Judges.described(self.judges).load())
+        self.use(load(self.judges))
         self.source_files = self.judge_set.source_files
         low, high = self.judge_set.score_range
         self.requirements = EnvRequirements(

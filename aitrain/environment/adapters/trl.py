@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.adapters.reward import Completion, RewardFunction, reward_judges
+from aitrain.environment.adapters.reward import Completion, reward_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource
 from aitrain.environment.adapters.settings import prompted, requires, seed_generators
 from aitrain.environment.contract import Prompt, Score
@@ -39,16 +39,12 @@ class TRLEnvironment(RowSource):
     def __post_init__(self) -> None:
         self.requirements = requires(self.score_range, "trl")
         own, self.factory = parse_id(self.id), load_object(*parse_id(self.id)[0])
-        named = reward_judges(self.rewards, self.weights) if self.rewards else []
-        functions = list(map(RewardFunction, named))
+        functions = reward_functions(self.rewards, self.weights) if self.rewards else []
         judges = [function.judge() for function in functions]
         if hasattr(self.factory, "get_reward"):
-            reward = Judge(
-                own[0][1], bounds=(-math.inf, math.inf), function=lambda environment: environment.get_reward()
-            )
-            judges.append(reward)
+            judges.append(Judge(own[0][1], lambda environment: environment.get_reward(), bounds=(-math.inf, math.inf)))
         self.judges = Judges({ANY_SOURCE: judges})
-        self.source_files = source_files(own, [self.factory, *(one.function for one in functions)])
+        self.source_files = source_files(own, [self.factory, *(one.own.function for one in functions)])
         if not judges:
             raise ConfigError(f"rl_env_config: {self.id} has no get_reward: name reward functions with `rewards`")
 

@@ -19,14 +19,9 @@ from typing import Any, cast
 from aitrain.batch import plan_batch
 from aitrain.environment.endpoint import running_address
 from aitrain.execution.async_calls import shared_loop
-from aitrain.rollout.episode import Episode
-from aitrain.workbench.check.scores import NOISE, OWN_STATE
 from aitrain.workbench.check.subject import SLOW_SAMPLE, EnvFinding, NotCheckedError, Subject
-from aitrain.workbench.player import EMPTY, JUNK, heard, is_unknown, replied
+from aitrain.workbench.player import EMPTY, JUNK, replied
 
-MANY = 32
-"""Episodes that are played at the same time, unless one takes longer than QUICK."""
-QUICK = 0.05
 SLOW = 1.0
 """Seconds per step from which the environment is called slow."""
 BUDGET = 10.0
@@ -46,41 +41,6 @@ def episode_end(subject: Subject) -> Iterator[EnvFinding]:
             "Return the score (or None from step) when the task is done, or after some turns without progress.",
             episode.case.case_idx,
         )
-
-
-def concurrency(subject: Subject) -> Iterator[EnvFinding]:
-    """Episodes at the same time are as they are one after another."""
-    pairs = subject.pairs
-    alone = [subject.play_one(*pair, again=True) for pair in pairs]
-    count = MANY if subject.episode_seconds < QUICK else subject.at_once
-    beside = subject.play(islice(cycle(pairs), count), again=True, at_once=count)
-    different = [(one, other) for one, other in zip(cycle(alone), beside, strict=False) if not _are_alike(one, other)]
-    # else it is noise, which `repeatable` finds
-    if different and all(
-        _are_alike(one, subject.play_one(*pair, again=True)) for pair, one in zip(pairs, alone, strict=True)
-    ):
-        before, after = different[0]
-        said = "" if heard(before) == heard(after) else ", and another conversation"
-        what = f"a score of {after.result.score} instead of {before.result.score}{said}"
-        failure = after.result.failure
-        yield EnvFinding(
-            "fail",
-            f"With {count} episodes at the same time: {failure.message if failure else what}.",
-            "A training step plays its episodes at the same time: scores belong to the wrong replies.",
-            OWN_STATE,
-            before.case.case_idx,
-        )
-        subject.at_once = 1  # the other checks look for other things
-    for note in subject.notes[:1]:
-        yield EnvFinding("info", " ".join(note.split()))
-
-
-def _are_alike(one: Episode, other: Episode) -> bool:
-    """Whether two episodes of the same replies are the same, as far as is known."""
-    if is_unknown(one) or is_unknown(other):
-        return True
-    is_alike = heard(one) == heard(other) and (one.result.failure is None) == (other.result.failure is None)
-    return is_alike and abs((one.result.score or 0.0) - (other.result.score or 0.0)) <= NOISE
 
 
 def latency(subject: Subject) -> Iterator[EnvFinding]:

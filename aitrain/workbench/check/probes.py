@@ -27,7 +27,7 @@ from aitrain.workbench.check.replies import (
     shotguns,
     wrong_answers,
 )
-from aitrain.workbench.check.subject import LEVELS, PASS, EnvFinding, Level, Subject
+from aitrain.workbench.check.subject import LEVELS, NO_SCALE, PASS, EnvFinding, Level, NotCheckedError, Subject
 from aitrain.workbench.player import JUNK_TEXT, Constant, Parrot, Policy, Script, replied
 
 FORMAT_BONUS = 0.2
@@ -99,16 +99,19 @@ class ReplyProbe:
     """Replies whose mean share is taken off that of the others."""
 
     def __call__(self, subject: Subject) -> Iterator[EnvFinding]:
-        """The finding about the worst kind."""
+        """The finding about the worst kind.
+
+        Raises:
+            NotCheckedError: nothing says what the replies should earn.
+        """
         plain = max((one.mean for one in earned(subject, self.plain(subject))), default=0.0)
-        for worst in earned(subject, self.replies(subject), len(self.cases(subject)))[:1]:
-            levels = [
-                level
-                for level in LEVELS
-                if worst.passes / worst.of >= self.passing.get(level, math.inf)
-                or worst.mean - plain >= self.paying.get(level, math.inf)
-            ]
-            if levels:
+        kinds = earned(subject, self.replies(subject), len(self.cases(subject)))
+        if not kinds:
+            raise NotCheckedError(NO_SCALE)
+        worst = kinds[0]
+        for level in LEVELS:
+            passes = worst.passes / worst.of >= self.passing.get(level, math.inf)
+            if passes or worst.mean - plain >= self.paying.get(level, math.inf):
                 what = self.what.format(
                     what=worst.what,
                     mean=f"{worst.mean:.0%}",
@@ -116,8 +119,9 @@ class ReplyProbe:
                     reply=quoted("".join(replied(worst.best)[-1:])),
                     plain=f"{plain:.0%}",
                 )
-                level = "info" if self.is_mild(subject, worst) else levels[0]
+                level = "info" if self.is_mild(subject, worst) else level
                 yield EnvFinding(level, what, self.why, self.fix, worst.best.case.case_idx)
+                return
 
 
 # -- replies
@@ -209,8 +213,13 @@ def _persuading(subject: Subject) -> Replies:
 
 def _is_graded(subject: Subject, worst: Earned) -> bool:
     """Whether a part of the reference earns a part of the score, as with sub-goals or similarity."""
-    halves = _ending_in(lambda _, reply: [reply[: -(-len(reply) // 2)], reply[len(reply) // 2 :]] * (len(reply) > 5))
-    parts = earned(subject, halves(subject), len(subject.decided))
+
+    def halves(_: Subject, reply: str) -> list[str]:
+        core = core_of(reply)
+        middle = reply.rindex(core) + len(core) // 2  # within the answer: a mark or the answer alone are no parts of it
+        return [reply[:middle], reply[middle:]] if len(reply) > 5 else []
+
+    parts = earned(subject, _ending_in(halves)(subject), len(subject.decided))
     return not subject.sees_the_case or any(0.2 < part.mean < 0.95 for part in parts)
 
 

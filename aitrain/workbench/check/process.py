@@ -75,7 +75,6 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
                 "Nothing ends such a call in a thread: a training hangs or ends with it.",
                 "Bound what it does for a long or odd reply. With --rl-env-isolation process all checks run, as"
                 " training does then.",
-                check=name,
             )
             yield {"result": asdict(CheckResult(name, findings=[finding]))}
         except KeyboardInterrupt:
@@ -129,7 +128,7 @@ def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastChe
             for one in result["findings"]:
                 if one["level"] != "info":
                     text = " ".join(f"{one['what']} {one['fix']}".split())
-                    found.findings.append(f"Environment check {one['check']}: {text}")
+                    found.findings.append(f"Environment check {result['name']}: {text}")
     return found
 
 
@@ -148,15 +147,9 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
             show(_plain(f"{opened['name']}: {cases}{held_out}, opened in {opened['seconds']:.1f}s\n{opened['note']}"))
         if result := message.get("result"):
             document["checks"].append(result)
-            if not result["skipped"]:
-                for line in _result_lines(result, is_verbose):
-                    show(line)
-    skipped, made = dict[str, list[str]](), [one for one in document["checks"] if not one["skipped"]]
-    for one in document["checks"]:
-        if one["skipped"]:
-            skipped.setdefault(one["skipped"], []).append(one["name"])
-    for reason, names in skipped.items():
-        show(_plain(f"-        not checked        {', '.join(names)}: {reason}"))
+            for line in _result_lines(result, is_verbose):
+                show(line)
+    made = [one for one in document["checks"] if not one["skipped"]]
     counts = Counter(finding["level"] for one in made for finding in one["findings"])
     if counts["fail"] and "error" not in document:
         document["exit_code"] = 3
@@ -169,8 +162,10 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
 
 def _result_lines(result: Message, is_verbose: bool) -> Iterator[str]:
     findings = sorted(result["findings"], key=lambda finding: LEVELS.index(finding["level"]))
-    level = findings[0]["level"] if findings else "ok"
-    yield typer.style(f"{level:8}", COLOURS.get(level)) + f" {result['name']:18} {result['description']}"
+    level, text = findings[0]["level"] if findings else "ok", result["description"]
+    if result["skipped"]:
+        level, text = "-", _plain(f"not checked: {result['skipped']}")
+    yield typer.style(f"{level:8}", COLOURS.get(level)) + f" {result['name']:18} {text}"
     width = max(36, min(106, shutil.get_terminal_size().columns))
     wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
     for one in [one for one in findings if is_verbose or one["level"] != "info" or not one["why"]]:

@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aitrain.environment.contract import scores_groups
 from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import model_judge
 from aitrain.environment.served_environment import ServedEnvironment
@@ -37,17 +36,6 @@ FAST_SAMPLE = 4
 """Cases that are played before a training."""
 Send = Callable[[Message], None]
 
-NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {
-    "scores": (lambda subject: True, ""),
-    "turns": (lambda subject: subject.kind != "score_episode", "one turn only"),
-    "scale": (lambda subject: any(map(subject.scale, subject.sample)), "uncalibrated: nothing earns a score"),
-    "reference": (lambda subject: subject.referenced, "there is no reference"),
-    "reply": (lambda subject: subject.answered, "there is no reference of one reply that earns anything"),
-    "last reply": (lambda subject: subject.decided, "there is no reference whose last reply decides the score"),
-    "groups": (lambda subject: scores_groups(subject.environment), "there is no score_group"),
-}
-"""What a check needs beside the rows, and why it does not run without it; all of these need scores."""
-
 
 @dataclass(frozen=True)
 class EnvCheck:
@@ -57,8 +45,8 @@ class EnvCheck:
     description: str
     """What is well if there is no finding: `the reference earns full score`."""
     find: Callable[[Subject], Iterator[EnvFinding]]
-    needs: str = "scores"
-    """A key of NEEDS, or `rows` only."""
+    needs_scores: bool = True
+    """Whether it plays for scores; otherwise it runs also where there are none."""
     is_fast: bool = False
     """Whether it runs before every training."""
     of_process: bool = False
@@ -68,44 +56,41 @@ class EnvCheck:
         """Why the check cannot run on this environment; empty if it can."""
         if self.of_process and isinstance(subject.environment, ServedEnvironment):
             return "seen only where the environment runs: check it there"
-        if self.needs == "rows":
-            return ""
-        if subject.model.used:
+        if self.needs_scores and subject.model.used:
             return "the scorer uses the model"
-        if model_judge.not_asked:
+        if self.needs_scores and model_judge.not_asked:
             played = subject.play(subject.pairs)
             if all(one.result.score is None and one.result.failure is None for one in played):
                 return "all scores are those of judges that were not asked (--ask-judges)"
-        is_there, reason = NEEDS[self.needs]
-        return "" if is_there(subject) else reason
+        return ""
 
 
 CHECKS: tuple[EnvCheck, ...] = (
-    EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, "rows", is_fast=True),
+    EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, False, is_fast=True),
     # first of those that play: what an environment changes only once would not be seen later
     EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects, of_process=True),
-    EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, "rows", of_process=True),
-    EnvCheck("model-use", "the scorer does not generate", scores.model_use, "rows"),
-    EnvCheck("concurrency", "episodes at the same time do not disturb each other", episodes.concurrency),
+    EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, False, of_process=True),
+    EnvCheck("model-use", "the scorer does not generate", scores.model_use, False),
+    EnvCheck("concurrency", "episodes at the same time do not disturb each other", scores.concurrency),
     EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
     # those after it also look at a column that is taken for the reference
-    EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, "rows", is_fast=True),
-    EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, "rows", is_fast=True),
+    EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, False, is_fast=True),
+    EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, False, is_fast=True),
     EnvCheck("repeatable", "the same replies get the same conversation and score", scores.repeatable),
     # before those that play much: slow environments leave no time for what comes last
     EnvCheck("latency", "steps wait little for the environment", episodes.latency),
-    EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers, "reply"),
-    EnvCheck("floor", "replies without content earn nothing", probes.floor, "scale", is_fast=True),
-    EnvCheck("other-answer", "another case's answer does not pass", probes.other_answer, "reference", is_fast=True),
-    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", probes.wrong_answer, "last reply"),
-    EnvCheck("shotgun", "a list of answers does not pass", probes.shotgun, "last reply"),
-    EnvCheck("denied-answer", "a rejected answer does not pass", probes.denied_answer, "last reply"),
-    EnvCheck("lazy-policy", "no fixed strategy is enough", probes.lazy_policy, "scale"),
-    EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection, "scale"),
-    EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end, "turns"),
+    EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers),
+    EnvCheck("floor", "replies without content earn nothing", probes.floor, is_fast=True),
+    EnvCheck("other-answer", "another case's answer does not pass", probes.other_answer, is_fast=True),
+    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", probes.wrong_answer),
+    EnvCheck("shotgun", "a list of answers does not pass", probes.shotgun),
+    EnvCheck("denied-answer", "a rejected answer does not pass", probes.denied_answer),
+    EnvCheck("lazy-policy", "no fixed strategy is enough", probes.lazy_policy),
+    EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection),
+    EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end),
     EnvCheck("exceptions", "every reply gets a score in the range", scores.exceptions, is_fast=True),
-    EnvCheck("group-score", "score_group ranks the reference above nonsense", scores.group_score, "groups"),
-    EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, "rows", of_process=True),
+    EnvCheck("group-score", "score_group ranks the reference above nonsense", scores.group_score),
+    EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, False, of_process=True),
 )
 
 
@@ -129,7 +114,7 @@ def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
     try:
         skipped = check.reason_to_skip(subject)
         for finding in () if skipped else check.find(subject):
-            found.append(replace(finding, check=check.name))
+            found.append(finding)
     except NotCheckedError as stopped:
         skipped = "" if found else str(stopped)
     except ConfigError:  # a run would be refused

@@ -102,7 +102,7 @@ def broken(_: object) -> Any:
 
 def test_a_check_that_takes_too_long_or_fails_itself_is_stopped_and_the_next_one_runs() -> None:
     opened = OpenedEnvironment(Slow(), build_cases(Slow(), None)[0])
-    checks = [EnvCheck("broken", "", broken, "rows"), EnvCheck("many", "", play_many), *chosen(["dataset"])]
+    checks = [EnvCheck("broken", "", broken, False), EnvCheck("many", "", play_many), *chosen(["dataset"])]
     with closing(Subject(opened, TrainConfig(), seconds=0.2)) as subject:
         failed, many, last = [run_check(subject, check) for check in checks]
     assert failed.skipped == "the check itself failed: RuntimeError: mine"
