@@ -199,7 +199,7 @@ def read_script(path: Path) -> Script:
 # -- a person
 
 HINT = "Type the answer; an empty line ends it. Ctrl-D ends the episode."
-TOOL_HINT = 'Call a tool with: {"name": ..., "arguments": {...}}. Tools:'
+TOOL_HINT = 'Call a tool with: {"name": ..., "arguments": {...}}.'
 
 
 @dataclass
@@ -214,8 +214,7 @@ class Person:
         if said.answers == 0 and is_terminal:
             import readline  # noqa: F401  # input() then edits lines and has a history
 
-            hints = [TOOL_HINT, *map(signature, said.tools)] if said.tools else []
-            self.console.print(Text(escape_controls("\n  ".join([HINT, *hints])), style="dim"), soft_wrap=True)
+            self.console.print(Text(f"{HINT} {TOOL_HINT}" if said.tools else HINT, style="dim"), soft_wrap=True)
         try:
             while (line := clean(input("> " if is_terminal else ""))).strip():
                 lines.append(line)

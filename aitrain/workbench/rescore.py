@@ -13,8 +13,6 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from aitrain.environment.contract import Case, as_messages, env_kind
 from aitrain.environment.runner import AbsentModel
@@ -26,7 +24,6 @@ from aitrain.redaction import to_jsonable
 from aitrain.rollout.episode import Episode
 from aitrain.runs.json_values import as_text
 from aitrain.runs.records import RolloutRecord, row_columns
-from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import show_heading, show_text
 from aitrain.workbench.player import Conversation, Player
@@ -203,17 +200,12 @@ def _phase(episodes: Sequence[RescoredEpisode]) -> dict[str, Any]:
     }
 
 
-COLUMNS = ("episodes", "compared", "mean_before", "mean_after", "changed")
-
-
 def show_report(console: Console, found: dict[str, Any]) -> None:
     """Print the report."""
-    table = Table("", box=None, pad_edge=False, header_style="dim")
-    for column in COLUMNS:
-        table.add_column(column.removeprefix("mean_"), justify="right")
-    for phase, counts in found["phases"].items():
-        table.add_row(Text(escape_controls(phase)), *(_number(counts[column]) for column in COLUMNS))
-    console.print(table)
+    for phase, one in found["phases"].items():
+        means = f"{_number(one['mean_before'])} before, {_number(one['mean_after'])} now"
+        counts = f"{one['changed']} of {one['episodes']} episodes changed, {one['compared']} compared"
+        show_text(console, f"{phase}: {means}; {counts}")
     notes = [f"{count} failed: {failure}" for failure, count in list(found["failed"].items())[:3]]
     notes += [f"not scored again: {count}: {problem}" for problem, count in found["not_rescored"].items()]
     if saved := found["scored_with_saved_rows"]:
@@ -229,6 +221,5 @@ def show_report(console: Console, found: dict[str, Any]) -> None:
                 show_text(console, f"{name}: {one[name]}", "dim" if name == "prompt" else "")
 
 
-def _number(value: float | None) -> str:
-    """A score, or a count."""
-    return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+def _number(score: float | None) -> str:
+    return "none" if score is None else f"{score:.3f}"

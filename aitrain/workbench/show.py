@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from statistics import median
 
 from rich.console import Console
 from rich.text import Text
@@ -20,8 +19,6 @@ from aitrain.workbench.opening import OpenedEnvironment, spread
 from aitrain.workbench.play import ModelView, case_name, chosen_case, show_heading, show_text, signature
 from aitrain.workbench.player import reference_of
 
-MOST_MEASURED = 256
-"""Cases whose prompts are counted in tokens."""
 LONGEST_VALUE = 300
 """Maximum characters of a column's value."""
 
@@ -40,10 +37,6 @@ def show(
     chosen = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
     name, kind = type(environment).__name__, env_kind(environment)
     tools = _begun(opened, cases[0]).tools
-    tokens = "counted for each case below"
-    if kind == "score_episode":  # else what each episode adds is known when it begins
-        lengths = [len(view.chat.prompt_ids(one.prompt, tools)) for one in spread(cases, MOST_MEASURED)]
-        tokens = f"{min(lengths)} to {max(lengths)} in a prompt, median {median(lengths):g}, of {len(lengths)} cases"
     facts = {
         "class": " in ".join([name, *map(os.path.relpath, files_of(environment)[:1])]),
         "cases": f"{len(opened.cases)}" + (f", {len(opened.held_out)} held out" if opened.held_out else ""),
@@ -51,7 +44,7 @@ def show(
         "columns": ", ".join(f"{column} ({type(value).__name__})" for column, value in cases[0].row.items()),
         "tools": "\n          ".join(map(signature, tools)),
         "requires": opened.note,
-        "tokens": f"{tokens} ({view.name})",
+        "tokens": f"those of {view.name}",
     }
     for fact, text in facts.items():
         if text:

@@ -46,19 +46,16 @@ class Gymnasium:
         if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
             self.config.setdefault("render_mode", "ansi")
         space: Any = getattr(env, "action_space", None)
-        first, count = 0, 0
-        if hasattr(space, "n"):
-            first, count = int(getattr(space, "start", 0)), int(space.n)
-        elif space is not None and type(space).__name__ != "Text":
+        count = int(getattr(space, "n", 0))
+        first = int(getattr(space, "start", 0)) if count else 0
+        if not count and space is not None and type(space).__name__ != "Text":
             raise ConfigError(f"rl_env: {id} has actions of the kind {space}, which no text names")
         if actions and len(actions) != count:
             raise ConfigError(f"rl_env_config: {id} has {count} actions, and `actions` names {len(actions)}")
         named = actions or list(map(str, range(first, first + count)))
         self.actions = {word.lower(): number for number, word in enumerate(named, first)}
-        self.instruction = ""  # how actions are named; empty if the environment reads the whole answer
-        if count:
-            what = f"one of: {', '.join(actions)}" if actions else f"a number from {first} to {first + count - 1}"
-            self.instruction = f"Answer with {what}."
+        what = f"one of: {', '.join(actions)}" if actions else f"a number from {first} to {first + count - 1}"
+        self.instruction = f"Answer with {what}." if count else ""  # else the environment reads the whole answer
         self.source_files = source_files([(one, "") for one in imports], [getattr(env, "unwrapped", env)], self.package)
         getattr(env, "close", lambda: None)()
 

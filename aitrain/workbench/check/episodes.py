@@ -66,7 +66,7 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
 
 CASES = 4
 SETTLE = 2.0
-"""Seconds that threads and files of the player itself get to end."""
+"""Seconds that threads of the player itself get to end."""
 EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
 """Audit events of Python's socket module: which address, before anything is sent."""
 
@@ -97,7 +97,7 @@ class Effect:
 OWN_COPY = "Episodes run at the same time, so that each one changes it under the others."
 OUR_THREADS = "environment-"
 """Beginning of the names of threads that call the environment: one that hangs is found by `exceptions`."""
-USED_UP = "A run of thousands of episodes ends without memory, threads, processes or open files."
+USED_UP = "A run of thousands of episodes ends without memory, threads or processes."
 EFFECTS = (
     Effect(
         "change the working directory",
@@ -130,12 +130,6 @@ EFFECTS = (
         USED_UP,
         "Wait for them, or end them in close() of the episode's object.",
     ),
-    Effect(
-        "leave files open",
-        lambda: {name: True for name in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{name}")},
-        USED_UP,
-        "Open files with `with`, or close them in close() of the episode's object.",
-    ),
 )
 
 
@@ -152,8 +146,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
             threads.append(threading.current_thread().name)
         return set_handler(number, handler)
 
-    shared_loop()  # of aitrain, for async methods: it starts a thread and opens three files, once
-    subject.player.play([])  # opens the files of its own event loop
+    shared_loop()  # of aitrain, for async methods: it starts a thread, once
     before = [effect.look() for effect in EFFECTS]
     connection_watchers().append(addresses.append)
     signal.signal = noted  # type: ignore[assignment]

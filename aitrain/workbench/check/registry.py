@@ -113,8 +113,8 @@ def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
     start, found, skipped = time.monotonic(), list[EnvFinding](), ""
     try:
         skipped = check.reason_to_skip(subject)
-        for finding in () if skipped else check.find(subject):
-            found.append(finding)
+        if not skipped:
+            found.extend(check.find(subject))
     except NotCheckedError as stopped:
         skipped = "" if found else str(stopped)
     except ConfigError:  # a run would be refused
@@ -155,11 +155,10 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
     checks = chosen(request["only"]) if seconds is None else [one for one in CHECKS if one.is_fast]
     if "rl_env_timeout" not in options:
         config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
-    counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
-    name = type(opened.environment).__name__
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
     note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
-    send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
+    facts = {"name": type(opened.environment).__name__, "cases": len(opened.cases), "held_out": len(opened.held_out)}
+    send({"opened": {**facts, "note": note, "seconds": time.monotonic() - start}})
     limit = SAMPLE if seconds is None else FAST_SAMPLE
     with closing(Subject(opened, config, tokenizer, limit, SECONDS)) as subject:
         for one in checks:

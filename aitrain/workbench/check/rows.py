@@ -21,7 +21,6 @@ from aitrain.workbench.player import reference_of
 ROWS, REFERENCES = 2000, 64
 HASH_SEED = "1"
 ROLES = ("system", "user", "assistant", "tool")
-TEMPLATE_MARKS = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]")
 FEW_PROMPTS = 0.5
 LABELS = 5
 """Number of different answers up to which they are taken for labels, which a prompt may list."""
@@ -32,15 +31,16 @@ NAMED = r"\b(?:gold|target|key|reference|truth)\w*['\"]?\s*(?:[-=]?>|[:=]|is\s)\
 
 def dataset(subject: Subject) -> Iterator[EnvFinding]:
     """Prompts, roles, case_idx and values of the rows."""
-    problems = ((case, _problem_with(case.prompt)) for case in subject.opened.all_cases if case.prompt)
-    for case, problem in [pair for pair in problems if pair[1]][:1]:
-        yield EnvFinding(
-            "warning",
-            f"Row {case.number}: {problem}",
-            "Chat templates refuse such a prompt, or render it in a way the model has never seen.",
-            "Begin with one system message at most, take turns, and end with the user's message.",
-            case.case_idx,
-        )
+    for case in subject.opened.all_cases:
+        if case.prompt and (problem := _problem_with(case.prompt)):
+            yield EnvFinding(
+                "warning",
+                f"Row {case.number}: {problem}",
+                "Chat templates refuse such a prompt, or render it in a way the model has never seen.",
+                "Begin with one system message at most, take turns, and end with the user's message.",
+                case.case_idx,
+            )
+            break
     prompts = defaultdict(set)
     for case in subject.cases:
         if "case_idx" in case.row:
@@ -64,16 +64,13 @@ def _problem_with(prompt: Prompt) -> str:
         return ""
     roles = [str(message.get("role")) for message in prompt]
     unknown = [role for role in roles if role not in ROLES]
-    mark = TEMPLATE_MARKS.search(text)
     if unknown:
         return f"a message has the role {unknown[0]!r}; there are {', '.join(ROLES)}"
     if "system" in roles[1:]:
         return "there is a system message after the first message"
     if roles[-1] == "assistant":
         return "the last message is the assistant's, so that there is nothing to answer"
-    if ("user", "user") in pairwise(roles):
-        return "two messages of the user follow each other"
-    return f"a message contains {mark[0]}: the chat template is applied a second time" if mark else ""
+    return "two messages of the user follow each other" if ("user", "user") in pairwise(roles) else ""
 
 
 def repeatable(subject: Subject) -> Iterator[EnvFinding]:

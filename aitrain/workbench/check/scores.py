@@ -199,7 +199,7 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
                     "warning" if change < NOISE else "fail",
                     f"The same case, seed and replies got {what}: {_last_reply(before)}.",
                     "Episodes of a group then differ by luck: the difference of their scores is noise.",
-                    "Draw from random.Random(seed), not from global random numbers, and keep nothing from call to call.",
+                    "Draw from random.Random(seed), not from global random numbers; keep nothing from call to call.",
                     before.case.case_idx,
                 )
                 return
