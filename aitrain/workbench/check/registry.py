@@ -89,7 +89,6 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection),
     EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end),
     EnvCheck("exceptions", "every reply gets a score in the range", scores.exceptions, is_fast=True),
-    EnvCheck("group-score", "score_group ranks the reference above nonsense", scores.group_score),
     EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, False, of_process=True),
 )
 

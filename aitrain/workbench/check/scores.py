@@ -29,7 +29,7 @@ from aitrain.workbench.check.subject import (
     Subject,
     may_be_answer,
 )
-from aitrain.workbench.player import EMPTY, JUNK, Constant, Policy, Script, heard, is_of_service, is_unknown, replied
+from aitrain.workbench.player import Constant, Policy, Script, heard, is_unknown, replied
 
 MANY = 32
 """Episodes that are played at the same time, unless one takes longer than QUICK."""
@@ -125,9 +125,9 @@ REMEDIES = {
     "wrong_type": "Return a number, in a conversation after the first answer.",
     "not_finite": "Return a number.",
     "timed_out": "Limit the time in the scorer: 0 if the reply is what takes long, None if something else is.",
+    "server": "Let it raise, or return None: a 0 would punish a reply that may be right. --rl-env-retries tries again.",
 }
 """How to mend a failure, by its kind; CATCH for the others."""
-OF_SERVICE = "Let it raise, or return None: a 0 would punish a reply that may be right. --rl-env-retries tries again."
 
 
 def exceptions(subject: Subject) -> Iterator[EnvFinding]:
@@ -149,21 +149,17 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
 def _failures(subject: Subject) -> Iterator[EnvFinding]:
     """The first failure at each place of the user's code, at most MOST_FINDINGS, and the first one of a service."""
     found: dict[str, EnvFinding] = {}
-    of_service = [one for one in subject.episodes if is_of_service(one.result.failure)]
     unscored = [one for one in subject.episodes if one.result.score is None and one.result.failure is None]
     for episode in subject.episodes:
         failure = episode.result.failure
         if failure is None or NO_MODEL in failure.message:
             continue
         first, *more = f"{failure.place} {failure.message}".split("\n")
-        place, fix = "".join(more) or failure.place, REMEDIES.get(failure.kind, CATCH)
-        if RAN_BESIDE in failure.message:
-            fix = OWN_STATE
-        if is_of_service(failure):
-            place, fix = "service", OF_SERVICE
-            first = f"A service failed in {len(of_service)} of {len(subject.episodes)} episodes: {first}"
+        is_of_service = failure.kind == "server"  # which says nothing about the reply
+        place = failure.kind if is_of_service else "".join(more) or failure.place
+        fix = OWN_STATE if RAN_BESIDE in failure.message else REMEDIES.get(failure.kind, CATCH)
         what = "\n".join([f"{first}, for {_last_reply(episode)}.", *more])
-        level: Level = "warning" if place == "service" else "fail"
+        level: Level = "warning" if is_of_service else "fail"
         found.setdefault(place, EnvFinding(level, what, MISSING, fix, episode.case.case_idx))
     yield from list(found.values())[:MOST_FINDINGS]
     if 2 * len(unscored) > len(subject.episodes):
@@ -241,29 +237,6 @@ def concurrency(subject: Subject) -> Iterator[EnvFinding]:
         subject.at_once = 1  # the other checks look for other things
     for note in subject.notes[:1]:
         yield EnvFinding("info", " ".join(note.split()))
-
-
-def group_score(subject: Subject) -> Iterator[EnvFinding]:
-    """score_group returns a score for each episode, and the reference's is not below that of a meaningless reply.
-
-    Raises:
-        NotCheckedError: there is none.
-    """
-    if not subject.player.runner.scores_groups:
-        raise NotCheckedError("there is no score_group")
-    case = subject.sample[0]
-    script = subject.reference(case)
-    played = subject.play([(case, script or THE_ANSWER), (case, JUNK), (case, EMPTY)])
-    ((best, junk, _),) = subject.player.score_groups([played])
-    what = ""
-    if best.failure and best.failure.place == "score_group" and not is_of_service(best.failure):
-        what = f"score_group {best.failure.message}"
-    elif script and best.score is not None and junk.score is not None and best.score < junk.score:
-        what = f"score_group gives the reference {best.score:g}, and a meaningless reply {junk.score:g}"
-    if what:
-        why = "The scores of score_group are those that are trained on."
-        fix = "Return a list with one score, or None, for each episode: the highest for the best one."
-        yield EnvFinding("fail", f"{what}.", why, fix, case.case_idx)
 
 
 def model_use(subject: Subject) -> Iterator[EnvFinding]:

@@ -39,7 +39,6 @@ FAULTS = {
     "Truthy": "other-answer floor wrong-answer shotgun denied-answer lazy-policy",
     "Contains": "shotgun denied-answer wrong-answer",
     "FirstNumberAfterMark": "denied-answer wrong-answer shotgun",
-    "WorstFirst": "group-score",
     "PaidFormat": "floor",
     "MostlyYes": "lazy-policy",
     "WrongReference": "reference",
