@@ -50,37 +50,28 @@ def show(
         if text:
             console.print(Text(f"{fact:9} {escape_controls(text)}"), soft_wrap=True)
     document = {"class": name, "episode": kind, "tools": tools, "cases": len(opened.cases)}
-    shown = [_show_case(console, opened, view, one) for one in chosen]
+    shown: list[dict[str, object]] = []
+    for one in chosen:
+        reset = _begun(opened, one)
+        text, ids = view.chat.render_prompt(reset.prompt or one.prompt, reset.tools)
+        is_held_out = one.number >= len(opened.cases)
+        row = {name: value for name, value in one.row.items() if name != "prompt"}
+        try:
+            script = reference_of(environment, one)
+            reference = "none" if script is None else "\n           ".join(script.replies)
+        except Exception as error:  # such as for held-out cases, which many methods do not know
+            reference = f"raised: {describe_error(error)}"
+        console.print()
+        show_heading(console, f"{case_name(one)}{', held out' * is_held_out}: {len(ids)} tokens")
+        show_text(console, text)
+        for column, value in {**row, "reference": reference}.items():
+            style = "green" if column == "reference" else "dim"
+            shown_value = str(value)
+            more = "" if len(shown_value) <= LONGEST_VALUE else "..."
+            show_text(console, f"{column}: {shown_value[:LONGEST_VALUE]}{more}", style)
+        facts_of_case = {"case": one.number, "case_idx": one.case_idx, "held_out": is_held_out, "tokens": len(ids)}
+        shown.append({**facts_of_case, "prompt": text, "row": row, "reference": reference})
     return {**document, "held_out": len(opened.held_out), "requires": opened.note, "shown": shown}
-
-
-def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, case: Case) -> dict[str, object]:
-    """Show a case; returns it for `--json`."""
-    reset = _begun(opened, case)
-    text, ids = view.chat.render_prompt(reset.prompt or case.prompt, reset.tools)
-    is_held_out = case.number >= len(opened.cases)
-    row = {name: value for name, value in case.row.items() if name != "prompt"}
-    try:
-        script = reference_of(opened.environment, case)
-        reference = "none" if script is None else "\n           ".join(script.replies)
-    except Exception as error:  # such as for held-out cases, which many methods do not know
-        reference = f"raised: {describe_error(error)}"
-    console.print()
-    show_heading(console, f"{case_name(case)}{', held out' * is_held_out}: {len(ids)} tokens")
-    show_text(console, text)
-    for name, value in {**row, "reference": reference}.items():
-        shown = value if isinstance(value, str) else repr(value)
-        more = "" if len(shown) <= LONGEST_VALUE else f"... ({len(shown):,} characters)"
-        show_text(console, f"{name}: {shown[:LONGEST_VALUE]}{more}", "green" if name == "reference" else "dim")
-    return {
-        "case": case.number,
-        "case_idx": case.case_idx,
-        "held_out": is_held_out,
-        "tokens": len(ids),
-        "prompt": text,
-        "row": row,
-        "reference": reference,
-    }
 
 
 def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -164,30 +163,33 @@ class Judges:
         totals = zip(metrics, map(_total, results), strict=True)
         return [Score(total.score, {**own, **total.metrics}) for own, total in totals]
 
-    def judges_of(self, row: Mapping[str, Any]) -> list[Judge]:
-        """The judges of a row, by its `data_source`: a name, or names with weights. Of several sources, those with the
-        same name are named with their source.
+    def judges_of(self, row: Mapping[str, Any]) -> Sequence[Judge]:
+        """The judges of a row, by its `data_source`: a name, or names with weights; of such, each judge is named with
+        its source.
 
         Raises:
             EnvironmentFailed: there are none.
         """
         is_one_for_all = [*self.by_source] == [ANY_SOURCE]
         given = ANY_SOURCE if is_one_for_all else row.get("data_source", ANY_SOURCE)
-        found: list[tuple[str, Judge]] = []
-        for source, weight in (given if isinstance(given, Mapping) else {str(given): 1.0}).items():
-            judges = self.by_source.get(source, self.by_source.get(ANY_SOURCE))
-            if judges is None:
-                near, known = did_you_mean(source, self.by_source), ", ".join(self.by_source)
-                what = "rows without a data_source" if source == ANY_SOURCE else f"the data_source {source}"
-                raise EnvironmentFailed(
-                    f"there is no judge for {what}.{near} (known: {known})\n"
-                    f'Name one: --rl-env-config \'{{"judges": {{"{source}": "exact"}}}}\''
-                )
-            found += [(source, replace(judge, weight=judge.weight * float(weight))) for judge in judges]
-        names = Counter(judge.name for _, judge in found)
+        if not isinstance(given, Mapping):
+            return self._of_source(str(given))
         return [
-            replace(judge, name=f"{source}/{judge.name}") if names[judge.name] > 1 else judge for source, judge in found
+            replace(judge, name=f"{source}/{judge.name}", weight=judge.weight * float(weight))
+            for source, weight in given.items()
+            for judge in self._of_source(source)
         ]
+
+    def _of_source(self, source: str) -> Sequence[Judge]:
+        judges = self.by_source.get(source, self.by_source.get(ANY_SOURCE))
+        if judges is None:
+            near, known = did_you_mean(source, self.by_source), ", ".join(self.by_source)
+            what = "rows without a data_source" if source == ANY_SOURCE else f"the data_source {source}"
+            raise EnvironmentFailed(
+                f"there is no judge for {what}.{near} (known: {known})\n"
+                f'Name one: --rl-env-config \'{{"judges": {{"{source}": "exact"}}}}\''
+            )
+        return judges
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Check that a row has judges, and the columns that they need.

@@ -117,13 +117,12 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
         if not (key.isascii() and key.isprintable()):  # an error of httpx would show it
             raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        url, pause, judge = self.url + path, FIRST_PAUSE, f"the judge at {self.url}"
+        url, judge = self.url + path, f"the judge at {self.url}"
         connections = _Connections.of_running_loop()
         slots = connections.slots.setdefault((url, self.concurrency), asyncio.Semaphore(self.concurrency))
         for attempt in range(self.retries + 1):
             if attempt:
-                await asyncio.sleep(min(pause, LONGEST_PAUSE))
-                pause *= 2
+                await asyncio.sleep(min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE))
             try:
                 async with slots, asyncio.timeout(self.timeout):
                     response = await connections.client.post(url, json=body, headers=headers)

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
-from typing import Any, cast
+from typing import Any
+
+import numpy
+import psutil
 
 from aitrain.batch import plan_batch
 from aitrain.environment.endpoint import running_address
@@ -71,18 +74,6 @@ EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
 """Audit events of Python's socket module: which address, before anything is sent."""
 
 
-def _random_states() -> dict[str, object]:
-    """The states of the global random generators of the libraries that are imported."""
-    numpy = cast("Any", sys.modules.get("numpy.random"))
-    return {" of random": random.getstate(), " of numpy": numpy and str(numpy.get_state())}
-
-
-def _children() -> dict[str, object]:
-    import psutil  # here, because its import takes long
-
-    return {str(child.pid): True for child in psutil.Process().children(recursive=True)}
-
-
 @dataclass(frozen=True)
 class Effect:
     """What episodes may change of their process, or leave behind in it."""
@@ -113,7 +104,7 @@ EFFECTS = (
     ),
     Effect(
         "draw or seed the global random numbers",
-        _random_states,
+        lambda: {" of random": random.getstate(), " of numpy": str(numpy.random.get_state())},
         "Which episode draws which numbers depends on their timing, so no run can be repeated exactly; and after a seed"
         " all of them draw the same.",
         "Draw from random.Random(seed) of your own; `seed` is an argument of episode and start.",
@@ -126,7 +117,7 @@ EFFECTS = (
     ),
     Effect(
         "leave processes behind",
-        _children,
+        lambda: {str(child.pid): True for child in psutil.Process().children(recursive=True)},
         USED_UP,
         "Wait for them, or end them in close() of the episode's object.",
     ),

@@ -52,18 +52,6 @@ class EnvCheck:
     of_process: bool = False
     """Whether it looks at the environment's own process, which is elsewhere if a server has the environment."""
 
-    def reason_to_skip(self, subject: Subject) -> str:
-        """Why the check cannot run on this environment; empty if it can."""
-        if self.of_process and isinstance(subject.environment, ServedEnvironment):
-            return "seen only where the environment runs: check it there"
-        if self.needs_scores and subject.model.used:
-            return "the scorer uses the model"
-        if self.needs_scores and model_judge.not_asked:
-            played = subject.play(subject.pairs)
-            if all(one.result.score is None and one.result.failure is None for one in played):
-                return "all scores are those of judges that were not asked (--ask-judges)"
-        return ""
-
 
 CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, False, is_fast=True),
@@ -108,12 +96,18 @@ def chosen(only: Iterable[str]) -> list[EnvCheck]:
 
 
 def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
-    """Run a check; it is skipped if there is no time for it."""
+    """Run a check; it is skipped if there is no time for it, or the environment has not what it needs."""
     start, found, skipped = time.monotonic(), list[EnvFinding](), ""
     try:
-        skipped = check.reason_to_skip(subject)
-        if not skipped:
-            found.extend(check.find(subject))
+        if check.of_process and isinstance(subject.environment, ServedEnvironment):
+            raise NotCheckedError("seen only where the environment runs: check it there")
+        if check.needs_scores and subject.model.used:
+            raise NotCheckedError("the scorer uses the model")
+        if check.needs_scores and model_judge.not_asked:
+            results = [episode.result for episode in subject.play(subject.pairs)]
+            if all(one.score is None and one.failure is None for one in results):
+                raise NotCheckedError("all scores are those of judges that were not asked (--ask-judges)")
+        found.extend(check.find(subject))
     except NotCheckedError as stopped:
         skipped = "" if found else str(stopped)
     except ConfigError:  # a run would be refused
