@@ -168,11 +168,11 @@ class Player:
 
     def play(self, pairs: Sequence[tuple[Case, Policy]], seeds: Sequence[int] | None = None) -> list[Episode]:
         """Play the policies on the cases, and score the episodes; failures of the environment are in the results.
-        `seeds` are the environment's, 0 if there are none."""
+        `seeds` are the environment's; without any, each case has its own, as what is right may be drawn by it."""
         policies = defaultdict[int, Policy](lambda: EMPTY, enumerate(policy for _, policy in pairs))
         rollout = rollout_of(self.runner, policies)
         cases = [case for case, _ in pairs]
-        return self._loop.run(rollout.play(cases, seeds or [0] * len(cases), range(len(cases))))
+        return self._loop.run(rollout.play(cases, seeds or [case.number for case in cases], range(len(cases))))
 
     def close(self) -> None:
         """Close the environment, and end its threads and processes."""

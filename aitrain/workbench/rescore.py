@@ -174,6 +174,17 @@ def report(episodes: Sequence[RescoredEpisode], most: int) -> dict[str, Any]:
     for one in episodes:
         phase = f"held-out, {one.record.eval_phase.replace('_', ', ')}" if one.record.eval_phase else "training"
         by_phase.setdefault(", ".join(filter(None, (phase, one.record.environment))), []).append(one)
+    phases = dict[str, dict[str, Any]]()
+    for phase, own in by_phase.items():
+        scores = [(one.record.score, one.after) for one in own]
+        pairs = [(before, after) for before, after in scores if before is not None and after is not None]
+        phases[phase] = {
+            "episodes": len(own),
+            "compared": len(pairs),
+            "mean_before": fmean(before for before, _ in pairs) if pairs else None,
+            "mean_after": fmean(after for _, after in pairs) if pairs else None,
+            "changed": sum(one.change != 0 for one in own),
+        }
     # scores that appeared or vanished come first
     changed = sorted((one for one in episodes if one.change), key=lambda one: abs(one.change), reverse=True)[:most]
     return {
@@ -181,22 +192,8 @@ def report(episodes: Sequence[RescoredEpisode], most: int) -> dict[str, Any]:
         "not_rescored": dict(problems),
         "failed": dict(failures),
         "scored_with_saved_rows": sum(one.is_from_record for one in episodes),
-        "phases": {name: _phase(own) for name, own in by_phase.items()},
+        "phases": phases,
         "most_changed": [to_jsonable(one.to_json()) for one in changed],
-    }
-
-
-def _phase(episodes: Sequence[RescoredEpisode]) -> dict[str, Any]:
-    """Counts, and the mean scores of the episodes that have one before and after."""
-    pairs = [
-        (one.record.score, one.after) for one in episodes if one.record.score is not None and one.after is not None
-    ]
-    return {
-        "episodes": len(episodes),
-        "compared": len(pairs),
-        "mean_before": fmean(before for before, _ in pairs) if pairs else None,
-        "mean_after": fmean(after for _, after in pairs) if pairs else None,
-        "changed": sum(one.change != 0 for one in episodes),
     }
 
 

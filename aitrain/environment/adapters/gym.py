@@ -54,6 +54,8 @@ class Gymnasium:
             raise ConfigError(f"rl_env_config: {id} has {count} actions, and `actions` names {len(actions)}")
         named = actions or list(map(str, range(first, first + count)))
         self.actions = {word.lower(): number for number, word in enumerate(named, first)}
+        words = "|".join(map(re.escape, sorted(self.actions, key=len, reverse=True)))  # `go north` before `go`
+        self.pattern = re.compile(rf"(?<![\w-])(?<!\d\.)(?:{words})(?!\w|\.\d)")
         what = f"one of: {', '.join(actions)}" if actions else f"a number from {first} to {first + count - 1}"
         self.instruction = f"Answer with {what}." if count else ""  # else the environment reads the whole answer
         self.source_files = source_files([(one, "") for one in imports], [getattr(env, "unwrapped", env)], self.package)
@@ -79,12 +81,13 @@ class Gymnasium:
         try:
             reply = yield f"{text}\n\n{self.instruction}".strip()
             while True:
-                action = self._action(reply)
-                if action is None:
+                named = self.pattern.findall(reply.lower())  # the last action counts
+                if self.actions and not named:
                     if (invalid := invalid + 1) == MOST_INVALID:
                         break
                     reply = yield f"That is no action. {self.instruction}"
                     continue
+                action = self.actions[named[-1]] if self.actions else reply
                 seen, reward, terminated, truncated, info = env.step(action)
                 total, text = total + float(reward), self._shown(env, seen, info)
                 if terminated or truncated:
@@ -95,14 +98,6 @@ class Gymnasium:
         finally:
             getattr(env, "close", lambda: None)()
         return Score(total, {"invalid_actions": float(invalid)})
-
-    def _action(self, reply: str) -> str | int | None:
-        """The last action that the answer names; None without one."""
-        if not self.actions:
-            return reply
-        words = "|".join(map(re.escape, sorted(self.actions, key=len, reverse=True)))  # `go north` before `go`
-        found = re.findall(rf"(?<![\w-])(?<!\d\.)(?:{words})(?!\w|\.\d)", reply.lower())
-        return self.actions[found[-1]] if found else None
 
     def _shown(self, env: Any, seen: object, info: Mapping[str, str]) -> str:
         is_drawn = not isinstance(seen, str) and self.config.get("render_mode") == "ansi"

@@ -13,6 +13,7 @@ import csv
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -91,7 +92,11 @@ class RowSource:
                 if not (isinstance(case[name], Mapping) and key in case[name]):
                     raise EnvironmentFailed(f"{place}: there is no column {path} (there are: {', '.join(row)})")
                 case[name] = case[name][key]
-        case |= {name: _unpacked(case[name]) for name in ("prompt", "messages", "reward_model") if name in case}
+        for name in {"prompt", "messages", "reward_model"} & case.keys():  # some tables hold them as JSON text
+            with suppress(ValueError, TypeError):
+                parsed = json.loads(case[name])
+                if _are_messages(parsed) or (isinstance(parsed, Mapping) and "ground_truth" in parsed):
+                    case[name] = parsed
         messages: Any = case.get("messages")
         question = case.get("question") or case.get("problem")
         if "prompt" not in case and _are_messages(messages):
@@ -135,7 +140,13 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
         if file.suffix.lower() == ".parquet":
             rows = import_module("pyarrow.parquet").read_table(file).to_pylist()
         elif file.suffix.lower() == ".csv":
-            rows = _csv_rows(file)
+            with file.open(encoding="utf-8-sig", newline="") as opened:
+                table = csv.DictReader(opened, strict=True)
+                rows, names = list(table), table.fieldnames or []
+            if len({*names}) < len(names):
+                raise ValueError(f"two columns have the same name: {', '.join(names)}")
+            if long := [number for number, row in enumerate(rows) if None in row]:
+                raise ValueError(f"row {long[0]} has more cells than the header: put those with a comma into quotes")
         elif (text := file.read_text("utf-8-sig")).lstrip().startswith("["):
             rows = json.loads(text)
         else:
@@ -148,26 +159,6 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
             yield f"{name}, row {number}", row
     except Exception as error:
         raise EnvironmentFailed(f"{place} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-
-
-def _csv_rows(file: Path) -> list[Row]:
-    with file.open(encoding="utf-8-sig", newline="") as opened:
-        table = csv.DictReader(opened, strict=True)
-        rows, names = list(table), table.fieldnames or []
-    if len({*names}) < len(names):
-        raise ValueError(f"two columns have the same name: {', '.join(names)}")
-    if long := [number for number, row in enumerate(rows) if None in row]:
-        raise ValueError(f"row {long[0]} has more cells than the header: put those with a comma into quotes")
-    return rows
-
-
-def _unpacked(value: object) -> object:
-    """Messages or an object that are written as JSON text, as some tables hold them; any other value as it is."""
-    try:
-        parsed = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-    return parsed if _are_messages(parsed) or (isinstance(parsed, Mapping) and "ground_truth" in parsed) else value
 
 
 def _are_messages(value: Any) -> bool:

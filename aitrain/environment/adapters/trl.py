@@ -68,9 +68,14 @@ class TRLEnvironment(RowSource):
 class _TRLEpisode:
     """One instance of the class."""
 
-    def __init__(self, made: Any, said: object, judges: Judges, row: Row) -> None:
+    def __init__(self, made: Any, said: Any, judges: Judges, row: Row) -> None:
         self.made, self.said, self.judges, self.row, self.reply = made, said, judges, row, ""
-        self.prompt = _continued(row.get("prompt", []), said)
+        self.prompt: Prompt = row.get("prompt", [])
+        if isinstance(self.prompt, str):
+            self.prompt += str(said or "")
+        elif said is not None:  # appended to the last message, without a separator, as in TRL
+            last = self.prompt[-1] if self.prompt else {"role": "user", "content": type(said)()}
+            self.prompt = [*self.prompt[:-1], {**last, "content": last["content"] + said}]  # texts, or lists of parts
 
     def opening(self) -> object:
         """The prompt's last message, continued by what `reset` returned; for a prompt that is text, only that."""
@@ -90,16 +95,6 @@ class _TRLEpisode:
         functions get the whole conversation, with calls of tools and their results."""
         case = {**self.row, "prompt": self.prompt}
         return self.judges(completion=completion, text=self.reply, case=case, environment=self.made)
-
-
-def _continued(prompt: Prompt, said: Any) -> Prompt:
-    """A prompt with what `reset` returned appended to its last message, without a separator, as in TRL."""
-    if said is None:
-        return prompt
-    if isinstance(prompt, str):
-        return f"{prompt}{said}"
-    last = prompt[-1] if prompt else {"role": "user", "content": type(said)()}
-    return [*prompt[:-1], {**last, "content": last["content"] + said}]  # of text and text, or of parts and parts
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., Any]:

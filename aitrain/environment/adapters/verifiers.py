@@ -53,13 +53,10 @@ class VerifiersEnvironment:
             ConfigError: there is no score_range: verifiers does not bound the value of a reward function.
         """
         self.requirements = requires(self.score_range, "verifiers", max_turns=max_turns)
-        module = module_of(self.id)
+        # the id may name an owner, a version, a function or an environment around a taskset
+        name = self.id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0]
+        module = name.replace("-", "_")
         self.source_files = package_files(module) if module_specs(module) else []
-
-
-def module_of(id: str) -> str:
-    """The module of an id, which may name an owner, a version, a function or an environment around a taskset."""
-    return id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0].replace("-", "_")
 
 
 async def _nothing(*_: Any) -> None:

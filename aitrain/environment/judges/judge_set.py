@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from aitrain.environment.contract import (
 from aitrain.environment.judges.model_judge import RemoteJudge
 from aitrain.environment.judges.ranking import Ranking
 from aitrain.environment.judges.rubric import Rubric
-from aitrain.environment.judges.rules import RULES, SOURCES, require_math_verify
+from aitrain.environment.judges.rules import RULES, SOURCES
 from aitrain.environment.user_modules import Place, load_object, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import is_on_shared_loop, run_if_async
@@ -199,8 +200,9 @@ class Judges:
             ConfigError: one of them needs math-verify, which is not installed.
         """
         for judge in self.judges_of(row):
-            if judge.place == "math":
-                require_math_verify()
+            if judge.place == "math" and find_spec("math_verify") is None:
+                what = 'the rule math needs math-verify\nInstall it with: pip install "aitrain[judges]"'
+                raise ConfigError(f"judges: {what}")
             for one in inspect.signature(judge.function).parameters.values():
                 if one.default is not one.empty or one.kind.name.startswith("VAR") or one.name in GIVEN:
                     continue

@@ -33,11 +33,6 @@ not_asked: set[str] = set()
 """Addresses of the judges of this process that send no requests."""
 
 
-def go_offline() -> None:
-    """Send no requests in this process and those that it starts."""
-    os.environ[VARIABLE] = OFFLINE
-
-
 def is_offline() -> bool:
     """Whether judges send no requests."""
     return os.environ.get(VARIABLE) == OFFLINE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,14 +18,11 @@ from aitrain.workbench.check.replies import (
     LONG,
     NOT_A_NUMBER,
     core_of,
-    denials,
-    lazy_answers,
     number_of,
     quoted,
     rewrapped,
     same_answer,
     scaffolds,
-    shotguns,
     wrong_answers,
 )
 from aitrain.workbench.check.subject import LEVELS, NO_SCALE, PASS, EnvFinding, Level, NotCheckedError, Subject
@@ -179,10 +177,21 @@ def _ending_in(replies_of: Callable[[Subject, str], Iterable[str]]) -> Callable[
 
 
 def _several(subject: Subject, reply: str) -> Iterable[str]:
-    """Replies with the answers of several cases."""
+    """The answers of several cases in one reply, the right one neither first nor last."""
     cores = list(dict.fromkeys(core_of(script.replies[-1]) for _, script in subject.decided))
-    others = [core for core in cores if not same_answer(core, core_of(reply))]
-    return shotguns(reply, others[:4]) if others and max(map(len, cores)) <= 300 else ()
+    others = [core for core in cores if not same_answer(core, core_of(reply))][:4]
+    if others and max(map(len, cores)) <= 300:
+        half = (len(others) + 1) // 2
+        answers = ", ".join([*others[:half], core_of(reply), *(others[half:] or others)])
+        yield f"It is one of these: {answers}."
+        yield rewrapped(reply, answers)
+
+
+def _denied(_: Subject, reply: str) -> Iterable[str]:
+    """The right answer, rejected in its place, if the reply has a format. Words behind the answer are not tried: a
+    scorer that reads the number behind a mark may ignore them."""
+    core = core_of(reply)
+    return [rewrapped(reply, f"not {core}")] if core != reply.strip() else []
 
 
 def _strategies(subject: Subject) -> Replies:
@@ -192,7 +201,11 @@ def _strategies(subject: Subject) -> Replies:
     answers = list(dict.fromkeys((NOT_A_NUMBER, *cores, *LABELS)))[:24]
     constants = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
     for case in subject.sample if len(subject.sample) >= 4 else ():
-        for what, answer in (constants | lazy_answers(subject.asked(case))).items():
+        found = dict(constants)
+        for what, part in {"number": r"-?\d+(?:\.\d+)?", "word": r"[^\W\d_]+"}.items():
+            if parts := re.findall(part, subject.asked(case)):
+                found |= {f"the first {what} of the prompt": parts[0], f"the last {what} of the prompt": parts[-1]}
+        for what, answer in found.items():
             yield what, case, Constant(rewrapped(form, answer) if form else answer)
 
 
@@ -235,14 +248,6 @@ def _is_near(subject: Subject, worst: Earned) -> bool:
     return is_near or not subject.sees_the_case
 
 
-def _is_drawn(subject: Subject, worst: Earned) -> bool:
-    """Whether the reply earns less with other seeds, as the seed decides what is right: all episodes here have one."""
-    seeds, policy = range(1, 9), Constant("".join(replied(worst.best)[-1:]))
-    played = subject.player.play([(worst.best.case, policy)] * len(seeds), seeds)
-    shares = [share for one in played if (share := subject.share(one)) is not None]
-    return not subject.sees_the_case or math.fsum(shares) < MOST * len(shares)
-
-
 # -- the probes
 
 floor = ReplyProbe(
@@ -280,7 +285,7 @@ shotgun = ReplyProbe(
     is_mild=_is_graded,
 )
 denied_answer = ReplyProbe(
-    _ending_in(lambda _, reply: denials(reply)),
+    _ending_in(_denied),
     "A reply that rejects the right answer gets full score in {count} cases: {reply}.",
     "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
     "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
@@ -295,7 +300,6 @@ lazy_policy = ReplyProbe(
     "Balance the answers of the cases, or ask for more than this strategy gives.",
     passing={"warning": MOST},
     cases=lambda subject: subject.sample,
-    is_mild=_is_drawn,
 )
 injection = ReplyProbe(
     _persuading,

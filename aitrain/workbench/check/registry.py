@@ -183,7 +183,7 @@ def main(tokenizer_of: Callable[[TrainConfig], object]) -> None:
     threading.Thread(target=keep_alive, daemon=True).start()
     try:
         if not request.get("ask_judges"):
-            model_judge.go_offline()
+            os.environ[model_judge.VARIABLE] = model_judge.OFFLINE
         check(request, send, tokenizer_of)
     except Exception as error:
         ours = to_aitrain_error(error)
