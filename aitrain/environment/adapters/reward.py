@@ -56,7 +56,7 @@ class RewardFunction:
     def alone(
         self, completion: Completion, text: str, case: Row,
         tokenizer: Any = None, environment: object = None,
-    ) -> object:  # fmt: skip
+    ) -> dict[str, Any]:  # fmt: skip
         """The reward of one answer, with what the function logs."""
         return self.together([completion], [text], case, tokenizer, environment)[0]
 
@@ -154,12 +154,9 @@ class RewardFunctions(ScoredRows):
         answers: list[Completion] = [*texts]
         if not isinstance(row["prompt"], str):
             answers = [[{"role": "assistant", "content": text}] for text in texts]
-
-        def rewards(first: int, end: int) -> list[object]:
-            made = function.together(answers[first:end], texts[first:end], row, self.tokenizer)
-            return [one["score"] for one in made]
-
         try:
-            return rewards(0, len(texts)) != [rewards(number, number + 1)[0] for number in range(len(texts))]
+            together = function.together(answers, texts, row, self.tokenizer)
+            alone = [function.alone(*pair, row, self.tokenizer) for pair in zip(answers, texts, strict=True)]
         except Exception:
             return True
+        return [one["score"] for one in together] != [one["score"] for one in alone]
