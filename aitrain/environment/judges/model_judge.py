@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_valid
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from aitrain.environment.completion_parser import THINK
+from aitrain.environment.contract import Prompt
 from aitrain.environment.http_server import check_url
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
@@ -256,14 +257,16 @@ class ModelJudge(JudgeServer, frozen=True):
         """The file of the verdicts."""
         return VerdictStore(Path(self.cache if isinstance(self.cache, str) else CACHE).expanduser().absolute())
 
-    async def ask(self, rule: str, parts: Sequence[str], fields: Mapping[str, Any]) -> list[Any]:
-        """The verdict of the model by a rule on quoted texts: the values of the reply's fields, which are given with
-        their types. The same question gets the same verdict, also in other processes and runs.
+    async def ask(self, rule: str, prompt: Prompt, texts: Mapping[str, Prompt], fields: Mapping[str, Any]) -> list[Any]:
+        """The verdict of the model by a rule on the task and texts by their names, all of which are quoted: the values
+        of the reply's fields, which are given with their types. The same question gets the same verdict, also in other
+        processes and runs.
 
         Raises:
             CallFailed: the server fails, or its reply is no verdict.
         """
         reply = TypeAdapter(TypedDict("Verdict", dict(fields)))  # type: ignore[operator]
+        parts = [quoted(name, said) for name, said in [("task", prompt), *texts.items()] if said or name != "task"]
         messages = [{"role": "system", "content": rule}, {"role": "user", "content": "\n\n".join(parts)}]
         body: dict[str, Any] = {"model": self.model, "messages": messages, "temperature": 0}
         body["max_tokens"] = self.max_reply_tokens

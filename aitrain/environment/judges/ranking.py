@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, Strict, WithJsonSchema
 
 from aitrain.environment.contract import Prompt
-from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, as_text, is_offline, quoted
+from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, as_text, is_offline
 
 
 class Ranking(ModelJudge, frozen=True):
@@ -50,9 +50,8 @@ class Ranking(ModelJudge, frozen=True):
         totals = dict.fromkeys(distinct, 0.0)
         shuffled = random.Random(seed).sample(distinct, count)
         for order in (shuffled, shuffled[::-1]):
-            parts = [quoted("task", prompt)] if prompt else []
-            parts += [quoted(f"answer-{place}", text) for place, text in enumerate(order, 1)]
-            (ranking,) = await self.ask(rule, parts, fields)
+            answers = {f"answer-{place}": text for place, text in enumerate(order, 1)}
+            (ranking,) = await self.ask(rule, prompt, answers, fields)
             for place, number in enumerate(ranking):
                 totals[order[number - 1]] += (1 - place / (count - 1)) / 2
         return [totals[text] for text in texts]

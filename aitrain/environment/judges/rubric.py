@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 from pydantic import Field, Strict, WithJsonSchema, field_validator
 
 from aitrain.environment.contract import Prompt, Score
-from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, is_offline, quoted
+from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, as_text, is_offline
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -58,9 +58,8 @@ class Rubric(ModelJudge, frozen=True):
         number = Annotated[float, Strict(), Ge(low), Le(high), form]
         said = [] if isinstance(prompt, str) else messages[len(prompt) :]
         truth = (case or {}).get(self.reference)
-        parts = [quoted("task", prompt)] if prompt else []
-        parts += [] if truth is None else [quoted("reference", str(truth))]
-        parts.append(quoted("answer", said if len(said) > 1 else text))
-        numbers = await self.ask(rule, parts, dict.fromkeys(criteria, number))
+        texts = {"reference": str(truth)} if truth is not None else {}
+        texts["answer"] = as_text(said) if len(said) > 1 else text
+        numbers = await self.ask(rule, prompt, texts, dict.fromkeys(criteria, number))
         shares = [(one - low) / (high - low) for one in numbers]
         return Score(sum(shares) / len(shares), dict(zip(criteria, shares, strict=True)) if len(shares) > 1 else {})

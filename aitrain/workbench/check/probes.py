@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aitrain.environment.completion_parser import short
@@ -48,7 +48,7 @@ class Earned:
     shares: list[float]
     best: Episode
     of: int
-    """Number of the cases; one in which the reply cannot be made earns nothing."""
+    """Number of the tries, or of the cases: one in which the reply cannot be made earns nothing."""
 
     @property
     def mean(self) -> float:
@@ -61,10 +61,10 @@ class Earned:
         return sum(share >= PASS for share in self.shares)
 
 
-def earned(subject: Subject, replies: Replies, of: int = 0) -> list[Earned]:
-    """Play replies, and collect by their kind what they earned in `of` cases, or in those in which there is a score;
-    highest first."""
+def earned(subject: Subject, replies: Replies) -> list[Earned]:
+    """Play replies, and collect by their kind what they earned, highest first; all of their cases count for each."""
     plays = list(replies)
+    of = len({case.number for _, case, _ in plays})
     found: dict[str, list[tuple[float, Episode]]] = {}
     for (what, _, _), episode in zip(plays, subject.play((case, policy) for _, case, policy in plays), strict=True):
         if (share := subject.share(episode)) is not None:
@@ -89,8 +89,6 @@ class ReplyProbe:
     """Fraction of the cases in which the reply passes, from which on it is found, by the level."""
     paying: Mapping[Level, float] = field(default_factory=dict)
     """The same of its mean share."""
-    cases: Callable[[Subject], Sequence[object]] = lambda _: ()
-    """The cases that count also if a reply cannot be made in them."""
     is_mild: Callable[[Subject, Earned], bool] = lambda subject, _: not subject.sees_the_case
     """Whether it is only worth knowing, as what all replies earn from a scorer that looks at no case."""
     plain: Callable[[Subject], Replies] = lambda _: ()
@@ -103,7 +101,7 @@ class ReplyProbe:
             NotCheckedError: nothing says what the replies should earn.
         """
         plain = max((one.mean for one in earned(subject, self.plain(subject))), default=0.0)
-        kinds = earned(subject, self.replies(subject), len(self.cases(subject)))
+        kinds = earned(subject, self.replies(subject))
         if not kinds:
             raise NotCheckedError(NO_SCALE)
         worst = kinds[0]
@@ -232,7 +230,7 @@ def _is_graded(subject: Subject, worst: Earned) -> bool:
         middle = reply.rindex(core) + len(core) // 2  # within the answer: a mark or the answer alone are no parts of it
         return [reply[:middle], reply[middle:]] if len(reply) > 5 else []
 
-    parts = earned(subject, _ending_in(halves)(subject), len(subject.decided))
+    parts = earned(subject, _ending_in(halves)(subject))
     return not subject.sees_the_case or any(0.2 < part.mean < 0.95 for part in parts)
 
 
@@ -272,7 +270,6 @@ wrong_answer = ReplyProbe(
     "The policy learns the format and nothing else.",
     "Compare the answer itself, not only that there is one.",
     passing={"warning": 0.5, "info": 0.1},
-    cases=lambda subject: subject.decided,
     is_mild=_is_near,
 )
 shotgun = ReplyProbe(
@@ -281,7 +278,6 @@ shotgun = ReplyProbe(
     "The policy learns to list candidates instead of deciding.",
     "Extract one answer, such as the last one after a mark, and compare it as a whole.",
     passing={"fail": 0.5, "warning": ANY},
-    cases=lambda subject: subject.decided,
     is_mild=_is_graded,
 )
 denied_answer = ReplyProbe(
@@ -290,7 +286,6 @@ denied_answer = ReplyProbe(
     "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
     "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
     passing={"warning": 0.25},
-    cases=lambda subject: subject.decided,
     is_mild=_is_graded,
 )
 lazy_policy = ReplyProbe(
@@ -299,7 +294,6 @@ lazy_policy = ReplyProbe(
     "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to learn.",
     "Balance the answers of the cases, or ask for more than this strategy gives.",
     passing={"warning": MOST},
-    cases=lambda subject: subject.sample,
 )
 injection = ReplyProbe(
     _persuading,

@@ -149,7 +149,7 @@ SPACES = {"with a line end after it": "{}\n", "with empty lines around it": "\n{
 
 def equivalent_forms(reply: str) -> dict[str, str]:
     """Replies that a person would accept as the same answer, by what differs."""
-    core, number = core_of(reply), number_of(core_of(reply))
+    core = core_of(reply)
     forms = {
         **{name: form.format(reply) for name, form in SPACES.items()},
         "with a thought before it": f"<think>\nLet me see.\n</think>\n\n{reply}",
@@ -158,10 +158,6 @@ def equivalent_forms(reply: str) -> dict[str, str]:
         "in bold": rewrapped(reply, f"**{core}**"),
         "in lower case": rewrapped(reply, core.lower()),
     }
-    if number is not None and number == int(number) and abs(number) < 1e15:
-        forms["as a decimal number"] = rewrapped(reply, f"{int(number)}.0")
-        if abs(number) >= 1000:
-            forms["with thousands separators"] = rewrapped(reply, f"{int(number):,}")
     tag = re.search(r"<(\w+)>[^<]*</\1>\s*\Z", reply)
     if tag:
         forms["with its tag named before it"] = f"I will answer in <{tag[1]}> tags.\n{reply}"
