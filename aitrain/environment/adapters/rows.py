@@ -15,7 +15,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
 from importlib import import_module
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +89,10 @@ class RowSource:
             raise EnvironmentFailed(f"{place}: a row must be an object with columns, not {str(row)[:40]!r}")
         case = dict(row)
         for name, path in (self.columns or {}).items():
-            case[name] = row
-            for key in path.split("."):
-                if not (isinstance(case[name], Mapping) and key in case[name]):
-                    raise EnvironmentFailed(f"{place}: there is no column {path} (there are: {', '.join(row)})")
-                case[name] = case[name][key]
+            try:
+                case[name] = reduce(getitem, path.split("."), row)
+            except (KeyError, TypeError):
+                raise EnvironmentFailed(f"{place}: there is no column {path} (there are: {', '.join(row)})") from None
         for name in {"prompt", "messages", "reward_model"} & case.keys():  # some tables hold them as JSON text
             with suppress(ValueError, TypeError):
                 parsed = json.loads(case[name])
