@@ -68,8 +68,6 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
     with closing(EventLoop()) as loop, closing(rollout.runner):
         (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
     failure, stop, turns = episode.result.failure, episode.stop, len(episode.trajectory.turns)
-    if failure is not None and failure.message.startswith("raised: BdbQuit"):  # `q` in the debugger
-        raise KeyboardInterrupt
     if failure is not None:
         raise EnvironmentFailed(episode.failure_message)
     if stop == "done" and episode.messages[-1]["role"] != "assistant":

@@ -35,21 +35,20 @@ def show(
     console = Console(highlight=False, quiet=as_json)
     environment, cases = opened.environment, opened.all_cases
     chosen = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
-    name, kind = type(environment).__name__, env_kind(environment)
     tools = _begun(opened, cases[0]).tools
     facts = {
-        "class": " in ".join([name, *map(os.path.relpath, files_of(environment)[:1])]),
-        "cases": f"{len(opened.cases)}" + (f", {len(opened.held_out)} held out" if opened.held_out else ""),
-        "episode": "one answer (score_episode)" if kind == "score_episode" else f"several turns ({kind})",
+        "class": type(environment).__name__,
+        "file": "".join(map(os.path.relpath, files_of(environment)[:1])),
+        "episode": env_kind(environment),
+        "cases": len(opened.cases),
+        "held_out": len(opened.held_out),
         "columns": ", ".join(f"{column} ({type(value).__name__})" for column, value in cases[0].row.items()),
-        "tools": "\n          ".join(map(signature, tools)),
         "requires": opened.note,
         "tokens": f"those of {view.name}",
     }
-    for fact, text in facts.items():
-        if text:
-            console.print(Text(f"{fact:9} {escape_controls(text)}"), soft_wrap=True)
-    document = {"class": name, "episode": kind, "tools": tools, "cases": len(opened.cases)}
+    for fact, value in {**facts, "tools": "\n          ".join(map(signature, tools))}.items():
+        if value:
+            console.print(Text(f"{fact:9} {escape_controls(str(value))}"), soft_wrap=True)
     shown: list[dict[str, object]] = []
     for one in chosen:
         reset = _begun(opened, one)
@@ -71,7 +70,7 @@ def show(
             show_text(console, f"{column}: {shown_value[:LONGEST_VALUE]}{more}", style)
         facts_of_case = {"case": one.number, "case_idx": one.case_idx, "held_out": is_held_out, "tokens": len(ids)}
         shown.append({**facts_of_case, "prompt": text, "row": row, "reference": reference})
-    return {**document, "held_out": len(opened.held_out), "requires": opened.note, "shown": shown}
+    return {**facts, "tools": tools, "shown": shown}
 
 
 def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:
