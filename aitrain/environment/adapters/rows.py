@@ -23,7 +23,7 @@ from typing import Any
 
 from aitrain.environment.adapters.settings import choose, prompted
 from aitrain.environment.contract import Score, as_messages
-from aitrain.environment.judges.judge_set import JudgeDescription, Judges, load
+from aitrain.environment.judges.judge_set import JudgeDescription, Judges, load, users_place
 from aitrain.environment.judges.rules import EXAMPLES
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError, EnvironmentFailed, no_file
@@ -231,8 +231,10 @@ class JudgedRows(ScoredRows):
         self.use(load(self.judges))
         self.source_files = self.judge_set.source_files
         low, high = self.judge_set.score_range
+        # code of the user's and math-verify may hang: a process can be ended
+        may_hang = any(judge.place == "math" or users_place(judge.place) for judge in self.judge_set)
         self.requirements = EnvRequirements(
-            "process" if any(judge.may_hang for judge in self.judge_set) else None,
+            "process" if may_hang else None,
             score_range=(low, high) if math.isfinite(high - low) else "any",
         )
 

@@ -59,16 +59,6 @@ class Judge:
     """Lowest and highest score that it gives."""
 
     @property
-    def users_place(self) -> Place | None:
-        """File or module of the user's own judge, and its name there; None for other judges."""
-        return _users_place(self.place)
-
-    @property
-    def may_hang(self) -> bool:
-        """Whether it runs code that should be in a process which can be ended: the user's, and math-verify."""
-        return self.users_place is not None or self.place == "math"
-
-    @property
     def compares(self) -> bool:
         """Whether it compares the answers of a group: it names `texts` or `completions`."""
         return not {"texts", "completions"}.isdisjoint(inspect.signature(self.function).parameters)
@@ -92,7 +82,8 @@ class Judge:
         return result
 
 
-def _users_place(place: str) -> Place | None:
+def users_place(place: str) -> Place | None:
+    """File or module of a judge of the user's, and its name there; None for other judges."""
     module, _, name = place.rpartition(":")
     return None if not module or place.startswith(REMOTE) else (module, name)
 
@@ -109,7 +100,7 @@ class Judges:
     @property
     def source_files(self) -> list[Path]:
         """The user's own files among the judges'."""
-        return source_files(judge.users_place for judge in self if judge.users_place is not None)
+        return source_files(filter(None, (users_place(judge.place) for judge in self)))
 
     @property
     def compares(self) -> bool:
@@ -277,7 +268,7 @@ def _function(place: str, settings: Mapping[str, Any]) -> Any:
         return RemoteJudge(url=place, **settings)
     if place in MODELS:
         return MODELS[place](**settings)
-    if own := _users_place(place):
+    if own := users_place(place):
         function = load_object(*own)
         if inspect.isclass(function):
             return function(**settings)
