@@ -96,11 +96,11 @@ class OpenEnv(ServerEnvironment):
                 listed = await session.ask("step", data={"type": "list_tools"})
                 self.tools = tool_schemas(listed["observation"]["tools"])
                 await session.close()
-        resets = [{**own, "seed": self.seed + number} for number in range(self.size)]
         system = self.system
         if system is None and not self.tools and self.text.text_field is None:
             system = f"Answer with a JSON object with these fields: {json.dumps(self.text.fields)}"
-        return [{"prompt": prompted([], system), "reset": reset} for reset in resets]
+        prompt = prompted([], system)
+        return [{"prompt": prompt, "reset": {**own, "seed": self.seed + number}} for number in range(self.size)]
 
     def start(self, case: JsonObject) -> OpenEnvSession:
         """A session of the server."""
