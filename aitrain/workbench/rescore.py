@@ -89,7 +89,16 @@ def rescore(
             ready = [replay for replay in batch if not replay.problem]
             seeds = [replay.record.seed or 0 for replay in ready]
             played = iter(player.play([(replay.case, replay) for replay in ready], seeds))
-            yield from (replay.rescored(None if replay.problem else next(played)) for replay in batch)
+            for replay in batch:
+                record = replace(replay.record, row={}, tools=[], messages=[], turns=(), rendered_prompt="")
+                episode = None if replay.problem else next(played)
+                problem = replay.problem if episode is None else replay.problem_with(episode)
+                if episode is None or problem:
+                    yield RescoredEpisode(record, problem=problem)
+                    continue
+                failure = episode.result.failure
+                why = f"{failure.place} {failure.message}".strip() if failure else ""
+                yield RescoredEpisode(record, episode.result.score, "", why, replay.is_from_record)
 
 
 class Replay:
@@ -127,7 +136,7 @@ class Replay:
         """Whether a conversation is the record, or the beginning of one of them is the other."""
         return all(to_jsonable(one) == other for one, other in zip(said, self.record.messages, strict=False))
 
-    def _problem_with(self, episode: Episode) -> str:
+    def problem_with(self, episode: Episode) -> str:
         """Why the score of the replayed episode is not one of the recorded episode; empty if it is."""
         said, recorded, stop = episode.as_member.messages, self.record.messages, self.record.stop
         if not self._agrees(said):
@@ -140,16 +149,6 @@ class Replay:
         if stop in ("max_turns", "truncated"):  # the environment would have gone on
             return DIFFERENT if is_done or len(said) < len(recorded) else ""
         return "" if is_done and len(said) == len(recorded) else DIFFERENT
-
-    def rescored(self, episode: Episode | None) -> RescoredEpisode:
-        """The score then, and that of the replayed episode, None if it could not be replayed."""
-        record = replace(self.record, row={}, tools=[], messages=[], turns=(), rendered_prompt="")
-        problem = self.problem if episode is None else self._problem_with(episode)
-        if episode is None or problem:
-            return RescoredEpisode(record, problem=problem)
-        score, failure = episode.result.score, episode.result.failure
-        why = f"{failure.place} {failure.message}".strip() if failure else ""
-        return RescoredEpisode(record, score, "", why, self.is_from_record)
 
 
 # -- the report
