@@ -210,5 +210,5 @@ def findings(name: str) -> set[str]:
     command = [sys.executable, "-m", "aitrain", "env", "check", f"{__file__}:{class_name}", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     checks = [check for check in json.loads(done.stdout)["checks"] if check["name"] != "latency"]  # the machine is busy
-    every = [finding for check in checks for finding in check["findings"]]
-    return {"info " * (one["level"] == "info") + one["check"] for one in every}
+    every = [(check["name"], finding["level"]) for check in checks for finding in check["findings"]]
+    return {"info " * (level == "info") + check for check, level in every}

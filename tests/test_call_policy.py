@@ -494,7 +494,7 @@ class Holds(Rows):
     def __init__(self) -> None:
         super().__init__()
         self.tensor = torch.zeros(2)
-        self.judge = Judge("own", function=Game().begin)
+        self.judge = Judge("own", Game().begin)
         box: dict[str, int] = {}
         self.get = lambda: box["n"]
         self.fill = _filling(box)

@@ -174,7 +174,7 @@ class Booking:
     def get_hotel(self, hotel_id: str) -> dict[str, Any] | str:
         """Show a hotel's price, stars, breakfast and free dates."""
         hotel = self.case.hotels.get(hotel_id)
-        return "There is no such hotel." if hotel is None else dict(zip(Hotel.__annotations__, hotel, strict=True))
+        return "There is no such hotel." if hotel is None else hotel._asdict()
 
     def book_hotel(self, hotel_id: str, check_in: int, nights: int) -> str:
         """Book a hotel, once.

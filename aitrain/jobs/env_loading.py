@@ -100,7 +100,7 @@ def check_environments(context: RunContext) -> None:
         if isinstance(runner.environment, ServedEnvironment):  # its server is shared
             continue
         found = check_quickly(runner.config)
-        for line in found.lines():
+        for line in found.lines:
             context.note(f"{name}: {line}" if name else line, "info" if found.is_clean else "warning")
         if found.all_failed and context.dry_run_of:
             with errors_of(name):

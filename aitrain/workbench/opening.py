@@ -7,12 +7,12 @@ from __future__ import annotations
 import keyword
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aitrain.environment.contract import Case, check_contract, check_methods
-from aitrain.environment.dataset import Datasets, build_cases, columns, number_apart
+from aitrain.environment.dataset import build_cases, columns, number_apart
 from aitrain.environment.loader import find_env, load_env, locate_environments
 from aitrain.environment.requirements import with_requirements
 from aitrain.errors import ConfigError, errors_of
@@ -66,7 +66,9 @@ def open_environment(
     environment = construct(config) if environment is None else environment
     config, note = with_requirements(config, environment)
     attributes = frozenset(getattr(environment, "__dict__", ()))
-    cases, held_out = _built(environment, tokenizer)
+    check_methods(environment)
+    cases, held_out = built = build_cases(environment, tokenizer)
+    check_contract(environment, columns(built))
     return OpenedEnvironment(environment, cases, held_out or (), note, attributes), config
 
 
@@ -77,23 +79,15 @@ def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple
     Raises:
         AitrainError: one cannot be constructed, or a dataset or the methods' parameters are wrong.
     """
-    sources, made, built = locate_environments(config), dict[str, tuple[object, TrainConfig]](), dict[str, Datasets]()
+    sources, opened = locate_environments(config), dict[str, tuple[OpenedEnvironment, TrainConfig]]()
     for name, own in config.environments.items():
         with errors_of(name):
-            environment = load_env(sources[name], own.rl_env_config or {})
-            made[name] = environment, with_requirements(own, environment)[0]
-            built[name] = _built(environment, tokenizer)
+            opened[name] = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config or {}))
+    built: Any = {name: (one.cases, one.held_out or None) for name, (one, _) in opened.items()}
     return {
-        name: (OpenedEnvironment(made[name][0], cases, held_out or ()), made[name][1])
+        name: (replace(opened[name][0], cases=cases, held_out=held_out or ()), opened[name][1])
         for name, (cases, held_out) in number_apart(built).items()
     }
-
-
-def _built(environment: object, tokenizer: object) -> Datasets:
-    check_methods(environment)
-    built = build_cases(environment, tokenizer)
-    check_contract(environment, columns(built))
-    return built
 
 
 # -- a new one
@@ -110,7 +104,7 @@ def write_environment(name: str, kind: str, folder: Path) -> tuple[Path, Path]:
     """Write NAME.py and test_NAME.py into the folder; returns them.
 
     Raises:
-        ConfigError: the name cannot be a module's, or would hide one; or one of the files exists or cannot be written.
+        ConfigError: the name cannot be a module's, or would hide one; or one of the files exists.
     """
     is_name = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith(("_", "test_"))
     if not is_name or name in {*RESERVED, *sys.stdlib_module_names} or installed(name) is not None:
@@ -119,14 +113,9 @@ def write_environment(name: str, kind: str, folder: Path) -> tuple[Path, Path]:
         )
     files = folder / f"{name}.py", folder / f"test_{name}.py"
     for path in (*files, folder / name):
-        if path.exists() or path.is_symlink():
+        if path.exists():
             raise ConfigError(f"{path.name} exists here, and is left as it is\nTake another name.")
-    class_name = "".join(part[0].upper() + part[1:] for part in name.split("_") if part)
     for path, template in zip(files, (f"{kind}.py.txt", f"{kind}_test.py.txt"), strict=True):
-        text = (TEMPLATES / template).read_text(encoding="utf-8")
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text.replace("my_environment", name).replace("MyEnvironment", class_name))
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+        text = (TEMPLATES / template).read_text(encoding="utf-8").replace("my_environment", name)
+        path.write_text(text.replace("MyEnvironment", name.title().replace("_", "")), encoding="utf-8")
     return files

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,18 +68,20 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
     with closing(event_loop()) as loop, closing(rollout.runner):
         (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
     failure, stop, turns = episode.result.failure, episode.stop, len(episode.trajectory.turns)
-    if failure is not None and failure.message.startswith("raised: BdbQuit"):  # `q` in the debugger
-        raise KeyboardInterrupt
     if failure is not None:
         raise EnvironmentFailed(episode.failure_message)
     if stop == "done" and episode.messages[-1]["role"] != "assistant":
         show_heading(console, "the environment says")
         show_text(console, str(episode.messages[-1]["content"]))
     show_heading(console, f"{STOPS[stop]} ({stop}, {turns} turn{'' if turns == 1 else 's'})")
-    show_score(console, episode.result.score, episode.result.metrics)
+    score, metrics = episode.result.score, dict(episode.result.metrics)
+    unscored = Text("score none: unscored, left out of training", style="yellow")
+    console.print(unscored if score is None else score_text(score))
+    for name, value in metrics.items():
+        console.print(Text(f"      env/{escape_controls(name)} {value:g}", style="dim"), soft_wrap=True)
     what = {"case": case.number, "case_idx": case.case_idx, "seed": options.seed, "policy": options.policy}
     said = {"prompt": episode.prompt, "messages": episode.messages, "stop": stop, "turns": turns}
-    return {**what, **said, "score": episode.result.score, "metrics": dict(episode.result.metrics)}
+    return {**what, **said, "score": score, "metrics": metrics}
 
 
 def chosen_case(cases: Sequence[Case], wanted: str) -> Case:
@@ -154,52 +156,39 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
         EnvironmentFailed: `reference` failed.
     """
     case = chosen_case(opened.all_cases, options.case)
-    policy = _policy(opened.environment, case, options)
+    policy: Policy = Person(Console(highlight=False))
+    if options.policy in ("empty", "junk"):
+        policy = EMPTY if options.policy == "empty" else JUNK
+    elif options.script is not None:
+        try:
+            text = Path(options.script).read_text(encoding="utf-8")
+            replies = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--policy script: {options.script} cannot be read: {error}") from None
+        policy = Script(tuple(map(str, replies)))
+    elif options.policy == "reference":
+        try:
+            reference = reference_of(opened.environment, case)
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed(f"reference of case {case.case_idx} raised: {error!r}") from error
+        if reference is None:
+            raise ConfigError(
+                f"--policy reference: {type(opened.environment).__name__} knows no right answer to case"
+                f" {case.case_idx}\nGive it a method reference(self, case_idx) that returns a reply, or a list of"
+                " replies."
+            )
+        policy = reference
     runner = start_runner(opened.environment, config)
     runner.offer(AbsentModel(why="a written episode has none"), tokenizer)
     return rollout_of(runner, defaultdict(lambda: policy))
 
 
-def _policy(environment: object, case: Case, options: PlayOptions) -> Policy:
-    if options.policy == "person":
-        return Person(Console(highlight=False))
-    if options.policy == "script":
-        return read_script(Path(options.script or ""))
-    if options.policy != "reference":
-        return {"empty": EMPTY, "junk": JUNK}[options.policy]
-    try:
-        reference = reference_of(environment, case)
-    except EnvironmentFailed:
-        raise
-    except Exception as error:
-        raise EnvironmentFailed(f"reference of case {case.case_idx} raised: {error!r}") from error
-    if reference is None:
-        name = type(environment).__name__
-        raise ConfigError(
-            f"--policy reference: {name} knows no right answer to case {case.case_idx}\n"
-            "Give it a method reference(self, case_idx) that returns a reply, or a list of replies."
-        )
-    return reference
-
-
-def read_script(path: Path) -> Script:
-    """The replies in a file: a JSON list of texts, or one reply a line.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        replies = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--policy script: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return Script(tuple(map(str, replies)))
-
-
 # -- a person
 
 HINT = "Type the answer; an empty line ends it. Ctrl-D ends the episode."
-TOOL_HINT = 'Call a tool with: {"name": ..., "arguments": {...}}. Tools:'
+TOOL_HINT = 'Call a tool with: {"name": ..., "arguments": {...}}.'
 
 
 @dataclass
@@ -214,8 +203,7 @@ class Person:
         if said.answers == 0 and is_terminal:
             import readline  # noqa: F401  # input() then edits lines and has a history
 
-            hints = [TOOL_HINT, *map(signature, said.tools)] if said.tools else []
-            self.console.print(Text(escape_controls("\n  ".join([HINT, *hints])), style="dim"), soft_wrap=True)
+            self.console.print(Text(f"{HINT} {TOOL_HINT}" if said.tools else HINT, style="dim"), soft_wrap=True)
         try:
             while (line := clean(input("> " if is_terminal else ""))).strip():
                 lines.append(line)
@@ -266,13 +254,3 @@ def show_text(console: Console, text: str, style: str = "") -> None:
     shown = Text(escape_controls(text.removesuffix("\n")), style=style)
     shown.highlight_regex(SPECIAL_TOKEN, "dim")
     console.print(shown, soft_wrap=True)
-
-
-def show_score(console: Console, score: float | None, metrics: Mapping[str, float]) -> None:
-    """The score and the metrics, one a line."""
-    if score is None:
-        console.print(Text("score none: unscored, left out of training", style="yellow"))
-    else:
-        console.print(score_text(score))
-    for name, value in metrics.items():
-        console.print(Text(f"      env/{escape_controls(name)} {value:g}", style="dim"), soft_wrap=True)

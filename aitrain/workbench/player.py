@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.completion_parser import ToolJson
-from aitrain.environment.contract import Case, ScoreResult, call_reference
-from aitrain.environment.runner import EnvRunner, score_groups, start_runner
-from aitrain.environment.session import Group, Message
-from aitrain.execution.failure import Failure
+from aitrain.environment.contract import Case, call_reference
+from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.session import Message
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Completion, GenerationRequest, Leave, OutOfRepliesError
 from aitrain.rollout.episode import Episode, Rollout
@@ -154,24 +153,10 @@ def replied(episode: Episode) -> list[str]:
     return [str(message["content"] or message.get("tool_calls") or "") for message in answers]
 
 
-_SERVICE_ERROR = re.compile(
-    r"(?i)\b(?:http|status|code|returned)\D{0,12}(?:429|50[234])\b|service unavailable|too many requests|rate.?limit"
-    r"|(?:bad gateway|gateway time-?out)|connection (?:refused|reset|aborted)"
-)
-"""What an exception of the user's own says if a service failed."""
-
-
 def is_unknown(episode: Episode) -> bool:
     """Whether the score says nothing about the reply: a service failed, or the environment left it out."""
     failure = episode.result.failure
-    return is_of_service(failure) if failure else episode.result.score is None
-
-
-def is_of_service(failure: Failure | None) -> bool:
-    """Whether a service failed that the environment asks, so that the failure says nothing about the reply."""
-    if failure is None or failure.kind not in ("server", "raised"):
-        return False
-    return failure.kind == "server" or _SERVICE_ERROR.search(failure.message.partition("\n")[0]) is not None
+    return failure.kind == "server" if failure else episode.result.score is None
 
 
 class Player:
@@ -183,16 +168,11 @@ class Player:
 
     def play(self, pairs: Sequence[tuple[Case, Policy]], seeds: Sequence[int] | None = None) -> list[Episode]:
         """Play the policies on the cases, and score the episodes; failures of the environment are in the results.
-        `seeds` are the environment's, 0 if there are none."""
+        `seeds` are the environment's; without any, each case has its own, as what is right may be drawn by it."""
         policies = defaultdict[int, Policy](lambda: EMPTY, enumerate(policy for _, policy in pairs))
         rollout = rollout_of(self.runner, policies)
         cases = [case for case, _ in pairs]
-        return self._loop.run(rollout.play(cases, seeds or [0] * len(cases), range(len(cases))))
-
-    def score_groups(self, groups: Sequence[Sequence[Episode]]) -> list[list[ScoreResult]]:
-        """The scores of episodes that `score_group` compares, each group of one case."""
-        wanted = [Group(group[0].case, [episode.as_member for episode in group]) for group in groups]
-        return self._loop.run(score_groups(self.runner, wanted))
+        return self._loop.run(rollout.play(cases, seeds or [case.number for case in cases], range(len(cases))))
 
     def close(self) -> None:
         """Close the environment, and end its threads and processes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from statistics import median
 
 from rich.console import Console
 from rich.text import Text
@@ -20,8 +19,6 @@ from aitrain.workbench.opening import OpenedEnvironment, spread
 from aitrain.workbench.play import ModelView, case_name, chosen_case, show_heading, show_text, signature
 from aitrain.workbench.player import reference_of
 
-MOST_MEASURED = 256
-"""Cases whose prompts are counted in tokens."""
 LONGEST_VALUE = 300
 """Maximum characters of a column's value."""
 
@@ -38,56 +35,42 @@ def show(
     console = Console(highlight=False, quiet=as_json)
     environment, cases = opened.environment, opened.all_cases
     chosen = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
-    name, kind = type(environment).__name__, env_kind(environment)
     tools = _begun(opened, cases[0]).tools
-    tokens = "counted for each case below"
-    if kind == "score_episode":  # else what each episode adds is known when it begins
-        lengths = [len(view.chat.prompt_ids(one.prompt, tools)) for one in spread(cases, MOST_MEASURED)]
-        tokens = f"{min(lengths)} to {max(lengths)} in a prompt, median {median(lengths):g}, of {len(lengths)} cases"
     facts = {
-        "class": " in ".join([name, *map(os.path.relpath, files_of(environment)[:1])]),
-        "cases": f"{len(opened.cases)}" + (f", {len(opened.held_out)} held out" if opened.held_out else ""),
-        "episode": "one answer (score_episode)" if kind == "score_episode" else f"several turns ({kind})",
+        "class": type(environment).__name__,
+        "file": "".join(map(os.path.relpath, files_of(environment)[:1])),
+        "episode": env_kind(environment),
+        "cases": len(opened.cases),
+        "held_out": len(opened.held_out),
         "columns": ", ".join(f"{column} ({type(value).__name__})" for column, value in cases[0].row.items()),
-        "tools": "\n          ".join(map(signature, tools)),
         "requires": opened.note,
-        "tokens": f"{tokens} ({view.name})",
+        "tokens": f"those of {view.name}",
     }
-    for fact, text in facts.items():
-        if text:
-            console.print(Text(f"{fact:9} {escape_controls(text)}"), soft_wrap=True)
-    document = {"class": name, "episode": kind, "tools": tools, "cases": len(opened.cases)}
-    shown = [_show_case(console, opened, view, one) for one in chosen]
-    return {**document, "held_out": len(opened.held_out), "requires": opened.note, "shown": shown}
-
-
-def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, case: Case) -> dict[str, object]:
-    """Show a case; returns it for `--json`."""
-    reset = _begun(opened, case)
-    text, ids = view.chat.render_prompt(reset.prompt or case.prompt, reset.tools)
-    is_held_out = case.number >= len(opened.cases)
-    row = {name: value for name, value in case.row.items() if name != "prompt"}
-    try:
-        script = reference_of(opened.environment, case)
-        reference = "none" if script is None else "\n           ".join(script.replies)
-    except Exception as error:  # such as for held-out cases, which many methods do not know
-        reference = f"raised: {describe_error(error)}"
-    console.print()
-    show_heading(console, f"{case_name(case)}{', held out' * is_held_out}: {len(ids)} tokens")
-    show_text(console, text)
-    for name, value in {**row, "reference": reference}.items():
-        shown = value if isinstance(value, str) else repr(value)
-        more = "" if len(shown) <= LONGEST_VALUE else f"... ({len(shown):,} characters)"
-        show_text(console, f"{name}: {shown[:LONGEST_VALUE]}{more}", "green" if name == "reference" else "dim")
-    return {
-        "case": case.number,
-        "case_idx": case.case_idx,
-        "held_out": is_held_out,
-        "tokens": len(ids),
-        "prompt": text,
-        "row": row,
-        "reference": reference,
-    }
+    for fact, value in {**facts, "tools": "\n          ".join(map(signature, tools))}.items():
+        if value:
+            console.print(Text(f"{fact:9} {escape_controls(str(value))}"), soft_wrap=True)
+    shown: list[dict[str, object]] = []
+    for one in chosen:
+        reset = _begun(opened, one)
+        text, ids = view.chat.render_prompt(reset.prompt or one.prompt, reset.tools)
+        is_held_out = one.number >= len(opened.cases)
+        row = {name: value for name, value in one.row.items() if name != "prompt"}
+        try:
+            script = reference_of(environment, one)
+            reference = "none" if script is None else "\n           ".join(script.replies)
+        except Exception as error:  # such as for held-out cases, which many methods do not know
+            reference = f"raised: {describe_error(error)}"
+        console.print()
+        show_heading(console, f"{case_name(one)}{', held out' * is_held_out}: {len(ids)} tokens")
+        show_text(console, text)
+        for column, value in {**row, "reference": reference}.items():
+            style = "green" if column == "reference" else "dim"
+            shown_value = str(value)
+            more = "" if len(shown_value) <= LONGEST_VALUE else "..."
+            show_text(console, f"{column}: {shown_value[:LONGEST_VALUE]}{more}", style)
+        facts_of_case = {"case": one.number, "case_idx": one.case_idx, "held_out": is_held_out, "tokens": len(ids)}
+        shown.append({**facts_of_case, "prompt": text, "row": row, "reference": reference})
+    return {**facts, "tools": tools, "shown": shown}
 
 
 def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:

@@ -112,7 +112,11 @@ def test_a_function_that_compares_answers_gets_the_whole_group() -> None:
     alone = [play(env, case, [reply])[1] for reply in replies]
     assert [result.score for result in alone] == [1.0, 0.0]
     together = env.score_group(
-        completions=replies, texts=replies, metrics=[result.metrics for result in alone], case=dict(case.row)
+        completions=replies,
+        texts=replies,
+        scores=[one.score for one in alone],
+        metrics=[one.metrics for one in alone],
+        case=dict(case.row),
     )
     assert [score.score for score in together] == [1.0, 1.0]
     assert [score.metrics["longest"] for score in together] == [0.0, 1.0]

@@ -464,11 +464,6 @@ class FirstNumberAfterMark(Marked):
         return next(iter(re.findall(r"\d+", super().read(text))), "")
 
 
-class WorstFirst(Sums):
-    def score_group(self, scores):
-        return [1.0 - (score or 0.0) for score in scores]
-
-
 class PaidFormat(InTags):
     def score_episode(self, text, answer):
         return max(0.6 * ("<answer>" in text and "</answer>" in text), super().score_episode(text, answer))

@@ -70,11 +70,11 @@ class Lenient(Exact):
 def test_todays_scorer_is_applied_to_the_saved_answers() -> None:
     records = saved(Exact())
     before = [json.dumps(record.to_json()) for record in records]
-    assert [(one.before, one.after, one.problem) for one in rescored(Exact(), records)] == [
+    assert [(one.record.score, one.after, one.problem) for one in rescored(Exact(), records)] == [
         (1.0, 1.0, ""), (0.0, 0.0, ""),
     ] * 2  # fmt: skip
     found = rescored(Lenient(), records)
-    assert [(one.after or 0) - (one.before or 0) for one in found] == [0.0, 1.0, 0.0, 1.0]
+    assert [(one.after or 0) - (one.record.score or 0) for one in found] == [0.0, 1.0, 0.0, 1.0]
     assert not any(one.is_from_record for one in found)
     assert [json.dumps(record.to_json()) for record in records] == before
 
@@ -150,7 +150,7 @@ def test_an_episode_of_several_turns_is_replayed_and_scored_only_if_the_environm
     then: Any, answer: Any, limits: Limits | None, now: Any, expected: list[tuple[float | None, float | None, str]]
 ) -> None:
     found = rescored(now(), saved(then(), answer, limits))
-    assert [(one.before, one.after, one.problem) for one in found] == expected
+    assert [(one.record.score, one.after, one.problem) for one in found] == expected
 
 
 class Shop:
@@ -187,7 +187,7 @@ def test_tools_run_again_in_a_replay_and_a_malformed_call_is_not_guessed(
 ) -> None:
     monkeypatch.setattr(TemplateSupport, "has_tool_calls", True)  # the template can write tool calls
     records = saved(Shop(), lambda text: "done$" if text.count("$a:") > 1 else f"<tool_call>{call}</tool_call>$")
-    assert [(one.before, one.after, one.problem) for one in rescored(Shop(), records)] == [expected] * 4
+    assert [(one.record.score, one.after, one.problem) for one in rescored(Shop(), records)] == [expected] * 4
 
 
 # -- the report
@@ -196,8 +196,8 @@ def test_tools_run_again_in_a_replay_and_a_malformed_call_is_not_guessed(
 def test_each_environment_has_its_means_of_the_episodes_that_are_scored_before_and_now() -> None:
     scores = [("easy", 1.0, 0.0), ("easy", 1.0, 0.5), ("easy", None, 0.5), ("hard", 0.0, 0.5)]
     episodes = [
-        RescoredEpisode(3, "after_greedy", case, case, before, after, environment=name)
-        for case, (name, before, after) in enumerate(scores)
+        RescoredEpisode(RolloutRecord(step=3, eval_phase="after_greedy", score=before, environment=name), after)
+        for name, before, after in scores
     ]
     found = report(episodes, 1)["phases"]
     assert {name: (one["mean_before"], one["mean_after"]) for name, one in found.items()} == {

@@ -67,10 +67,8 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_unchanged_scorer_changes_nothing_but_what_had_failed() -> None:
     code, printed, _ = run_in_process("env rescore mine")
     assert code == 0
-    rows = [line.split() for line in printed.splitlines()]
-    assert ["held-out,", "before,", "sampled", "2", "2", "0.500", "0.500", "0"] in rows
-    assert ["training", "4", "3", "0.667", "0.667", "1"] in rows
-    assert "unscored: 1 before, 0 now" in printed
+    assert "held-out, before, sampled: 0.500 before, 0.500 now; 0 of 2 episodes changed, 2 compared" in printed
+    assert "training: 0.667 before, 0.667 now; 1 of 4 episodes changed, 3 compared" in printed
     assert "case 3: none -> 1.000" in printed
 
 

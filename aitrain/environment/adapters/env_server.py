@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -86,7 +85,6 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]], parameters: str = "input_sc
 
 CONNECT_SECONDS = 10.0
 DEADLINE_SECONDS = 600.0  # calls of episodes have the shorter one of --rl-env-timeout
-START_SECONDS = 120.0  # for the calls that build the dataset
 
 
 class EnvServer(httpx.AsyncClient):
@@ -163,14 +161,13 @@ async def starting(what: str, url: str) -> AsyncIterator[EnvServer]:
     """The server, for the calls that build the dataset; their errors become one message for the user.
 
     Raises:
-        EnvironmentFailed: the server cannot be reached, does not answer, or refuses a call.
+        EnvironmentFailed: the server cannot be reached, or refuses a call.
     """
     try:
-        async with asyncio.timeout(START_SECONDS), EnvServer(url) as server:
+        async with EnvServer(url) as server:
             yield server
-    except (TimeoutError, ConnectionError, RuntimeError) as error:
-        problem = str(error) or f"It did not answer within {START_SECONDS:g} seconds"
-        raise EnvironmentFailed(f"{problem}\nStart the {what} server at {url} first, or read its log.") from error
+    except (ConnectionError, RuntimeError) as error:
+        raise EnvironmentFailed(f"{error}\nStart the {what} server at {url} first, or read its log.") from error
 
 
 @cache

@@ -46,19 +46,18 @@ class Gymnasium:
         if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
             self.config.setdefault("render_mode", "ansi")
         space: Any = getattr(env, "action_space", None)
-        first, count = 0, 0
-        if hasattr(space, "n"):
-            first, count = int(getattr(space, "start", 0)), int(space.n)
-        elif space is not None and type(space).__name__ != "Text":
+        count = int(getattr(space, "n", 0))
+        first = int(getattr(space, "start", 0)) if count else 0
+        if not count and space is not None and type(space).__name__ != "Text":
             raise ConfigError(f"rl_env: {id} has actions of the kind {space}, which no text names")
         if actions and len(actions) != count:
             raise ConfigError(f"rl_env_config: {id} has {count} actions, and `actions` names {len(actions)}")
         named = actions or list(map(str, range(first, first + count)))
         self.actions = {word.lower(): number for number, word in enumerate(named, first)}
-        self.instruction = ""  # how actions are named; empty if the environment reads the whole answer
-        if count:
-            what = f"one of: {', '.join(actions)}" if actions else f"a number from {first} to {first + count - 1}"
-            self.instruction = f"Answer with {what}."
+        words = "|".join(map(re.escape, sorted(self.actions, key=len, reverse=True)))  # `go north` before `go`
+        self.pattern = re.compile(rf"(?<![\w-])(?<!\d\.)(?:{words})(?!\w|\.\d)")
+        what = f"one of: {', '.join(actions)}" if actions else f"a number from {first} to {first + count - 1}"
+        self.instruction = f"Answer with {what}." if count else ""  # else the environment reads the whole answer
         self.source_files = source_files([(one, "") for one in imports], [getattr(env, "unwrapped", env)], self.package)
         getattr(env, "close", lambda: None)()
 
@@ -82,12 +81,13 @@ class Gymnasium:
         try:
             reply = yield f"{text}\n\n{self.instruction}".strip()
             while True:
-                action = self._action(reply)
-                if action is None:
+                named = self.pattern.findall(reply.lower())  # the last action counts
+                if self.actions and not named:
                     if (invalid := invalid + 1) == MOST_INVALID:
                         break
                     reply = yield f"That is no action. {self.instruction}"
                     continue
+                action = self.actions[named[-1]] if self.actions else reply
                 seen, reward, terminated, truncated, info = env.step(action)
                 total, text = total + float(reward), self._shown(env, seen, info)
                 if terminated or truncated:
@@ -98,14 +98,6 @@ class Gymnasium:
         finally:
             getattr(env, "close", lambda: None)()
         return Score(total, {"invalid_actions": float(invalid)})
-
-    def _action(self, reply: str) -> str | int | None:
-        """The last action that the answer names; None without one."""
-        if not self.actions:
-            return reply
-        words = "|".join(map(re.escape, sorted(self.actions, key=len, reverse=True)))  # `go north` before `go`
-        found = re.findall(rf"(?<![\w-])(?<!\d\.)(?:{words})(?!\w|\.\d)", reply.lower())
-        return self.actions[found[-1]] if found else None
 
     def _shown(self, env: Any, seen: object, info: Mapping[str, str]) -> str:
         is_drawn = not isinstance(seen, str) and self.config.get("render_mode") == "ansi"

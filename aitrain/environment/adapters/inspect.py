@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, requires
 from aitrain.environment.contract import Score
+from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.user_modules import source_files
 from aitrain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from aitrain.environment.endpoint import Endpoint
 
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 """What Inspect counts for scores that are words: correct, partial, incorrect, no answer."""

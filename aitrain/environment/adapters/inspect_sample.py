@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inspect_ai import Task
 from inspect_ai._eval.context import init_task_context
@@ -42,10 +42,8 @@ from inspect_ai.util import LimitExceededError, message_limit, turn_limit
 from inspect_ai.util._store import init_subtask_store
 
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject
+from aitrain.environment.endpoint import Endpoint
 from aitrain.errors import EpisodeTruncated
-
-if TYPE_CHECKING:
-    from aitrain.environment.endpoint import Endpoint
 
 UNLIMITED = GenerateConfig(max_connections=1_000_000)
 """Without a limit on concurrent requests, which is Inspect's default: the policy answers when all episodes ask."""

@@ -31,28 +31,18 @@ class ActionRefusedError(AitrainError):
     """The server does not accept an answer as an action; the message becomes the observation of the policy."""
 
 
-@dataclass(frozen=True)
 class OpenEnvText:
     """How actions are read and observations are shown."""
 
-    action: JsonMapping
-    """The JSON schema of actions."""
-
-    @property
-    def has_tools(self) -> bool:
-        """Whether the actions are calls of MCP tools."""
-        return {"tool_name", "arguments"} <= set(self.action["properties"])
-
-    @property
-    def fields(self) -> JsonObject:
+    def __init__(self, action: JsonMapping) -> None:
+        """`action` is the JSON schema of actions."""
+        self.fields = {name: schema for name, schema in action["properties"].items() if name not in NOT_SHOWN}
         """Schemas of the fields that the policy sets."""
-        return {name: schema for name, schema in self.action["properties"].items() if name not in NOT_SHOWN}
-
-    @property
-    def text_field(self) -> str | None:
+        self.has_tools = {"tool_name", "arguments"} <= self.fields.keys()
+        """Whether the actions are calls of MCP tools."""
+        required = [name for name in action.get("required", []) if name in self.fields]
+        self.text_field: str | None = required[0] if len(required) == 1 else None
         """The only required field, which gets the policy's answer; None if that is the JSON object of an action."""
-        required = [name for name in self.action.get("required", []) if name in self.fields]
-        return required[0] if len(required) == 1 else None
 
     def action_of(self, reply: str) -> JsonObject:
         """The action that an answer is.
@@ -106,11 +96,11 @@ class OpenEnv(ServerEnvironment):
                 listed = await session.ask("step", data={"type": "list_tools"})
                 self.tools = tool_schemas(listed["observation"]["tools"])
                 await session.close()
-        resets = [{**own, "seed": self.seed + number} for number in range(self.size)]
         system = self.system
         if system is None and not self.tools and self.text.text_field is None:
             system = f"Answer with a JSON object with these fields: {json.dumps(self.text.fields)}"
-        return [{"prompt": prompted([], system), "reset": reset} for reset in resets]
+        prompt = prompted([], system)
+        return [{"prompt": prompt, "reset": {**own, "seed": self.seed + number}} for number in range(self.size)]
 
     def start(self, case: JsonObject) -> OpenEnvSession:
         """A session of the server."""

@@ -16,7 +16,7 @@ from typing import Any
 from aitrain.environment.adapters.rows import Row, ScoredRows
 from aitrain.environment.adapters.settings import requires
 from aitrain.environment.contract import Score, arguments_for
-from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
+from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges, load
 from aitrain.environment.user_modules import parse_id
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
@@ -27,11 +27,11 @@ Completion = str | list[dict[str, object]]
 """An answer: text for a prompt that is text, else messages."""
 
 
-def reward_judges(id: str, weights: Sequence[float] | None = None) -> list[Judge]:
-    """The functions that an id names, with their weights; not loaded, see RewardFunction.
+def reward_functions(id: str, weights: Sequence[float] | None = None) -> list[RewardFunction]:
+    """The functions that an id names, with their weights.
 
     Raises:
-        ConfigError: it names none, or there are more or fewer weights.
+        ConfigError: it names none, there is no such function, or there are more or fewer weights.
     """
     places = [":".join(place) for place in parse_id(id)]
     if not all(map(all, parse_id(id))):
@@ -39,28 +39,24 @@ def reward_judges(id: str, weights: Sequence[float] | None = None) -> list[Judge
     if weights is not None and len(weights) != len(places):
         raise ConfigError(f"rl_env_config: {len(weights)} weights for {len(places)} reward functions")
     given = zip(places, weights or [1.0] * len(places), strict=True)
-    return list(Judges.described([{"judge": place, "weight": weight, "range": "any"} for place, weight in given]))
+    return list(map(RewardFunction, load([{"judge": place, "weight": one, "range": "any"} for place, one in given])))
 
 
+@dataclass(frozen=True)
 class RewardFunction:
-    """A reward function of TRL as a judge.
+    """A reward function of TRL as a judge."""
 
-    Raises:
-        ConfigError: there is no such function.
-    """
-
-    def __init__(self, judge: Judge) -> None:
-        self.loaded, self.name = judge.load(), judge.name
-        self.function = self.loaded.function
+    own: Judge
+    """The function with its name and weight; it takes other arguments than judges do."""
 
     def judge(self, compares: bool = False) -> Judge:
         """The judge of one answer, or of the answers of a group."""
-        return replace(self.loaded, function=self.together if compares else self.alone)
+        return replace(self.own, function=self.together if compares else self.alone)
 
     def alone(
         self, completion: Completion, text: str, case: Row,
         tokenizer: Any = None, environment: object = None,
-    ) -> object:  # fmt: skip
+    ) -> dict[str, Any]:  # fmt: skip
         """The reward of one answer, with what the function logs."""
         return self.together([completion], [text], case, tokenizer, environment)[0]
 
@@ -83,11 +79,12 @@ class RewardFunction:
         if environment is not None:
             arguments["environments"] = [environment] * count
         arguments |= {"log_extra": lambda column, values: None, "log_metric": log_metric, "trainer_state": None}
-        if "completion_ids" in inspect.signature(self.function).parameters:
+        function = self.own.function
+        if "completion_ids" in inspect.signature(function).parameters:
             arguments["completion_ids"] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        rewards = list(run_if_async(self.function(**arguments_for(self.function, arguments))))
+        rewards = list(run_if_async(function(**arguments_for(function, arguments))))
         if len(rewards) != count:
-            raise ValueError(f"{self.name} returned {len(rewards)} rewards for {count} completions")
+            raise ValueError(f"{self.own.name} returned {len(rewards)} rewards for {count} completions")
         metrics = {name: fmean(values) for name, values in logged.items()}
         return [{**metrics, "score": reward} for reward in rewards]
 
@@ -115,24 +112,24 @@ class RewardFunctions(ScoredRows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.functions = [RewardFunction(judge) for judge in reward_judges(self.id, self.weights)]
+        self.functions = reward_functions(self.id, self.weights)
         self.requirements = requires(self.score_range, "reward")
-        self.source_files = Judges({ANY_SOURCE: [function.loaded for function in self.functions]}).source_files
+        self.source_files = Judges({ANY_SOURCE: [function.own for function in self.functions]}).source_files
 
     def build_dataset(self, tokenizer: Any) -> list[Row]:  # type: ignore[override]
         """The rows of `data`."""
         self.tokenizer = tokenizer
         rows = self.cases()
-        if unknown := set(self.group or ()) - {function.name for function in self.functions}:
+        if unknown := set(self.group or ()) - {function.own.name for function in self.functions}:
             raise ConfigError(f"rl_env_config: group: there is no function {', '.join(unknown)}")
         self.comparing = list(self.group or ())
         if self.group is None:
-            self.comparing = [one.name for one in self.functions if self._compares(one, rows[0])]
+            self.comparing = [one.own.name for one in self.functions if self._compares(one, rows[0])]
             self.dataset_note = (
                 f"reward: functions that compare the answers of a group: {', '.join(self.comparing) or 'none'}"
                 ' ("group" in --rl-env-config names them).'
             )
-        judges = [function.judge(function.name in self.comparing) for function in self.functions]
+        judges = [function.judge(function.own.name in self.comparing) for function in self.functions]
         self.use(Judges({ANY_SOURCE: judges}))
         return self._checked(rows)
 
@@ -157,12 +154,9 @@ class RewardFunctions(ScoredRows):
         answers: list[Completion] = [*texts]
         if not isinstance(row["prompt"], str):
             answers = [[{"role": "assistant", "content": text}] for text in texts]
-
-        def rewards(first: int, end: int) -> list[object]:
-            made = function.together(answers[first:end], texts[first:end], row, self.tokenizer)
-            return [one["score"] for one in made]
-
         try:
-            return rewards(0, len(texts)) != [rewards(number, number + 1)[0] for number in range(len(texts))]
+            together = function.together(answers, texts, row, self.tokenizer)
+            alone = [function.alone(*pair, row, self.tokenizer) for pair in zip(answers, texts, strict=True)]
         except Exception:
             return True
+        return [one["score"] for one in together] != [one["score"] for one in alone]

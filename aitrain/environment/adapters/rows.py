@@ -13,14 +13,17 @@ import csv
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
 from importlib import import_module
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 from aitrain.environment.adapters.settings import choose, prompted
 from aitrain.environment.contract import Score, as_messages
-from aitrain.environment.judges.judge_set import JudgeDescription, Judges
+from aitrain.environment.judges.judge_set import JudgeDescription, Judges, load, users_place
 from aitrain.environment.judges.rules import EXAMPLES
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError, EnvironmentFailed, no_file
@@ -86,12 +89,15 @@ class RowSource:
             raise EnvironmentFailed(f"{place}: a row must be an object with columns, not {str(row)[:40]!r}")
         case = dict(row)
         for name, path in (self.columns or {}).items():
-            case[name] = row
-            for key in path.split("."):
-                if not (isinstance(case[name], Mapping) and key in case[name]):
-                    raise EnvironmentFailed(f"{place}: there is no column {path} (there are: {', '.join(row)})")
-                case[name] = case[name][key]
-        case |= {name: _unpacked(case[name]) for name in ("prompt", "messages", "reward_model") if name in case}
+            try:
+                case[name] = reduce(getitem, path.split("."), row)
+            except (KeyError, TypeError):
+                raise EnvironmentFailed(f"{place}: there is no column {path} (there are: {', '.join(row)})") from None
+        for name in {"prompt", "messages", "reward_model"} & case.keys():  # some tables hold them as JSON text
+            with suppress(ValueError, TypeError):
+                parsed = json.loads(case[name])
+                if _are_messages(parsed) or (isinstance(parsed, Mapping) and "ground_truth" in parsed):
+                    case[name] = parsed
         messages: Any = case.get("messages")
         question = case.get("question") or case.get("problem")
         if "prompt" not in case and _are_messages(messages):
@@ -135,7 +141,13 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
         if file.suffix.lower() == ".parquet":
             rows = import_module("pyarrow.parquet").read_table(file).to_pylist()
         elif file.suffix.lower() == ".csv":
-            rows = _csv_rows(file)
+            with file.open(encoding="utf-8-sig", newline="") as opened:
+                table = csv.DictReader(opened, strict=True)
+                rows, names = list(table), table.fieldnames or []
+            if len({*names}) < len(names):
+                raise ValueError(f"two columns have the same name: {', '.join(names)}")
+            if long := [number for number, row in enumerate(rows) if None in row]:
+                raise ValueError(f"row {long[0]} has more cells than the header: put those with a comma into quotes")
         elif (text := file.read_text("utf-8-sig")).lstrip().startswith("["):
             rows = json.loads(text)
         else:
@@ -148,26 +160,6 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
             yield f"{name}, row {number}", row
     except Exception as error:
         raise EnvironmentFailed(f"{place} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-
-
-def _csv_rows(file: Path) -> list[Row]:
-    with file.open(encoding="utf-8-sig", newline="") as opened:
-        table = csv.DictReader(opened, strict=True)
-        rows, names = list(table), table.fieldnames or []
-    if len({*names}) < len(names):
-        raise ValueError(f"two columns have the same name: {', '.join(names)}")
-    if long := [number for number, row in enumerate(rows) if None in row]:
-        raise ValueError(f"row {long[0]} has more cells than the header: put those with a comma into quotes")
-    return rows
-
-
-def _unpacked(value: object) -> object:
-    """Messages or an object that are written as JSON text, as some tables hold them; any other value as it is."""
-    try:
-        parsed = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-    return parsed if _are_messages(parsed) or (isinstance(parsed, Mapping) and "ground_truth" in parsed) else value
 
 
 def _are_messages(value: Any) -> bool:
@@ -236,11 +228,13 @@ class JudgedRows(ScoredRows):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.data = self.id.split(",")
-        self.use(Judges.described(self.judges).load())
+        self.use(load(self.judges))
         self.source_files = self.judge_set.source_files
         low, high = self.judge_set.score_range
+        # code of the user's and math-verify may hang: a process can be ended
+        may_hang = any(judge.place == "math" or users_place(judge.place) for judge in self.judge_set)
         self.requirements = EnvRequirements(
-            "process" if any(judge.may_hang for judge in self.judge_set) else None,
+            "process" if may_hang else None,
             score_range=(low, high) if math.isfinite(high - low) else "any",
         )
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
 from aitrain.options.value_types import score_bounds
 
-Row = TypeVar("Row")
 ChatMessage = dict[str, object]
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
@@ -53,7 +52,7 @@ def seed_generators(seed: int) -> None:
         numpy.seed(seed % 2**32)
 
 
-def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]:
+def choose(rows: Sequence[Any], size: int | None, seed: int | None) -> list[Any]:
     """The first `size` rows; of the rows shuffled with the seed, if there is one."""
     chosen = list(rows)
     if seed is not None:

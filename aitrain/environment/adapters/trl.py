@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.adapters.reward import Completion, RewardFunction, reward_judges
+from aitrain.environment.adapters.reward import Completion, reward_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource
 from aitrain.environment.adapters.settings import prompted, requires, seed_generators
 from aitrain.environment.contract import Prompt, Score
@@ -39,16 +39,12 @@ class TRLEnvironment(RowSource):
     def __post_init__(self) -> None:
         self.requirements = requires(self.score_range, "trl")
         own, self.factory = parse_id(self.id), load_object(*parse_id(self.id)[0])
-        named = reward_judges(self.rewards, self.weights) if self.rewards else []
-        functions = list(map(RewardFunction, named))
+        functions = reward_functions(self.rewards, self.weights) if self.rewards else []
         judges = [function.judge() for function in functions]
         if hasattr(self.factory, "get_reward"):
-            reward = Judge(
-                own[0][1], bounds=(-math.inf, math.inf), function=lambda environment: environment.get_reward()
-            )
-            judges.append(reward)
+            judges.append(Judge(own[0][1], lambda environment: environment.get_reward(), bounds=(-math.inf, math.inf)))
         self.judges = Judges({ANY_SOURCE: judges})
-        self.source_files = source_files(own, [self.factory, *(one.function for one in functions)])
+        self.source_files = source_files(own, [self.factory, *(one.own.function for one in functions)])
         if not judges:
             raise ConfigError(f"rl_env_config: {self.id} has no get_reward: name reward functions with `rewards`")
 
@@ -72,9 +68,14 @@ class TRLEnvironment(RowSource):
 class _TRLEpisode:
     """One instance of the class."""
 
-    def __init__(self, made: Any, said: object, judges: Judges, row: Row) -> None:
+    def __init__(self, made: Any, said: Any, judges: Judges, row: Row) -> None:
         self.made, self.said, self.judges, self.row, self.reply = made, said, judges, row, ""
-        self.prompt = _continued(row.get("prompt", []), said)
+        self.prompt: Prompt = row.get("prompt", [])
+        if isinstance(self.prompt, str):
+            self.prompt += str(said or "")
+        elif said is not None:  # appended to the last message, without a separator, as in TRL
+            last = self.prompt[-1] if self.prompt else {"role": "user", "content": type(said)()}
+            self.prompt = [*self.prompt[:-1], {**last, "content": last["content"] + said}]  # texts, or lists of parts
 
     def opening(self) -> object:
         """The prompt's last message, continued by what `reset` returned; for a prompt that is text, only that."""
@@ -94,16 +95,6 @@ class _TRLEpisode:
         functions get the whole conversation, with calls of tools and their results."""
         case = {**self.row, "prompt": self.prompt}
         return self.judges(completion=completion, text=self.reply, case=case, environment=self.made)
-
-
-def _continued(prompt: Prompt, said: Any) -> Prompt:
-    """A prompt with what `reset` returned appended to its last message, without a separator, as in TRL."""
-    if said is None:
-        return prompt
-    if isinstance(prompt, str):
-        return f"{prompt}{said}"
-    last = prompt[-1] if prompt else {"role": "user", "content": type(said)()}
-    return [*prompt[:-1], {**last, "content": last["content"] + said}]  # of text and text, or of parts and parts
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any  # also for the objects of verifiers, which have no types here
 
 from aitrain.environment.adapters.settings import choose, prompted, requires
 from aitrain.environment.contract import Score, as_messages
@@ -32,8 +32,6 @@ from aitrain.environment.session import Message
 from aitrain.environment.user_modules import module_specs, package_files
 from aitrain.errors import ConfigError
 
-Foreign: TypeAlias = Any
-"""An object of verifiers, which has no types here."""
 KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which verifiers' clients read the key of the address
 
 
@@ -55,16 +53,13 @@ class VerifiersEnvironment:
             ConfigError: there is no score_range: verifiers does not bound the value of a reward function.
         """
         self.requirements = requires(self.score_range, "verifiers", max_turns=max_turns)
-        module = module_of(self.id)
+        # the id may name an owner, a version, a function or an environment around a taskset
+        name = self.id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0]
+        module = name.replace("-", "_")
         self.source_files = package_files(module) if module_specs(module) else []
 
 
-def module_of(id: str) -> str:
-    """The module of an id, which may name an owner, a version, a function or an environment around a taskset."""
-    return id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0].replace("-", "_")
-
-
-async def _nothing(*_: Foreign) -> None:
+async def _nothing(*_: Any) -> None:
     """Do nothing."""
 
 
@@ -72,16 +67,16 @@ _raised: ContextVar[dict[str, tuple[float, Exception]]] = ContextVar("raised")
 """What functions of the rubric raised at the scoring of one rollout, with their weights: the rubric makes it 0."""
 
 
-def watch_rubric(rubric: Foreign) -> None:
+def watch_rubric(rubric: Any) -> None:
     """Have the functions of a rubric, and of those in it, note what they raise."""
     rubric.funcs[:] = [_watched(one, weight) for one, weight in zip(rubric.funcs, rubric.weights, strict=True)]
     for inner in (*getattr(rubric, "rubrics", ()), *(env.rubric for env in getattr(rubric, "env_map", {}).values())):
         watch_rubric(inner)
 
 
-def _watched(function: Foreign, weight: float) -> Foreign:
+def _watched(function: Any, weight: float) -> Any:
     @functools.wraps(function)
-    async def watched(**given: Foreign) -> float:
+    async def watched(**given: Any) -> float:
         try:
             value = function(**given)
             return float(await value if inspect.isawaitable(value) else value)
@@ -125,7 +120,7 @@ class LegacyVerifiers(VerifiersEnvironment):
         has_own = self.env.eval_dataset is not None or self.env.eval_dataset_source is not None
         return (lambda: self._rows(self.env.get_eval_dataset())) if has_own else None
 
-    def _rows(self, dataset: Foreign) -> list[Message]:
+    def _rows(self, dataset: Any) -> list[Message]:
         rows = []
         for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.size, self.seed)):
             said = as_messages(row.pop("prompt"))
@@ -221,8 +216,7 @@ class VerifiersV1(VerifiersEnvironment):
             await self._serving.aclose()
 
 
-def _load_v1(id: str, arguments: Mapping[str, object]) -> Foreign:
-    from pydantic import ValidationError
+def _load_v1(id: str, arguments: Mapping[str, object]) -> Any:
     from verifiers.v1.configs.agent import agent_config_fields
     from verifiers.v1.configs.env import EnvConfig
     from verifiers.v1.env import Env
@@ -236,13 +230,9 @@ def _load_v1(id: str, arguments: Mapping[str, object]) -> Foreign:
     if os.getcwd() not in paths:  # the tool servers of a taskset are programs that import its module
         os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, paths), os.getcwd()])
     env, _, taskset = id.rpartition("+")
-    fields: Foreign = concrete_type(environment_class(taskset, env), EnvConfig, origin=Env) or EnvConfig
+    fields: Any = concrete_type(environment_class(taskset, env), EnvConfig, origin=Env) or EnvConfig
     agents = {name: {"harness": {"id": HARNESS}, "runtime": LOCAL} for name in agent_config_fields(fields())}
-    try:
-        config = fields.model_validate({"id": env, "taskset": {"id": taskset, **arguments}, **agents})
-    except ValidationError as error:
-        raise ConfigError(f"rl_env_config: {' '.join(str(error).split())[:300]}") from error
-    return load_environment(config)
+    return load_environment(fields.model_validate({"id": env, "taskset": {"id": taskset, **arguments}, **agents}))
 
 
 def Verifiers(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from aitrain.environment.contract import (
 from aitrain.environment.judges.model_judge import RemoteJudge
 from aitrain.environment.judges.ranking import Ranking
 from aitrain.environment.judges.rubric import Rubric
-from aitrain.environment.judges.rules import RULES, SOURCES, require_math_verify
+from aitrain.environment.judges.rules import RULES, SOURCES
 from aitrain.environment.user_modules import Place, load_object, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import is_on_shared_loop, run_if_async
@@ -45,67 +44,30 @@ JudgeDescription = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 """A judge, several, or judges by `data_source`; docs/judges.md describes the forms."""
 
 
-def _not_loaded(**_: object) -> None:
-    raise RuntimeError("the judge is not loaded: see Judge.load")
-
-
 @dataclass(frozen=True)
 class Judge:
     """One judge, and what it counts."""
 
     name: str
     """Name of its metric."""
+    function: Callable[..., Any]
+    """Called with what it names of the arguments of `score_episode`; `def` or `async def`."""
     place: str = ""
     """The name of a rule or of a kind of model judge, `file.py:function`, `module:function`, or a URL."""
     weight: float = 1.0
     bounds: Bounds = UNIT
     """Lowest and highest score that it gives."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    function: Callable[..., Any] = _not_loaded
-    """Called with what it names of the arguments of `score_episode`; `def` or `async def`."""
-
-    @property
-    def users_place(self) -> Place | None:
-        """File or module of the user's own judge, and its name there; None for other judges."""
-        module, _, name = self.place.rpartition(":")
-        return None if not module or self.place.startswith(REMOTE) else (module, name)
-
-    @property
-    def may_hang(self) -> bool:
-        """Whether it runs code that should be in a process which can be ended: the user's, and math-verify."""
-        return self.users_place is not None or self.place == "math"
 
     @property
     def compares(self) -> bool:
         """Whether it compares the answers of a group: it names `texts` or `completions`."""
         return not {"texts", "completions"}.isdisjoint(inspect.signature(self.function).parameters)
 
-    def load(self) -> Judge:
-        """The judge with its function, with the user's code imported.
-
-        Raises:
-            ConfigError: there is no such judge, or a setting is wrong.
-        """
-        function: Any
-        if self.place.startswith(REMOTE):
-            function = RemoteJudge(url=self.place, **self.settings)
-        elif self.place in MODELS:
-            function = MODELS[self.place](**self.settings)
-        elif self.users_place is not None:
-            function = load_object(*self.users_place)
-            if inspect.isclass(function):
-                function = function(**self.settings)
-            elif self.settings:
-                function = partial(function, **self.settings)
-        elif self.place in RULES and not self.settings:
-            function = RULES[self.place]
-        else:
-            what, known = f"{self.place}{' with settings' if self.settings else ''}", [*RULES, *MODELS]
-            raise ConfigError(
-                f"judges: there is no judge {what}.{did_you_mean(self.place, known)}\nName one of"
-                f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
-            )
-        return replace(self, function=function)
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """What it returns. Judges wait for each other: it is the answers that are judged at the same time."""
+        if is_on_shared_loop():
+            raise RuntimeError("judges wait for each other: call them in a method that is `def`, not `async def`")
+        return run_if_async(self.function(**arguments_for(self.function, arguments)))
 
     def parsed(self, returned: object) -> ScoreResult:
         """The score of what it returned.
@@ -120,32 +82,17 @@ class Judge:
         return result
 
 
+def users_place(place: str) -> Place | None:
+    """File or module of a judge of the user's, and its name there; None for other judges."""
+    module, _, name = place.rpartition(":")
+    return None if not module or place.startswith(REMOTE) else (module, name)
+
+
 @dataclass(frozen=True)
 class Judges:
     """Judges by the `data_source` of the rows that they judge. It has no state, and is called as `score_episode` is."""
 
     by_source: Mapping[str, Sequence[Judge]]
-
-    @classmethod
-    def described(cls, description: JudgeDescription | None) -> Judges:
-        """The judges of a description, not loaded; without one, well-known data sets have their rules.
-
-        Raises:
-            ConfigError: it is none.
-        """
-        if description is None:
-            description = SOURCES
-        is_by_source = isinstance(description, Mapping) and "judge" not in description
-        parts: Any = description if is_by_source else {ANY_SOURCE: description}
-        return cls({str(source): _described(one) for source, one in parts.items()})
-
-    def load(self) -> Judges:
-        """The judges with their functions.
-
-        Raises:
-            ConfigError: one cannot be loaded.
-        """
-        return Judges({source: [judge.load() for judge in judges] for source, judges in self.by_source.items()})
 
     def __iter__(self) -> Iterator[Judge]:
         return iter(judge for judges in self.by_source.values() for judge in judges)
@@ -153,7 +100,7 @@ class Judges:
     @property
     def source_files(self) -> list[Path]:
         """The user's own files among the judges'."""
-        return source_files(judge.users_place for judge in self if judge.users_place is not None)
+        return source_files(filter(None, (users_place(judge.place) for judge in self)))
 
     @property
     def compares(self) -> bool:
@@ -179,56 +126,62 @@ class Judges:
             Exception: a judge failed; the answer has no score.
         """
         alone = [judge for judge in self.judges_of(episode.get("case") or episode) if not judge.compares]
-        results = _called(alone, episode)
-        return _total([(judge, judge.parsed(value)) for judge, value in zip(alone, results, strict=True)])
+        return _total([(judge, judge.parsed(judge.call(episode))) for judge in alone])
 
-    def compare(self, texts: Sequence[str], metrics: Sequence[Mapping[str, float]], **group: Any) -> list[Score]:
+    def compare(
+        self,
+        texts: Sequence[str],
+        metrics: Sequence[Mapping[str, float]],
+        scores: Sequence[float | None],
+        **group: Any,
+    ) -> list[Score]:
         """The weighted sums for the answers of a group, with the judges that compare them; called as `score_group` is.
         An answer without a score of its own is not compared."""
         judges = self.judges_of(group.get("case") or group)
         alone = [judge for judge in judges if not judge.compares]
-        known = [n for n, own in enumerate(metrics) if not alone or any(judge.name in own for judge in alone)]
-        lists = {"texts": texts, "metrics": metrics, **group}
-        own = {name: [lists[name][n] for n in known] for name in GROUP_LISTS if name in lists}
-        comparing = [judge for judge in judges if judge.compares] if known else []
-        columns = []
-        for judge, value in zip(comparing, _called(comparing, {**lists, **own}), strict=True):
-            values = value.tolist() if hasattr(value, "tolist") else value
-            if not isinstance(values, (list, tuple)) or len(values) != len(known):
-                what = f"returned {shown(value)}: it must return a list with {len(known)} scores"
+        compared = [number for number, score in enumerate(scores) if score is not None or not alone]
+        arguments = {**group, "texts": texts, "scores": scores, "metrics": metrics}
+        for name in arguments.keys() & GROUP_LISTS:
+            arguments[name] = [arguments[name][number] for number in compared]
+        results = [[(judge, ScoreResult(own.get(judge.name))) for judge in alone] for own in metrics]
+        for judge in [judge for judge in judges if judge.compares and compared]:
+            returned = judge.call(arguments)
+            values = returned.tolist() if hasattr(returned, "tolist") else returned
+            if not isinstance(values, (list, tuple)) or len(values) != len(compared):
+                what = f"returned {shown(returned)}: it must return a list with {len(compared)} scores"
                 raise CallFailed(Failure("wrong_type", f"the judge {judge.name} {what}"))
-            columns.append([(judge, judge.parsed(value)) for value in values])
-        scores = [Score(None, dict(one)) for one in metrics]
-        for place, number in enumerate(known):
-            before = [(judge, ScoreResult(metrics[number].get(judge.name))) for judge in alone]
-            total = _total([*before, *(column[place] for column in columns)])
-            scores[number] = Score(total.score, {**metrics[number], **total.metrics})
-        return scores
+            for number, value in zip(compared, values, strict=True):
+                results[number].append((judge, judge.parsed(value)))
+        totals = zip(metrics, map(_total, results), strict=True)
+        return [Score(total.score, {**own, **total.metrics}) for own, total in totals]
 
-    def judges_of(self, row: Mapping[str, Any]) -> list[Judge]:
-        """The judges of a row, by its `data_source`: a name, or names with weights. Of several sources, those with the
-        same name are named with their source.
+    def judges_of(self, row: Mapping[str, Any]) -> Sequence[Judge]:
+        """The judges of a row, by its `data_source`: a name, or names with weights; of such, each judge is named with
+        its source.
 
         Raises:
             EnvironmentFailed: there are none.
         """
         is_one_for_all = [*self.by_source] == [ANY_SOURCE]
         given = ANY_SOURCE if is_one_for_all else row.get("data_source", ANY_SOURCE)
-        found: list[tuple[str, Judge]] = []
-        for source, weight in (given if isinstance(given, Mapping) else {str(given): 1.0}).items():
-            judges = self.by_source.get(source, self.by_source.get(ANY_SOURCE))
-            if judges is None:
-                near, known = did_you_mean(source, self.by_source), ", ".join(self.by_source)
-                what = "rows without a data_source" if source == ANY_SOURCE else f"the data_source {source}"
-                raise EnvironmentFailed(
-                    f"there is no judge for {what}.{near} (known: {known})\n"
-                    f'Name one: --rl-env-config \'{{"judges": {{"{source}": "exact"}}}}\''
-                )
-            found += [(source, replace(judge, weight=judge.weight * float(weight))) for judge in judges]
-        names = Counter(judge.name for _, judge in found)
+        if not isinstance(given, Mapping):
+            return self._of_source(str(given))
         return [
-            replace(judge, name=f"{source}/{judge.name}") if names[judge.name] > 1 else judge for source, judge in found
+            replace(judge, name=f"{source}/{judge.name}", weight=judge.weight * float(weight))
+            for source, weight in given.items()
+            for judge in self._of_source(source)
         ]
+
+    def _of_source(self, source: str) -> Sequence[Judge]:
+        judges = self.by_source.get(source, self.by_source.get(ANY_SOURCE))
+        if judges is None:
+            near, known = did_you_mean(source, self.by_source), ", ".join(self.by_source)
+            what = "rows without a data_source" if source == ANY_SOURCE else f"the data_source {source}"
+            raise EnvironmentFailed(
+                f"there is no judge for {what}.{near} (known: {known})\n"
+                f'Name one: --rl-env-config \'{{"judges": {{"{source}": "exact"}}}}\''
+            )
+        return judges
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Check that a row has judges, and the columns that they need.
@@ -238,8 +191,9 @@ class Judges:
             ConfigError: one of them needs math-verify, which is not installed.
         """
         for judge in self.judges_of(row):
-            if judge.place == "math":
-                require_math_verify()
+            if judge.place == "math" and find_spec("math_verify") is None:
+                what = 'the rule math needs math-verify\nInstall it with: pip install "aitrain[judges]"'
+                raise ConfigError(f"judges: {what}")
             for one in inspect.signature(judge.function).parameters.values():
                 if one.default is not one.empty or one.kind.name.startswith("VAR") or one.name in GIVEN:
                     continue
@@ -256,13 +210,6 @@ class Judges:
                     )
 
 
-def _called(judges: Sequence[Judge], arguments: Mapping[str, Any]) -> list[Any]:
-    """What the judges return, one after another: it is the answers that are judged at the same time."""
-    if is_on_shared_loop():
-        raise RuntimeError("judges wait for each other: call them in a method that is `def`, not `async def`")
-    return [run_if_async(judge.function(**arguments_for(judge.function, arguments))) for judge in judges]
-
-
 def _total(results: Sequence[tuple[Judge, ScoreResult]]) -> Score:
     """The weighted sum of the scores that there are, each of which is a metric, as is what the judge measures; None
     without any."""
@@ -272,17 +219,25 @@ def _total(results: Sequence[tuple[Judge, ScoreResult]]) -> Score:
     return Score(total, {**parts, **{name: score for name, (score, _) in known.items()}})
 
 
+# -- descriptions
+
+
 def load(description: JudgeDescription | None = None) -> Judges:
-    """The judges of a description, such as `"gsm8k"`, `["exact", "my_judges.py:polite"]`, or judges by `data_source`.
+    """The judges of a description, such as `"gsm8k"`, `["exact", "my_judges.py:polite"]`, or judges by `data_source`;
+    without one, well-known data sets have their rules. The user's code is imported.
 
     Raises:
         ConfigError: a judge does not exist, or a setting is wrong.
     """
-    return Judges.described(description).load()
+    if description is None:
+        description = SOURCES
+    is_by_source = isinstance(description, Mapping) and "judge" not in description
+    parts: Any = description if is_by_source else {ANY_SOURCE: description}
+    return Judges({str(source): _loaded(one) for source, one in parts.items()})
 
 
-def _described(description: Any) -> list[Judge]:
-    """One judge or several; those that would have the name of an earlier one get a number."""
+def _loaded(description: Any) -> list[Judge]:
+    """One judge or several; one that would have the name of an earlier one gets a number."""
     judges: list[Judge] = []
     for part in description if isinstance(description, (list, tuple)) else [description]:
         settings = dict(part) if isinstance(part, Mapping) else {"judge": part}
@@ -299,9 +254,29 @@ def _described(description: Any) -> list[Judge]:
             raise ConfigError(f"judges: the range of {name} must be its lowest and highest score, not {given}")
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise ConfigError(f"judges: the weight of {name} must be a number, not {weight!r}")
-        taken, names = {other.name for other in judges}, chain([name], (f"{name}_{number}" for number in count(1)))
-        name = next(one for one in names if one not in taken)
-        judges.append(Judge(name, place, float(weight), bounds, settings))
+        while any(judge.name == name for judge in judges):
+            name += "_1"
+        judges.append(Judge(name, _function(place, settings), place, float(weight), bounds))
     if not judges:
         raise ConfigError("judges: the list of judges is empty")
     return judges
+
+
+def _function(place: str, settings: Mapping[str, Any]) -> Any:
+    """What judges, with its settings."""
+    if place.startswith(REMOTE):
+        return RemoteJudge(url=place, **settings)
+    if place in MODELS:
+        return MODELS[place](**settings)
+    if own := users_place(place):
+        function = load_object(*own)
+        if inspect.isclass(function):
+            return function(**settings)
+        return partial(function, **settings) if settings else function
+    if place in RULES and not settings:
+        return RULES[place]
+    what, known = f"{place}{' with settings' if settings else ''}", [*RULES, *MODELS]
+    raise ConfigError(
+        f"judges: there is no judge {what}.{did_you_mean(place, known)}\nName one of"
+        f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
+    )

@@ -9,16 +9,18 @@ import os
 import re
 import sqlite3
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
+from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from aitrain.environment.completion_parser import THINK
+from aitrain.environment.contract import Prompt
 from aitrain.environment.http_server import check_url
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
@@ -30,11 +32,6 @@ VARIABLE, OFFLINE = "AITRAIN_JUDGES", "offline"
 
 not_asked: set[str] = set()
 """Addresses of the judges of this process that send no requests."""
-
-
-def go_offline() -> None:
-    """Send no requests in this process and those that it starts."""
-    os.environ[VARIABLE] = OFFLINE
 
 
 def is_offline() -> bool:
@@ -116,13 +113,12 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
         if not (key.isascii() and key.isprintable()):  # an error of httpx would show it
             raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        url, pause, judge = self.url + path, FIRST_PAUSE, f"the judge at {self.url}"
+        url, judge = self.url + path, f"the judge at {self.url}"
         connections = _Connections.of_running_loop()
         slots = connections.slots.setdefault((url, self.concurrency), asyncio.Semaphore(self.concurrency))
         for attempt in range(self.retries + 1):
             if attempt:
-                await asyncio.sleep(min(pause, LONGEST_PAUSE))
-                pause *= 2
+                await asyncio.sleep(min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE))
             try:
                 async with slots, asyncio.timeout(self.timeout):
                     response = await connections.client.post(url, json=body, headers=headers)
@@ -201,7 +197,7 @@ def as_text(said: str | Sequence[Mapping[str, object]]) -> str:
 
 
 BUSY_SECONDS = 30.0
-TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, verdict TEXT NOT NULL)"
+TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, verdict TEXT NOT NULL)"
 
 
 @dataclass(frozen=True)
@@ -213,14 +209,14 @@ class VerdictStore:
     def __post_init__(self) -> None:
         own_files.add(os.path.abspath(self.file))
 
-    def find(self, key: str) -> list[float] | None:
+    def find(self, key: str) -> list[Any] | None:
         """The stored verdict; None if there is none."""
-        rows = self._run("SELECT verdict FROM verdicts WHERE key = ?", key)
+        rows = self._run("SELECT verdict FROM replies WHERE key = ?", key)
         return json.loads(rows[0][0]) if rows else None
 
-    def keep(self, key: str, verdict: list[float]) -> list[float]:
+    def keep(self, key: str, verdict: list[Any]) -> list[Any]:
         """Store a verdict; returns the one that counts, which is the first for its key."""
-        self._run("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", key, json.dumps(verdict))
+        self._run("INSERT OR IGNORE INTO replies VALUES (?, ?)", key, json.dumps(verdict))
         return self.find(key) or verdict
 
     def _run(self, statement: str, *values: object) -> list[Any]:
@@ -244,9 +240,6 @@ CACHE = "judge_cache.sqlite"
 """Name of the file in the working directory, unless `cache` names another one."""
 FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
 
-Verdict = Callable[[Mapping[str, Any]], list[float]]
-"""The numbers of a reply; raises ValueError if it is no verdict."""
-
 
 class ModelJudge(JudgeServer, frozen=True):
     """A model that judges. It has no state of its own, so calls of several threads and processes can share it."""
@@ -264,53 +257,42 @@ class ModelJudge(JudgeServer, frozen=True):
         """The file of the verdicts."""
         return VerdictStore(Path(self.cache if isinstance(self.cache, str) else CACHE).expanduser().absolute())
 
-    async def ask(self, rule: str, parts: Sequence[str], fields: Mapping[str, Any], read: Verdict) -> list[float]:
-        """The verdict of the model by a rule on quoted texts; `fields` are the JSON schemas of the reply's. The same
-        question gets the same verdict, also in other processes and runs.
+    async def ask(self, rule: str, prompt: Prompt, texts: Mapping[str, Prompt], fields: Mapping[str, Any]) -> list[Any]:
+        """The verdict of the model by a rule on the task and texts by their names, all of which are quoted: the values
+        of the reply's fields, which are given with their types. The same question gets the same verdict, also in other
+        processes and runs.
 
         Raises:
             CallFailed: the server fails, or its reply is no verdict.
         """
+        reply = TypeAdapter(TypedDict("Verdict", dict(fields)))  # type: ignore[operator]
+        parts = [quoted(name, said) for name, said in [("task", prompt), *texts.items()] if said or name != "task"]
         messages = [{"role": "system", "content": rule}, {"role": "user", "content": "\n\n".join(parts)}]
         body: dict[str, Any] = {"model": self.model, "messages": messages, "temperature": 0}
         body["max_tokens"] = self.max_reply_tokens
         if self.structured:
-            reply = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
-            schema = {"name": "verdict", "strict": True, "schema": reply}
+            form = {**reply.json_schema(), "additionalProperties": False}
+            schema = {"name": "verdict", "strict": True, "schema": form}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self.cache is False:
-            return await self._asked(body, read)
+            return await self._asked(body, reply)
         key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
         locks = _Connections.of_running_loop().locks
         async with locks.setdefault(key, asyncio.Lock()):  # equal answers of a group
             found = self.store.find(key)
-            return self.store.keep(key, await self._asked(body, read)) if found is None else found
+            return self.store.keep(key, await self._asked(body, reply)) if found is None else found
 
-    async def _asked(self, body: Mapping[str, Any], read: Verdict) -> list[float]:
+    async def _asked(self, body: Mapping[str, Any], reply: TypeAdapter[Any]) -> list[Any]:
         answer = await self.post("/chat/completions", body)
         try:
             said = str(answer["choices"][0]["message"]["content"] or "")
         except (LookupError, TypeError):
             problem = f"the judge at {self.url} gave no chat completion: {str(answer)[:200]}"
             raise CallFailed(Failure("server", problem)) from None
-        try:
-            return read(json_object(said))
+        text = (THINK.split(said)[1] or "").strip()
+        fenced = FENCE.match(text)
+        try:  # all of the reply must be one JSON object, thoughts before it and a fence around it aside
+            return list(reply.validate_json(fenced[1] if fenced else text).values())
         except ValueError as error:
-            raise CallFailed(Failure("server", f"the reply of the judge {self.model} is no verdict: {error}")) from None
-
-
-def json_object(said: str) -> Mapping[str, Any]:
-    """The JSON object that a reply consists of, a block of thoughts before it and a code fence around it aside.
-
-    Raises:
-        ValueError: the reply is anything else, or says more.
-    """
-    text = (THINK.split(said)[1] or "").strip()
-    fenced = FENCE.match(text)
-    try:
-        found = json.loads(fenced[1] if fenced else text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError(f"it must be one JSON object, not {said.strip()[:80]!r}")
-    return found
+            what = f"{said.strip()[:80]!r}: {' '.join(str(error).split())[:200]}"
+            raise CallFailed(Failure("server", f"the reply of the judge {self.model} is no verdict: {what}")) from None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, Strict, WithJsonSchema
 
 from aitrain.environment.contract import Prompt
-from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, as_text, is_offline, quoted
+from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, as_text, is_offline
 
 
 class Ranking(ModelJudge, frozen=True):
@@ -38,25 +38,20 @@ class Ranking(ModelJudge, frozen=True):
         )
         numbers = list(range(1, count + 1))
         items = {"type": "integer", "enum": numbers}
-        fields = {"ranking": {"type": "array", "items": items, "minItems": count, "maxItems": count}}
+        form = WithJsonSchema({"type": "array", "items": items, "minItems": count, "maxItems": count})
 
-        def shares_below(reply: Mapping[str, Any]) -> list[float]:
-            """For each answer, the share of the others that are ranked below it."""
-            ranking = reply.get("ranking")
-            if not isinstance(ranking, list) or any(type(one) is not int for one in ranking):
-                ranking = []
+        def complete(ranking: list[int]) -> list[int]:
             if sorted(ranking) != numbers:
-                raise ValueError(
-                    f"ranking must have each number from 1 to {count} once, not {str(reply.get('ranking'))[:60]}"
-                )
-            return [1 - ranking.index(number) / (count - 1) for number in numbers]
+                raise ValueError(f"it must have each number from 1 to {count} once")
+            return ranking
 
+        fields = {"ranking": Annotated[list[Annotated[int, Strict()]], AfterValidator(complete), form]}
         seed = hashlib.sha256("\0".join([as_text(prompt), *distinct]).encode(errors="replace")).hexdigest()
         totals = dict.fromkeys(distinct, 0.0)
         shuffled = random.Random(seed).sample(distinct, count)
         for order in (shuffled, shuffled[::-1]):
-            parts = [quoted("task", prompt)] if prompt else []
-            parts += [quoted(f"answer-{place}", text) for place, text in enumerate(order, 1)]
-            for text, share in zip(order, await self.ask(rule, parts, fields, shares_below), strict=True):
-                totals[text] += share / 2
+            answers = {f"answer-{place}": text for place, text in enumerate(order, 1)}
+            (ranking,) = await self.ask(rule, prompt, answers, fields)
+            for place, number in enumerate(ranking):
+                totals[order[number - 1]] += (1 - place / (count - 1)) / 2
         return [totals[text] for text in texts]

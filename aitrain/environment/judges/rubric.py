@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from annotated_types import Ge, Le
+from pydantic import Field, Strict, WithJsonSchema, field_validator
 
 from aitrain.environment.contract import Prompt, Score
-from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, is_offline, quoted
+from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, as_text, is_offline
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -46,27 +47,19 @@ class Rubric(ModelJudge, frozen=True):
             return Score(None)
         criteria = {"score": self.rubric} if isinstance(self.rubric, str) else self.rubric
         low, high = self.scale
-        form = ", ".join(f'"{name}": N' for name in criteria)
+        example = ", ".join(f'"{name}": N' for name in criteria)
         rule = (
             f"You score an answer to a task.\n{DATA_RULE}\n\nScore by:\n"
             + "\n".join(f"- {name}: {criterion}" for name, criterion in criteria.items())
             + f"\n\nEach N is a whole number from {low} (worst) to {high} (best)."
-            f" Reply with one JSON object and nothing else: {{{form}}}"
+            f" Reply with one JSON object and nothing else: {{{example}}}"
         )
-        number = {"type": "integer", "enum": list(range(low, high + 1))}
-        fields = dict.fromkeys(criteria, number)
-
-        def shares_of_scale(reply: Mapping[str, Any]) -> list[float]:
-            for name in criteria:
-                value = reply.get(name)
-                if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                    raise ValueError(f"{name} must be a number from {low} to {high}, not {str(value)[:40]}")
-            return [(reply[name] - low) / (high - low) for name in criteria]
-
+        form = WithJsonSchema({"type": "integer", "enum": list(range(low, high + 1))})
+        number = Annotated[float, Strict(), Ge(low), Le(high), form]
         said = [] if isinstance(prompt, str) else messages[len(prompt) :]
         truth = (case or {}).get(self.reference)
-        parts = [quoted("task", prompt)] if prompt else []
-        parts += [] if truth is None else [quoted("reference", str(truth))]
-        parts.append(quoted("answer", said if len(said) > 1 else text))
-        shares = await self.ask(rule, parts, fields, shares_of_scale)
+        texts = {"reference": str(truth)} if truth is not None else {}
+        texts["answer"] = as_text(said) if len(said) > 1 else text
+        numbers = await self.ask(rule, prompt, texts, dict.fromkeys(criteria, number))
+        shares = [(one - low) / (high - low) for one in numbers]
         return Score(sum(shares) / len(shares), dict(zip(criteria, shares, strict=True)) if len(shares) > 1 else {})

@@ -6,9 +6,6 @@ import logging
 import re
 import threading
 from collections.abc import Callable
-from importlib.util import find_spec
-
-from aitrain.errors import ConfigError
 
 NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 MATH_CHARACTERS = 3000
@@ -56,16 +53,6 @@ def math(text: str, ground_truth: object) -> float:
         raise ValueError(f"math-verify cannot read the ground truth {truth[:60]!r}")
     found = parse(text[-MATH_CHARACTERS:], parsing_timeout=seconds)
     return float(verify(expected, found, timeout_seconds=seconds))
-
-
-def require_math_verify() -> None:
-    """Check that math-verify is installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if find_spec("math_verify") is None:
-        raise ConfigError('judges: the rule math needs math-verify\nInstall it with: pip install "aitrain[judges]"')
 
 
 RULES: dict[str, Callable[..., float]] = {"exact": exact, "gsm8k": gsm8k, "boxed": boxed, "math": math}

@@ -14,19 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
-from typing import Any, cast
+from typing import Any
+
+import psutil
 
 from aitrain.batch import plan_batch
 from aitrain.environment.endpoint import running_address
 from aitrain.execution.async_calls import shared_loop
-from aitrain.rollout.episode import Episode
-from aitrain.workbench.check.scores import NOISE, OWN_STATE
 from aitrain.workbench.check.subject import SLOW_SAMPLE, EnvFinding, NotCheckedError, Subject
-from aitrain.workbench.player import EMPTY, JUNK, heard, is_unknown, replied
+from aitrain.workbench.player import EMPTY, JUNK, replied
 
-MANY = 32
-"""Episodes that are played at the same time, unless one takes longer than QUICK."""
-QUICK = 0.05
 SLOW = 1.0
 """Seconds per step from which the environment is called slow."""
 BUDGET = 10.0
@@ -46,41 +43,6 @@ def episode_end(subject: Subject) -> Iterator[EnvFinding]:
             "Return the score (or None from step) when the task is done, or after some turns without progress.",
             episode.case.case_idx,
         )
-
-
-def concurrency(subject: Subject) -> Iterator[EnvFinding]:
-    """Episodes at the same time are as they are one after another."""
-    pairs = subject.pairs
-    alone = [subject.play_one(*pair, again=True) for pair in pairs]
-    count = MANY if subject.episode_seconds < QUICK else subject.at_once
-    beside = subject.play(islice(cycle(pairs), count), again=True, at_once=count)
-    different = [(one, other) for one, other in zip(cycle(alone), beside, strict=False) if not _are_alike(one, other)]
-    # else it is noise, which `repeatable` finds
-    if different and all(
-        _are_alike(one, subject.play_one(*pair, again=True)) for pair, one in zip(pairs, alone, strict=True)
-    ):
-        before, after = different[0]
-        said = "" if heard(before) == heard(after) else ", and another conversation"
-        what = f"a score of {after.result.score} instead of {before.result.score}{said}"
-        failure = after.result.failure
-        yield EnvFinding(
-            "fail",
-            f"With {count} episodes at the same time: {failure.message if failure else what}.",
-            "A training step plays its episodes at the same time: scores belong to the wrong replies.",
-            OWN_STATE,
-            before.case.case_idx,
-        )
-        subject.at_once = 1  # the other checks look for other things
-    for note in subject.notes[:1]:
-        yield EnvFinding("info", " ".join(note.split()))
-
-
-def _are_alike(one: Episode, other: Episode) -> bool:
-    """Whether two episodes of the same replies are the same, as far as is known."""
-    if is_unknown(one) or is_unknown(other):
-        return True
-    is_alike = heard(one) == heard(other) and (one.result.failure is None) == (other.result.failure is None)
-    return is_alike and abs((one.result.score or 0.0) - (other.result.score or 0.0)) <= NOISE
 
 
 def latency(subject: Subject) -> Iterator[EnvFinding]:
@@ -106,21 +68,15 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
 
 CASES = 4
 SETTLE = 2.0
-"""Seconds that threads and files of the player itself get to end."""
+"""Seconds that threads of the player itself get to end."""
 EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
 """Audit events of Python's socket module: which address, before anything is sent."""
 
 
 def _random_states() -> dict[str, object]:
     """The states of the global random generators of the libraries that are imported."""
-    numpy = cast("Any", sys.modules.get("numpy.random"))
+    numpy: Any = sys.modules.get("numpy.random")
     return {" of random": random.getstate(), " of numpy": numpy and str(numpy.get_state())}
-
-
-def _children() -> dict[str, object]:
-    import psutil  # here, because its import takes long
-
-    return {str(child.pid): True for child in psutil.Process().children(recursive=True)}
 
 
 @dataclass(frozen=True)
@@ -137,7 +93,7 @@ class Effect:
 OWN_COPY = "Episodes run at the same time, so that each one changes it under the others."
 OUR_THREADS = "environment-"
 """Beginning of the names of threads that call the environment: one that hangs is found by `exceptions`."""
-USED_UP = "A run of thousands of episodes ends without memory, threads, processes or open files."
+USED_UP = "A run of thousands of episodes ends without memory, threads or processes."
 EFFECTS = (
     Effect(
         "change the working directory",
@@ -166,15 +122,9 @@ EFFECTS = (
     ),
     Effect(
         "leave processes behind",
-        _children,
+        lambda: {str(child.pid): True for child in psutil.Process().children(recursive=True)},
         USED_UP,
         "Wait for them, or end them in close() of the episode's object.",
-    ),
-    Effect(
-        "leave files open",
-        lambda: {name: True for name in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{name}")},
-        USED_UP,
-        "Open files with `with`, or close them in close() of the episode's object.",
     ),
 )
 
@@ -192,8 +142,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
             threads.append(threading.current_thread().name)
         return set_handler(number, handler)
 
-    shared_loop()  # of aitrain, for async methods: it starts a thread and opens three files, once
-    subject.player.play([])  # opens the files of its own event loop
+    shared_loop()  # of aitrain, for async methods: it starts a thread, once
     before = [effect.look() for effect in EFFECTS]
     connection_watchers().append(addresses.append)
     signal.signal = noted  # type: ignore[assignment]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aitrain.environment.completion_parser import short
@@ -17,17 +18,14 @@ from aitrain.workbench.check.replies import (
     LONG,
     NOT_A_NUMBER,
     core_of,
-    denials,
-    lazy_answers,
     number_of,
     quoted,
     rewrapped,
     same_answer,
     scaffolds,
-    shotguns,
     wrong_answers,
 )
-from aitrain.workbench.check.subject import LEVELS, PASS, EnvFinding, Level, Subject
+from aitrain.workbench.check.subject import LEVELS, NO_SCALE, PASS, EnvFinding, Level, NotCheckedError, Subject
 from aitrain.workbench.player import JUNK_TEXT, Constant, Parrot, Policy, Script, replied
 
 FORMAT_BONUS = 0.2
@@ -50,7 +48,7 @@ class Earned:
     shares: list[float]
     best: Episode
     of: int
-    """Number of the cases; one in which the reply cannot be made earns nothing."""
+    """Number of the tries, or of the cases: one in which the reply cannot be made earns nothing."""
 
     @property
     def mean(self) -> float:
@@ -63,10 +61,10 @@ class Earned:
         return sum(share >= PASS for share in self.shares)
 
 
-def earned(subject: Subject, replies: Replies, of: int = 0) -> list[Earned]:
-    """Play replies, and collect by their kind what they earned in `of` cases, or in those in which there is a score;
-    highest first."""
+def earned(subject: Subject, replies: Replies) -> list[Earned]:
+    """Play replies, and collect by their kind what they earned, highest first; all of their cases count for each."""
     plays = list(replies)
+    of = len({case.number for _, case, _ in plays})
     found: dict[str, list[tuple[float, Episode]]] = {}
     for (what, _, _), episode in zip(plays, subject.play((case, policy) for _, case, policy in plays), strict=True):
         if (share := subject.share(episode)) is not None:
@@ -91,24 +89,25 @@ class ReplyProbe:
     """Fraction of the cases in which the reply passes, from which on it is found, by the level."""
     paying: Mapping[Level, float] = field(default_factory=dict)
     """The same of its mean share."""
-    cases: Callable[[Subject], Sequence[object]] = lambda _: ()
-    """The cases that count also if a reply cannot be made in them."""
     is_mild: Callable[[Subject, Earned], bool] = lambda subject, _: not subject.sees_the_case
     """Whether it is only worth knowing, as what all replies earn from a scorer that looks at no case."""
     plain: Callable[[Subject], Replies] = lambda _: ()
     """Replies whose mean share is taken off that of the others."""
 
     def __call__(self, subject: Subject) -> Iterator[EnvFinding]:
-        """The finding about the worst kind."""
+        """The finding about the worst kind.
+
+        Raises:
+            NotCheckedError: nothing says what the replies should earn.
+        """
         plain = max((one.mean for one in earned(subject, self.plain(subject))), default=0.0)
-        for worst in earned(subject, self.replies(subject), len(self.cases(subject)))[:1]:
-            levels = [
-                level
-                for level in LEVELS
-                if worst.passes / worst.of >= self.passing.get(level, math.inf)
-                or worst.mean - plain >= self.paying.get(level, math.inf)
-            ]
-            if levels:
+        kinds = earned(subject, self.replies(subject))
+        if not kinds:
+            raise NotCheckedError(NO_SCALE)
+        worst = kinds[0]
+        for level in LEVELS:
+            passes = worst.passes / worst.of >= self.passing.get(level, math.inf)
+            if passes or worst.mean - plain >= self.paying.get(level, math.inf):
                 what = self.what.format(
                     what=worst.what,
                     mean=f"{worst.mean:.0%}",
@@ -116,8 +115,9 @@ class ReplyProbe:
                     reply=quoted("".join(replied(worst.best)[-1:])),
                     plain=f"{plain:.0%}",
                 )
-                level = "info" if self.is_mild(subject, worst) else levels[0]
+                level = "info" if self.is_mild(subject, worst) else level
                 yield EnvFinding(level, what, self.why, self.fix, worst.best.case.case_idx)
+                return
 
 
 # -- replies
@@ -175,10 +175,21 @@ def _ending_in(replies_of: Callable[[Subject, str], Iterable[str]]) -> Callable[
 
 
 def _several(subject: Subject, reply: str) -> Iterable[str]:
-    """Replies with the answers of several cases."""
+    """The answers of several cases in one reply, the right one neither first nor last."""
     cores = list(dict.fromkeys(core_of(script.replies[-1]) for _, script in subject.decided))
-    others = [core for core in cores if not same_answer(core, core_of(reply))]
-    return shotguns(reply, others[:4]) if others and max(map(len, cores)) <= 300 else ()
+    others = [core for core in cores if not same_answer(core, core_of(reply))][:4]
+    if others and max(map(len, cores)) <= 300:
+        half = (len(others) + 1) // 2
+        answers = ", ".join([*others[:half], core_of(reply), *(others[half:] or others)])
+        yield f"It is one of these: {answers}."
+        yield rewrapped(reply, answers)
+
+
+def _denied(_: Subject, reply: str) -> Iterable[str]:
+    """The right answer, rejected in its place, if the reply has a format. Words behind the answer are not tried: a
+    scorer that reads the number behind a mark may ignore them."""
+    core = core_of(reply)
+    return [rewrapped(reply, f"not {core}")] if core != reply.strip() else []
 
 
 def _strategies(subject: Subject) -> Replies:
@@ -188,7 +199,11 @@ def _strategies(subject: Subject) -> Replies:
     answers = list(dict.fromkeys((NOT_A_NUMBER, *cores, *LABELS)))[:24]
     constants = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
     for case in subject.sample if len(subject.sample) >= 4 else ():
-        for what, answer in (constants | lazy_answers(subject.asked(case))).items():
+        found = dict(constants)
+        for what, part in {"number": r"-?\d+(?:\.\d+)?", "word": r"[^\W\d_]+"}.items():
+            if parts := re.findall(part, subject.asked(case)):
+                found |= {f"the first {what} of the prompt": parts[0], f"the last {what} of the prompt": parts[-1]}
+        for what, answer in found.items():
             yield what, case, Constant(rewrapped(form, answer) if form else answer)
 
 
@@ -209,8 +224,13 @@ def _persuading(subject: Subject) -> Replies:
 
 def _is_graded(subject: Subject, worst: Earned) -> bool:
     """Whether a part of the reference earns a part of the score, as with sub-goals or similarity."""
-    halves = _ending_in(lambda _, reply: [reply[: -(-len(reply) // 2)], reply[len(reply) // 2 :]] * (len(reply) > 5))
-    parts = earned(subject, halves(subject), len(subject.decided))
+
+    def halves(_: Subject, reply: str) -> list[str]:
+        core = core_of(reply)
+        middle = reply.rindex(core) + len(core) // 2  # within the answer: a mark or the answer alone are no parts of it
+        return [reply[:middle], reply[middle:]] if len(reply) > 5 else []
+
+    parts = earned(subject, _ending_in(halves)(subject))
     return not subject.sees_the_case or any(0.2 < part.mean < 0.95 for part in parts)
 
 
@@ -224,14 +244,6 @@ def _is_near(subject: Subject, worst: Earned) -> bool:
     answer, right = number_of(core_of(replied(worst.best)[-1])), number_of(subject.core(worst.best.case) or "")
     is_near = answer is not None and right is not None and 1 <= abs(answer - right) <= 0.05 * abs(right)
     return is_near or not subject.sees_the_case
-
-
-def _is_drawn(subject: Subject, worst: Earned) -> bool:
-    """Whether the reply earns less with other seeds, as the seed decides what is right: all episodes here have one."""
-    seeds, policy = range(1, 9), Constant("".join(replied(worst.best)[-1:]))
-    played = subject.player.play([(worst.best.case, policy)] * len(seeds), seeds)
-    shares = [share for one in played if (share := subject.share(one)) is not None]
-    return not subject.sees_the_case or math.fsum(shares) < MOST * len(shares)
 
 
 # -- the probes
@@ -258,7 +270,6 @@ wrong_answer = ReplyProbe(
     "The policy learns the format and nothing else.",
     "Compare the answer itself, not only that there is one.",
     passing={"warning": 0.5, "info": 0.1},
-    cases=lambda subject: subject.decided,
     is_mild=_is_near,
 )
 shotgun = ReplyProbe(
@@ -267,16 +278,14 @@ shotgun = ReplyProbe(
     "The policy learns to list candidates instead of deciding.",
     "Extract one answer, such as the last one after a mark, and compare it as a whole.",
     passing={"fail": 0.5, "warning": ANY},
-    cases=lambda subject: subject.decided,
     is_mild=_is_graded,
 )
 denied_answer = ReplyProbe(
-    _ending_in(lambda _, reply: denials(reply)),
+    _ending_in(_denied),
     "A reply that rejects the right answer gets full score in {count} cases: {reply}.",
     "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
     "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
     passing={"warning": 0.25},
-    cases=lambda subject: subject.decided,
     is_mild=_is_graded,
 )
 lazy_policy = ReplyProbe(
@@ -285,8 +294,6 @@ lazy_policy = ReplyProbe(
     "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to learn.",
     "Balance the answers of the cases, or ask for more than this strategy gives.",
     passing={"warning": MOST},
-    cases=lambda subject: subject.sample,
-    is_mild=_is_drawn,
 )
 injection = ReplyProbe(
     _persuading,

@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,6 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
                 "Nothing ends such a call in a thread: a training hangs or ends with it.",
                 "Bound what it does for a long or odd reply. With --rl-env-isolation process all checks run, as"
                 " training does then.",
-                check=name,
             )
             yield {"result": asdict(CheckResult(name, findings=[finding]))}
         except KeyboardInterrupt:
@@ -90,47 +89,36 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
 FAST_SECONDS = 10.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class FastCheck:
     """What the fast checks have found."""
 
-    passed: int = 0
-    reason: str = ""
-    """Why not all checks were made."""
-    findings: list[str] = field(default_factory=list)
-    """The findings as sentences, without those that are only worth knowing."""
+    lines: list[str]
+    """The findings for the user, without those that are only worth knowing; one line if there are none."""
+    is_clean: bool
+    """Whether all checks were made and have nothing to say."""
     all_failed: str = ""
     """The first failure, if every episode failed."""
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether all checks were made and have nothing to say."""
-        return not (self.reason or self.findings)
-
-    def lines(self) -> Iterator[str]:
-        """The findings for the user, or one line if there are none."""
-        if self.reason and not self.passed:
-            yield f"The environment was not checked: {self.reason}."
-        elif not self.findings:
-            late = f", the others not made: {self.reason}" if self.reason else ""
-            yield f"Environment checks: {self.passed} passed{late}."
-        yield from self.findings
 
 
 def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastCheck:
     """Run the fast checks for a few seconds. Nothing that goes wrong here ends the run."""
     request = {"options": config.model_dump(mode="json", exclude_unset=True), "seconds": seconds}
-    found = FastCheck()
+    passed, message, findings = 0, Message(), list[str]()
     for message in messages_of(request, {"HF_HUB_OFFLINE": "1"}):  # what the run has downloaded is in the cache
-        found.reason = message.get("error", "").partition("\n")[0]
-        found.all_failed = message.get("all_failed") or ""
         if result := message.get("result"):
-            found.passed += not (result["skipped"] or result["findings"])
+            passed += not (result["skipped"] or result["findings"])
             for one in result["findings"]:
                 if one["level"] != "info":
                     text = " ".join(f"{one['what']} {one['fix']}".split())
-                    found.findings.append(f"Environment check {one['check']}: {text}")
-    return found
+                    findings.append(f"Environment check {result['name']}: {text}")
+    reason = message.get("error", "").partition("\n")[0]
+    if reason and not passed:
+        findings.insert(0, f"The environment was not checked: {reason}.")
+        return FastCheck(findings, False)
+    late = f", the others not made: {reason}" if reason else ""
+    lines = findings or [f"Environment checks: {passed} passed{late}."]
+    return FastCheck(lines, not (reason or findings), message.get("all_failed") or "")
 
 
 # -- the report
@@ -148,15 +136,9 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
             show(_plain(f"{opened['name']}: {cases}{held_out}, opened in {opened['seconds']:.1f}s\n{opened['note']}"))
         if result := message.get("result"):
             document["checks"].append(result)
-            if not result["skipped"]:
-                for line in _result_lines(result, is_verbose):
-                    show(line)
-    skipped, made = dict[str, list[str]](), [one for one in document["checks"] if not one["skipped"]]
-    for one in document["checks"]:
-        if one["skipped"]:
-            skipped.setdefault(one["skipped"], []).append(one["name"])
-    for reason, names in skipped.items():
-        show(_plain(f"-        not checked        {', '.join(names)}: {reason}"))
+            for line in _result_lines(result, is_verbose):
+                show(line)
+    made = [one for one in document["checks"] if not one["skipped"]]
     counts = Counter(finding["level"] for one in made for finding in one["findings"])
     if counts["fail"] and "error" not in document:
         document["exit_code"] = 3
@@ -169,8 +151,10 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
 
 def _result_lines(result: Message, is_verbose: bool) -> Iterator[str]:
     findings = sorted(result["findings"], key=lambda finding: LEVELS.index(finding["level"]))
-    level = findings[0]["level"] if findings else "ok"
-    yield typer.style(f"{level:8}", COLOURS.get(level)) + f" {result['name']:18} {result['description']}"
+    level, text = findings[0]["level"] if findings else "ok", result["description"]
+    if result["skipped"]:
+        level, text = "-", _plain(f"not checked: {result['skipped']}")
+    yield typer.style(f"{level:8}", COLOURS.get(level)) + f" {result['name']:18} {text}"
     width = max(36, min(106, shutil.get_terminal_size().columns))
     wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
     for one in [one for one in findings if is_verbose or one["level"] != "info" or not one["why"]]:

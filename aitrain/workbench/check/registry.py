@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aitrain.environment.contract import scores_groups
 from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import model_judge
 from aitrain.environment.served_environment import ServedEnvironment
@@ -37,17 +36,6 @@ FAST_SAMPLE = 4
 """Cases that are played before a training."""
 Send = Callable[[Message], None]
 
-NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {
-    "scores": (lambda subject: True, ""),
-    "turns": (lambda subject: subject.kind != "score_episode", "one turn only"),
-    "scale": (lambda subject: any(map(subject.scale, subject.sample)), "uncalibrated: nothing earns a score"),
-    "reference": (lambda subject: subject.referenced, "there is no reference"),
-    "reply": (lambda subject: subject.answered, "there is no reference of one reply that earns anything"),
-    "last reply": (lambda subject: subject.decided, "there is no reference whose last reply decides the score"),
-    "groups": (lambda subject: scores_groups(subject.environment), "there is no score_group"),
-}
-"""What a check needs beside the rows, and why it does not run without it; all of these need scores."""
-
 
 @dataclass(frozen=True)
 class EnvCheck:
@@ -57,55 +45,39 @@ class EnvCheck:
     description: str
     """What is well if there is no finding: `the reference earns full score`."""
     find: Callable[[Subject], Iterator[EnvFinding]]
-    needs: str = "scores"
-    """A key of NEEDS, or `rows` only."""
+    needs_scores: bool = True
+    """Whether it plays for scores; otherwise it runs also where there are none."""
     is_fast: bool = False
     """Whether it runs before every training."""
     of_process: bool = False
     """Whether it looks at the environment's own process, which is elsewhere if a server has the environment."""
 
-    def reason_to_skip(self, subject: Subject) -> str:
-        """Why the check cannot run on this environment; empty if it can."""
-        if self.of_process and isinstance(subject.environment, ServedEnvironment):
-            return "seen only where the environment runs: check it there"
-        if self.needs == "rows":
-            return ""
-        if subject.model.used:
-            return "the scorer uses the model"
-        if model_judge.not_asked:
-            played = subject.play(subject.pairs)
-            if all(one.result.score is None and one.result.failure is None for one in played):
-                return "all scores are those of judges that were not asked (--ask-judges)"
-        is_there, reason = NEEDS[self.needs]
-        return "" if is_there(subject) else reason
-
 
 CHECKS: tuple[EnvCheck, ...] = (
-    EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, "rows", is_fast=True),
+    EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, False, is_fast=True),
     # first of those that play: what an environment changes only once would not be seen later
     EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects, of_process=True),
-    EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, "rows", of_process=True),
-    EnvCheck("model-use", "the scorer does not generate", scores.model_use, "rows"),
-    EnvCheck("concurrency", "episodes at the same time do not disturb each other", episodes.concurrency),
+    EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, False, of_process=True),
+    EnvCheck("model-use", "the scorer does not generate", scores.model_use, False),
+    EnvCheck("concurrency", "episodes at the same time do not disturb each other", scores.concurrency),
     EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
     # those after it also look at a column that is taken for the reference
-    EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, "rows", is_fast=True),
-    EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, "rows", is_fast=True),
+    EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, False, is_fast=True),
+    EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, False, is_fast=True),
     EnvCheck("repeatable", "the same replies get the same conversation and score", scores.repeatable),
     # before those that play much: slow environments leave no time for what comes last
     EnvCheck("latency", "steps wait little for the environment", episodes.latency),
-    EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers, "reply"),
-    EnvCheck("floor", "replies without content earn nothing", probes.floor, "scale", is_fast=True),
-    EnvCheck("other-answer", "another case's answer does not pass", probes.other_answer, "reference", is_fast=True),
-    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", probes.wrong_answer, "last reply"),
-    EnvCheck("shotgun", "a list of answers does not pass", probes.shotgun, "last reply"),
-    EnvCheck("denied-answer", "a rejected answer does not pass", probes.denied_answer, "last reply"),
-    EnvCheck("lazy-policy", "no fixed strategy is enough", probes.lazy_policy, "scale"),
-    EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection, "scale"),
-    EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end, "turns"),
+    EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers),
+    EnvCheck("floor", "replies without content earn nothing", probes.floor, is_fast=True),
+    EnvCheck("other-answer", "another case's answer does not pass", probes.other_answer, is_fast=True),
+    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", probes.wrong_answer),
+    EnvCheck("shotgun", "a list of answers does not pass", probes.shotgun),
+    EnvCheck("denied-answer", "a rejected answer does not pass", probes.denied_answer),
+    EnvCheck("lazy-policy", "no fixed strategy is enough", probes.lazy_policy),
+    EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection),
+    EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end),
     EnvCheck("exceptions", "every reply gets a score in the range", scores.exceptions, is_fast=True),
-    EnvCheck("group-score", "score_group ranks the reference above nonsense", scores.group_score, "groups"),
-    EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, "rows", of_process=True),
+    EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, False, of_process=True),
 )
 
 
@@ -124,12 +96,18 @@ def chosen(only: Iterable[str]) -> list[EnvCheck]:
 
 
 def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
-    """Run a check; it is skipped if there is no time for it."""
+    """Run a check; it is skipped if there is no time for it, or the environment has not what it needs."""
     start, found, skipped = time.monotonic(), list[EnvFinding](), ""
     try:
-        skipped = check.reason_to_skip(subject)
-        for finding in () if skipped else check.find(subject):
-            found.append(replace(finding, check=check.name))
+        if check.of_process and isinstance(subject.environment, ServedEnvironment):
+            raise NotCheckedError("seen only where the environment runs: check it there")
+        if check.needs_scores and subject.model.used:
+            raise NotCheckedError("the scorer uses the model")
+        if check.needs_scores and model_judge.not_asked:
+            results = [episode.result for episode in subject.play(subject.pairs)]
+            if all(one.score is None and one.failure is None for one in results):
+                raise NotCheckedError("all scores are those of judges that were not asked (--ask-judges)")
+        found.extend(check.find(subject))
     except NotCheckedError as stopped:
         skipped = "" if found else str(stopped)
     except ConfigError:  # a run would be refused
@@ -170,11 +148,10 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
     checks = chosen(request["only"]) if seconds is None else [one for one in CHECKS if one.is_fast]
     if "rl_env_timeout" not in options:
         config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
-    counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
-    name = type(opened.environment).__name__
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
     note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
-    send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
+    facts = {"name": type(opened.environment).__name__, "cases": len(opened.cases), "held_out": len(opened.held_out)}
+    send({"opened": {**facts, "note": note, "seconds": time.monotonic() - start}})
     limit = SAMPLE if seconds is None else FAST_SAMPLE
     with closing(Subject(opened, config, tokenizer, limit, SECONDS)) as subject:
         for one in checks:
@@ -206,7 +183,7 @@ def main(tokenizer_of: Callable[[TrainConfig], object]) -> None:
     threading.Thread(target=keep_alive, daemon=True).start()
     try:
         if not request.get("ask_judges"):
-            model_judge.go_offline()
+            os.environ[model_judge.VARIABLE] = model_judge.OFFLINE
         check(request, send, tokenizer_of)
     except Exception as error:
         ours = to_aitrain_error(error)

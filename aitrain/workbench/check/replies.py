@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from string import ascii_lowercase, ascii_uppercase, digits
 
 from aitrain.environment.completion_parser import short
@@ -144,28 +143,13 @@ def wrong_answers(core: str) -> list[str]:
     return [answer for answer in (*answers, "zzz") if not same_answer(answer, core)]
 
 
-def shotguns(reply: str, others: Sequence[str]) -> Iterator[str]:
-    """All candidate answers in one reply, the right one neither first nor last."""
-    core, half = core_of(reply), (len(others) + 1) // 2
-    answers = [*others[:half], core, *others[half:]] if len(others) > 1 else [*others, core, *others]
-    yield "It is one of these: " + ", ".join(answers) + "."
-    yield rewrapped(reply, ", ".join(answers))
-
-
-def denials(reply: str) -> list[str]:
-    """Replies that reject the right answer in the place of the answer, if the reply has a format. Words behind the
-    answer are not tried: a scorer that reads the number behind a mark may ignore them."""
-    core = core_of(reply)
-    return [rewrapped(reply, f"not {core}")] if core != reply.strip() else []
-
-
 SPACES = {"with a line end after it": "{}\n", "with empty lines around it": "\n{}\n\n"}
 """Forms of a reply that should never matter."""
 
 
 def equivalent_forms(reply: str) -> dict[str, str]:
     """Replies that a person would accept as the same answer, by what differs."""
-    core, number = core_of(reply), number_of(core_of(reply))
+    core = core_of(reply)
     forms = {
         **{name: form.format(reply) for name, form in SPACES.items()},
         "with a thought before it": f"<think>\nLet me see.\n</think>\n\n{reply}",
@@ -174,10 +158,6 @@ def equivalent_forms(reply: str) -> dict[str, str]:
         "in bold": rewrapped(reply, f"**{core}**"),
         "in lower case": rewrapped(reply, core.lower()),
     }
-    if number is not None and number == int(number) and abs(number) < 1e15:
-        forms["as a decimal number"] = rewrapped(reply, f"{int(number)}.0")
-        if abs(number) >= 1000:
-            forms["with thousands separators"] = rewrapped(reply, f"{int(number):,}")
     tag = re.search(r"<(\w+)>[^<]*</\1>\s*\Z", reply)
     if tag:
         forms["with its tag named before it"] = f"I will answer in <{tag[1]}> tags.\n{reply}"
@@ -211,17 +191,6 @@ def scaffolds(prompt: str) -> list[str]:
     found += [example[0] for example in _JSON_EXAMPLE.finditer(prompt) if parse_object(example[0].encode())]
     found += [f"{label}:" for label in re.findall(r"(?im)^\W*((?:final )?answer)\s*:", prompt)]
     return list(dict.fromkeys(text for text in found if text.strip()))
-
-
-def lazy_answers(prompt: str) -> dict[str, str]:
-    """What a policy without understanding copies from a prompt, by the strategy."""
-    numbers, words = re.findall(r"-?\d+(?:\.\d+)?", prompt), re.findall(r"[^\W\d_]+", prompt)
-    found = dict[str, str]()
-    if numbers:
-        found |= {"the first number of the prompt": numbers[0], "the last number of the prompt": numbers[-1]}
-    if words:
-        found["the last word of the prompt"] = words[-1]
-    return found
 
 
 LABELS = ("yes", "no", "True", "False", "A", "B", "C", "D", "0", "1", "2")

@@ -21,7 +21,6 @@ from aitrain.workbench.player import reference_of
 ROWS, REFERENCES = 2000, 64
 HASH_SEED = "1"
 ROLES = ("system", "user", "assistant", "tool")
-TEMPLATE_MARKS = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]")
 FEW_PROMPTS = 0.5
 LABELS = 5
 """Number of different answers up to which they are taken for labels, which a prompt may list."""
@@ -32,20 +31,18 @@ NAMED = r"\b(?:gold|target|key|reference|truth)\w*['\"]?\s*(?:[-=]?>|[:=]|is\s)\
 
 def dataset(subject: Subject) -> Iterator[EnvFinding]:
     """Prompts, roles, case_idx and values of the rows."""
-    problems = ((case, _problem_with(case.prompt)) for case in subject.opened.all_cases if case.prompt)
-    for case, problem in [pair for pair in problems if pair[1]][:1]:
-        yield EnvFinding(
-            "warning",
-            f"Row {case.number}: {problem}",
-            "Chat templates refuse such a prompt, or render it in a way the model has never seen.",
-            "Begin with one system message at most, take turns, and end with the user's message.",
-            case.case_idx,
-        )
-    prompts = defaultdict(set)
-    for case in subject.cases:
-        if "case_idx" in case.row:
-            prompts[str(case.case_idx)].add(text_of(case.prompt or ""))
-    doubled = [name for name, texts in prompts.items() if len(texts) > 1]
+    for case in subject.opened.all_cases:
+        if case.prompt and (problem := _problem_with(case.prompt)):
+            yield EnvFinding(
+                "warning",
+                f"Row {case.number}: {problem}",
+                "Chat templates refuse such a prompt, or render it in a way the model has never seen.",
+                "Begin with one system message at most, take turns, and end with the user's message.",
+                case.case_idx,
+            )
+            break
+    asked = {(str(case.case_idx), text_of(case.prompt or "")) for case in subject.cases if "case_idx" in case.row}
+    doubled = [name for name, times in Counter(name for name, _ in asked).items() if times > 1]
     if doubled:
         yield EnvFinding(
             "fail",
@@ -64,16 +61,13 @@ def _problem_with(prompt: Prompt) -> str:
         return ""
     roles = [str(message.get("role")) for message in prompt]
     unknown = [role for role in roles if role not in ROLES]
-    mark = TEMPLATE_MARKS.search(text)
     if unknown:
         return f"a message has the role {unknown[0]!r}; there are {', '.join(ROLES)}"
     if "system" in roles[1:]:
         return "there is a system message after the first message"
     if roles[-1] == "assistant":
         return "the last message is the assistant's, so that there is nothing to answer"
-    if ("user", "user") in pairwise(roles):
-        return "two messages of the user follow each other"
-    return f"a message contains {mark[0]}: the chat template is applied a second time" if mark else ""
+    return "two messages of the user follow each other" if ("user", "user") in pairwise(roles) else ""
 
 
 def repeatable(subject: Subject) -> Iterator[EnvFinding]:
@@ -113,32 +107,32 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
     def asked(case: Case) -> str:
         return text_of(case.prompt or "").strip() if is_whole else canonical_text(case.row)
 
-    first: dict[str, Case] = {}
-    for case in subject.cases if is_whole else ():
-        other = first.setdefault(asked(case), case)
-        answers = [subject.core(one) for one in (other, case)] if other is not case else [None]
-        if None not in answers and not same_answer(str(answers[0]), str(answers[1])):
-            shown = " and ".join(short(str(answer), 30) for answer in answers)
+    alike = defaultdict[str, list[Case]](list)
+    for case in subject.cases:
+        alike[asked(case)].append(case)
+    for one, other in [(cases[0], other) for cases in alike.values() for other in cases[1:] if is_whole]:
+        first, second = subject.core(one), subject.core(other)
+        if first is not None and second is not None and not same_answer(first, second):
+            references = f"{short(first, 30)} and {short(second, 30)}"
             yield EnvFinding(
                 "fail",
-                f"Rows {other.number} and {case.number} have the same prompt, and the references {shown}.",
+                f"Rows {one.number} and {other.number} have the same prompt, and the references {references}.",
                 "No policy can be right in both: the score is noise.",
                 "Put what decides the answer into the prompt.",
-                case.case_idx,
+                other.case_idx,
             )
             break
-    counts = Counter(map(asked, subject.cases))
-    text, times = counts.most_common(1)[0]
-    are_few = len(counts) == 1 or len(counts) < FEW_PROMPTS * len(subject.cases)
+    most = max(alike, key=lambda text: len(alike[text]))
+    are_few = len(alike) == 1 or len(alike) < FEW_PROMPTS * len(subject.cases)
     if are_few and is_whole:
         yield EnvFinding(
             "warning",
-            f"Different prompts: {len(counts)} in {len(subject.cases)} rows; one occurs {times} times: "
-            f"{short(text, 60)}",
+            f"Different prompts: {len(alike)} in {len(subject.cases)} rows; one occurs {len(alike[most])} times: "
+            f"{short(most, 60)}",
             "The policy learns these few prompts by heart, and the held-out score says nothing.",
             "Vary the prompts, or return each one once: an epoch repeats them anyway.",
         )
-    overlap = [case for case in subject.opened.held_out if counts[asked(case)]]
+    overlap = [case for case in subject.opened.held_out if asked(case) in alike]
     if overlap and (is_whole or not are_few):
         yield EnvFinding(
             "warning",

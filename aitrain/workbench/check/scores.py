@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import cycle, islice
 
 from aitrain.environment.call_policy import RAN_BESIDE
 from aitrain.environment.contract import Case, named_by
@@ -20,6 +21,7 @@ from aitrain.workbench.check.replies import (
 )
 from aitrain.workbench.check.subject import (
     NO_MODEL,
+    NO_SCALE,
     PASS,
     EnvFinding,
     Level,
@@ -27,8 +29,11 @@ from aitrain.workbench.check.subject import (
     Subject,
     may_be_answer,
 )
-from aitrain.workbench.player import EMPTY, JUNK, Constant, Policy, Script, heard, is_of_service, is_unknown, replied
+from aitrain.workbench.player import Constant, Policy, Script, heard, is_unknown, replied
 
+MANY = 32
+"""Episodes that are played at the same time, unless one takes longer than QUICK."""
+QUICK = 0.05
 MOST_FINDINGS = 3
 REPEATS = 3
 NOISE = 0.2
@@ -57,20 +62,19 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
                 case.case_idx,
             )
         return
-    played = [episode for episode in subject.play(subject.referenced) if episode.result.failure is None]
     if not (subject.referenced or subject.reference_errors):
-        raise NotCheckedError("there is no reference")
+        yield EnvFinding("info", "reference returns no answer: what needs one is not checked.")
     for number, error in list(subject.reference_errors.items())[:1]:
         fix = "Return the right answer for each case_idx; check which case a row's case_idx means."
         yield EnvFinding("fail", f"reference raised for row {number}: {error}", fix=fix)
     low, high = subject.config.score_bounds
     zero = 0.0 if low <= 0.0 < high else low
-    scored = [episode for episode in played if episode.result.score is not None]
+    played = [(one.result.score, one) for one in subject.play(subject.referenced)]
+    scored = [(score, one) for score, one in played if score is not None]
     if not scored:
         return
-    worst = min(scored, key=lambda episode: episode.result.score or 0.0)
-    score = worst.result.score or 0.0
-    below = sum((one.result.score or 0.0) <= max(score, zero) for one in scored)
+    score, worst = min(scored, key=lambda pair: pair[0])
+    below = sum(one <= max(score, zero) for one, _ in scored)
     what = f"The reference earns {score:g} in {below} of {len(scored)} cases: {quoted(' | '.join(replied(worst)))}"
     if score <= zero:
         yield EnvFinding(
@@ -86,7 +90,13 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
 
 
 def equivalent_answers(subject: Subject) -> Iterator[EnvFinding]:
-    """The reference in other forms."""
+    """The reference in other forms.
+
+    Raises:
+        NotCheckedError: there is none of one reply that earns anything.
+    """
+    if not subject.answered:
+        raise NotCheckedError(NO_SCALE)
     forms = [(name, case, form) for case, reply in subject.answered for name, form in equivalent_forms(reply).items()]
     kinds = earned(subject, [(name, case, Script((form,))) for name, case, form in forms])
     worst = {kind.what: share for kind in kinds if (share := min(kind.shares)) < PASS}
@@ -115,9 +125,9 @@ REMEDIES = {
     "wrong_type": "Return a number, in a conversation after the first answer.",
     "not_finite": "Return a number.",
     "timed_out": "Limit the time in the scorer: 0 if the reply is what takes long, None if something else is.",
+    "server": "Let it raise, or return None: a 0 would punish a reply that may be right. --rl-env-retries tries again.",
 }
 """How to mend a failure, by its kind; CATCH for the others."""
-OF_SERVICE = "Let it raise, or return None: a 0 would punish a reply that may be right. --rl-env-retries tries again."
 
 
 def exceptions(subject: Subject) -> Iterator[EnvFinding]:
@@ -139,21 +149,17 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
 def _failures(subject: Subject) -> Iterator[EnvFinding]:
     """The first failure at each place of the user's code, at most MOST_FINDINGS, and the first one of a service."""
     found: dict[str, EnvFinding] = {}
-    of_service = [one for one in subject.episodes if is_of_service(one.result.failure)]
     unscored = [one for one in subject.episodes if one.result.score is None and one.result.failure is None]
     for episode in subject.episodes:
         failure = episode.result.failure
         if failure is None or NO_MODEL in failure.message:
             continue
         first, *more = f"{failure.place} {failure.message}".split("\n")
-        place, fix = "".join(more) or failure.place, REMEDIES.get(failure.kind, CATCH)
-        if RAN_BESIDE in failure.message:
-            fix = OWN_STATE
-        if is_of_service(failure):
-            place, fix = "service", OF_SERVICE
-            first = f"A service failed in {len(of_service)} of {len(subject.episodes)} episodes: {first}"
+        is_of_service = failure.kind == "server"  # which says nothing about the reply
+        place = failure.kind if is_of_service else "".join(more) or failure.place
+        fix = OWN_STATE if RAN_BESIDE in failure.message else REMEDIES.get(failure.kind, CATCH)
         what = "\n".join([f"{first}, for {_last_reply(episode)}.", *more])
-        level: Level = "warning" if place == "service" else "fail"
+        level: Level = "warning" if is_of_service else "fail"
         found.setdefault(place, EnvFinding(level, what, MISSING, fix, episode.case.case_idx))
     yield from list(found.values())[:MOST_FINDINGS]
     if 2 * len(unscored) > len(subject.episodes):
@@ -183,37 +189,54 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     for _ in range(REPEATS):
         pairs, first = pairs[::-1], first[::-1]
         for before, after in zip(first, subject.play(pairs, again=True), strict=True):
-            one, other = before.result.score, after.result.score
-            change = 0.0 if one is None or other is None else abs(one - other)
-            is_same = heard(before) == heard(after) or is_unknown(before) or is_unknown(after)
-            if is_same and change < 1e-6:
-                continue
-            scores = f"scores of {one} and then {other}" if is_same else "different conversations"
-            yield EnvFinding(
-                "warning" if is_same and change < NOISE else "fail",
-                f"The same case, seed and replies got {scores}: {_last_reply(before)}.",
-                "Episodes of a group then differ by luck: the difference of their scores is noise.",
-                "Draw from random.Random(seed) instead of global random numbers, and keep nothing from call to call.",
-                before.case.case_idx,
-            )
-            return
+            change, what = difference(before, after)
+            if change > 1e-6:
+                yield EnvFinding(
+                    "warning" if change < NOISE else "fail",
+                    f"The same case, seed and replies got {what}: {_last_reply(before)}.",
+                    "Episodes of a group then differ by luck: the difference of their scores is noise.",
+                    "Draw from random.Random(seed), not from global random numbers; keep nothing from call to call.",
+                    before.case.case_idx,
+                )
+                return
 
 
-def group_score(subject: Subject) -> Iterator[EnvFinding]:
-    """score_group returns a score for each episode, and the reference's is not below that of a meaningless reply."""
-    case = subject.sample[0]
-    script = subject.reference(case)
-    played = subject.play([(case, script or THE_ANSWER), (case, JUNK), (case, EMPTY)])
-    ((best, junk, _),) = subject.player.score_groups([played])
-    what = ""
-    if best.failure and best.failure.place == "score_group" and not is_of_service(best.failure):
-        what = f"score_group {best.failure.message}"
-    elif script and best.score is not None and junk.score is not None and best.score < junk.score:
-        what = f"score_group gives the reference {best.score:g}, and a meaningless reply {junk.score:g}"
-    if what:
-        why = "The scores of score_group are those that are trained on."
-        fix = "Return a list with one score, or None, for each episode: the highest for the best one."
-        yield EnvFinding("fail", f"{what}.", why, fix, case.case_idx)
+def difference(before: Episode, after: Episode) -> tuple[float, str]:
+    """By how much the scores of two episodes with the same replies differ, infinite for other conversations or where
+    only one failed; and what they got. An episode whose score is unknown differs from none."""
+    one, other = before.result, after.result
+    if is_unknown(before) or is_unknown(after) or (one.failure and other.failure):
+        return 0.0, ""
+    if heard(before) != heard(after):
+        return math.inf, "different conversations"
+    if failure := one.failure or other.failure:
+        return math.inf, f"a score, and in the other episode: {failure.message}"
+    return abs((one.score or 0.0) - (other.score or 0.0)), f"scores of {one.score} and {other.score}"
+
+
+def concurrency(subject: Subject) -> Iterator[EnvFinding]:
+    """Episodes at the same time are as they are one after another."""
+    pairs = subject.pairs
+    alone = [subject.play_one(*pair, again=True) for pair in pairs]
+    count = MANY if subject.episode_seconds < QUICK else subject.at_once
+    beside = subject.play(islice(cycle(pairs), count), again=True, at_once=count)
+    found = [(one, *difference(one, other)) for one, other in zip(cycle(alone), beside, strict=False)]
+    found = [one for one in found if one[1] > NOISE]
+    # else it is noise, which `repeatable` finds
+    if found and all(
+        difference(one, subject.play_one(*pair, again=True))[0] <= NOISE for pair, one in zip(pairs, alone, strict=True)
+    ):
+        episode, _, what = found[0]
+        yield EnvFinding(
+            "fail",
+            f"With {count} episodes at the same time, and one by one, the same replies got {what}.",
+            "A training step plays its episodes at the same time: scores belong to the wrong replies.",
+            OWN_STATE,
+            episode.case.case_idx,
+        )
+        subject.at_once = 1  # the other checks look for other things
+    for note in subject.notes[:1]:
+        yield EnvFinding("info", " ".join(note.split()))
 
 
 def model_use(subject: Subject) -> Iterator[EnvFinding]:

@@ -40,6 +40,8 @@ COLUMNS = 4
 """Columns whose values are tried as answers where there is no reference."""
 NO_TIME = "no time left"
 """Why a check was skipped after the time of all checks."""
+NO_SCALE = "nothing says what such a reply should earn: there is no reference, or it earns nothing"
+"""Why replies were not tried."""
 NO_MODEL = "env check has no model"
 
 
@@ -56,8 +58,6 @@ class EnvFinding:
     """How to mend it."""
     case_idx: object = None
     """The case that shows it; None if it is about the whole."""
-    check: str = ""
-    """Name of the check."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +127,13 @@ class Subject:
         """End the environment's threads and processes."""
         self.player.close()
 
-    @property
-    def seconds_left(self) -> float:
-        """Seconds that the checks may still take."""
-        return self._end - time.monotonic()
-
     def check_time(self) -> None:
         """Stop a check if the time is over.
 
         Raises:
             NotCheckedError: it is.
         """
-        if self.seconds_left < 0:
+        if time.monotonic() > self._end:
             raise NotCheckedError(NO_TIME)
 
     # -- cases and references

@@ -47,33 +47,33 @@ def test_a_healthy_environment_gets_one_line_and_leaves_no_file(here: Path, monk
     (here / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(here / "tmp"))
     found = checked(here, RIGHT, rl_env_isolation="process")
-    assert list(found.lines()) == ["Environment checks: 7 passed."]
+    assert (found.lines, found.is_clean) == (["Environment checks: 7 passed."], True)
     assert not list((here / "tmp").iterdir())
 
 
 def test_an_environment_that_connects_somewhere_is_left_alone_before_it_does(here: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         found = checked(here, f"socket.create_connection({listening.getsockname()}); {RIGHT}")
-        assert "it connects to 127.0.0.1" in found.reason
+        assert "it connects to 127.0.0.1" in found.lines[0]
         listening.setblocking(False)
         with pytest.raises(BlockingIOError):
             listening.accept()
 
 
 def test_what_is_wrong_is_said_in_few_lines_and_a_scorer_that_always_fails_is_named(here: Path) -> None:
-    lines = list(checked(here, "return 1.0").lines())
+    lines = checked(here, "return 1.0").lines
     assert any(line.startswith("Environment check floor: ") for line in lines)
     assert len("".join(lines).splitlines()) <= 4
     assert "KeyError: 'gold'" in checked(here, "raise KeyError('gold')").all_failed
     found = checked(here, "return model.generate()")
-    assert (found.reason, found.findings, found.all_failed) == ("its scores need the model", [], "")
-    (finding,) = checked(here, "os._exit(3)").findings
+    assert found == FastCheck(["Environment checks: 2 passed, the others not made: its scores need the model."], False)
+    (finding,) = checked(here, "os._exit(3)").lines
     assert "ended with exit status 3" in finding
 
 
 def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) -> None:
     found = checked(here, "open('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)", 5.0)
-    assert list(found.lines()) == [f"Environment checks: {found.passed} passed, the others not made: {NO_TIME}."]
+    assert found.lines == [f"Environment checks: 1 passed, the others not made: {NO_TIME}."]
     assert eventually(lambda: not is_alive(int(Path("pid").read_text())))
 
 
@@ -102,7 +102,7 @@ def broken(_: object) -> Any:
 
 def test_a_check_that_takes_too_long_or_fails_itself_is_stopped_and_the_next_one_runs() -> None:
     opened = OpenedEnvironment(Slow(), build_cases(Slow(), None)[0])
-    checks = [EnvCheck("broken", "", broken, "rows"), EnvCheck("many", "", play_many), *chosen(["dataset"])]
+    checks = [EnvCheck("broken", "", broken, False), EnvCheck("many", "", play_many), *chosen(["dataset"])]
     with closing(Subject(opened, TrainConfig(), seconds=0.2)) as subject:
         failed, many, last = [run_check(subject, check) for check in checks]
     assert failed.skipped == "the check itself failed: RuntimeError: mine"
