@@ -2,8 +2,8 @@
 
 Each cell draws cases from a population with a known mean, again and again, and asks `aitrain.runs.statistics`. With
 8 cases of a change, with 32 cases or fewer near a bound of the scores, and with 64 or fewer where a few scores lie far
-from all others, intervals may cover more often, and never less. The usual method is Wilson's for a share, and else Student's of the cases' means
-or differences; its width counts only where that method itself covers 0.93.
+from all others, intervals may cover more often, and never less. The usual method is Wilson's for a share, and else
+Student's of the cases' means or differences; its width counts only where that method itself covers 0.93.
 """
 
 from __future__ import annotations
