@@ -195,8 +195,8 @@ def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
                 folder.write_status("stalled")
         os._exit(RunFailed.exit_code)
 
-    read, pids = partial(activity.read, activity.own.memory), {activity.own.rank: os.getpid()}
-    return Watchdog(config.stall_timeout, range(activity.processes()), read, on_stall, pids)
+    read = partial(activity.read, activity.own.memory)
+    return Watchdog(config.stall_timeout, range(activity.processes()), read, on_stall)
 
 
 def exit_now(code: int, channel: EventChannel | None = None) -> NoReturn:

@@ -169,8 +169,6 @@ def check(
     batch = plan_batch(config, world)
     if checkpoint is not None:
         _check_resumed(checkpoint, config, batch)
-    elif is_first and hardware is None:
-        RunFolder.check_place(config)
     notes = [*_note_on_switches(config), *_note_on_truncation(config), *notes]
     if is_here:
         notes += check_resources(config, batch, shape, device, processes, is_first)
@@ -224,7 +222,6 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     if given_machines(os.environ) is not None:
         raise ConfigError("An eval runs on one machine, and a launcher started it on several\nStart it once.")
     sources = _check_options(config)
-    RunFolder.check_place(config)
     is_served = config.use_vllm or reference.kind == "url"
     if is_served and (config.num_processes or 1) > 1:
         raise ConfigError(

@@ -140,7 +140,7 @@ class Processes:
             stack.callback(self.activity.path.unlink, missing_ok=True)
             seconds, look = self.plan.config.stall_timeout, partial(read, self.activity.memory)
             are_all = len(numbers) == self.world
-            self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits, are_all)
+            self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self._waits, are_all)
             stack.enter_context(self.watchdog)
             if self.ranks[0].local_rank == 0:
                 stack.enter_context(SystemRecorder(self.folder.system_of(self.node)))

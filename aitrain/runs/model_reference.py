@@ -243,13 +243,10 @@ def _base_of(adapter: Path, run: Path | None) -> str:
 def _found_path(folder: RunFolder, value: str) -> str:
     """A relative path as that of the run's working directory, if it exists there; any other value unchanged. The
     directory is the one that the run's relative output_dir leads out of."""
-    output_dir, parent = str(load_options(folder.config).get("output_dir", "/")), folder.path.resolve().parent
-    parts = Path(os.path.normpath(output_dir)).parts
-    start = len(parent.parts) - len(parts)
-    if value in NAMED_MODELS or output_dir.startswith(("/", "~")) or ".." in parts or parent.parts[start:] != parts:
-        return value
-    place = Path(*parent.parts[:start], value)
-    return str(place) if place.exists() else value
+    output_dir, parent = str(load_options(folder.config).get("output_dir", "/")), str(folder.path.resolve().parent)
+    start, separator, rest = f"{parent}/".rpartition(f"/{os.path.normpath(output_dir)}/".replace("/./", "/"))
+    place = Path(f"{start}/", value)
+    return str(place) if separator and not rest and value not in NAMED_MODELS and place.exists() else value
 
 
 def _found_environment(folder: RunFolder, value: str, made: JsonObject) -> str:

@@ -115,18 +115,6 @@ class RunFolder:
             raise cannot_make(parent, error.strerror) from None
         return cls(path, (*missing, path))
 
-    @staticmethod
-    def check_place(config: TrainConfig) -> None:
-        """Check that `create` can make a folder, without making one.
-
-        Raises:
-            ConfigError: it cannot.
-        """
-        parent = Path(os.path.expanduser(config.output_dir))
-        nearest = next(folder for folder in (parent, *parent.absolute().parents) if os.path.lexists(folder))
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            raise cannot_make(parent, f"{nearest} is no folder, or may not be written")
-
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name.
 
