@@ -16,7 +16,7 @@ from pathlib import Path
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import STAGING, sync_all
-from aitrain.runs.run_folder import RunFolder, cannot_make, missing_folders, read_object, sync
+from aitrain.runs.run_folder import RunFolder, cannot_make, read_object, sync
 
 LOCK = ".lock"
 LOCK_VARIABLE = "AITRAIN_LOCK"
@@ -59,7 +59,7 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
     file, has_lock = folder.path / LOCK, None
     while True:
         try:
-            made = folder.made or tuple(missing_folders(folder.path))
+            is_new = folder.is_new or not folder.path.exists()
             folder.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -72,7 +72,8 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
                 has_lock = lock_file(handle, waits=True)
             if not is_open_file(handle, file):
                 continue  # the command that had it has removed the folder, as nothing began there
-            mine = replace(folder, made=() if folder.config.exists() else made, lock=handle if has_lock else None)
+            is_new = is_new and not folder.config.exists()
+            mine = replace(folder, is_new=is_new, lock=handle if has_lock else None)
             try:
                 yield mine
             finally:
@@ -143,7 +144,7 @@ def remarks(folder: RunFolder, wanted: str, again: str = "aitrain grpo --config 
     """What a user must know of a locked folder: that it has another name than they wanted, or no lock. `again` is what
     continues a run, by its config.yaml."""
     first = replace(folder, path=folder.path.with_name(wanted))
-    if folder.made and folder.path != first.path:
+    if folder.is_new and folder.path != first.path:
         command = again.format(shlex.quote(str(first.config)))
         how = f" To continue the first one: {command}" if first.config.exists() else ""
         yield f"{first.path} exists, so this is {folder.path}.{how}"
