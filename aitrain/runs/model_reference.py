@@ -65,10 +65,8 @@ class ModelReference:
             text = self.run.resolve().name + (f"-step{self.step}" if self.kind == "checkpoint" else "")
         elif self.kind == "url":
             text = self.name.rpartition("/")[2] if self.name else urlsplit(self.base).netloc
-        elif self.adapter is not None or self.kind == "folder":
-            text = (self.adapter or Path(self.base).expanduser()).resolve().name
         else:
-            text = self.base.rpartition("/")[2]
+            text = (self.adapter or Path(self.base).expanduser()).resolve().name
         return re.sub(r"[^\w.+-]+", "-", text)[:LONGEST_LABEL].strip("-.") or "model"
 
     @property
@@ -211,9 +209,10 @@ def check_weights(path: Path) -> None:
         ConfigError: they are not, or there are none.
     """
     if not any(path.glob("*.safetensors")):
-        pickled = next((file.name for file in sorted(path.glob("*.bin"))), None)
-        why = f"has its weights in {pickled}, a pickle, which could run any code" if pickled else "has no weights"
-        raise ConfigError(f"model: {path} {why}\nGive a folder with .safetensors files, as save_pretrained writes it.")
+        raise ConfigError(
+            f"model: {path} has no weights in safetensors; a pickle, such as pytorch_model.bin, could run any code\n"
+            "Give a folder with .safetensors files, as save_pretrained writes it."
+        )
 
 
 def _base_of(adapter: Path, run: Path | None) -> str:
