@@ -302,13 +302,8 @@ def held_out(past: Diagnosis) -> str | None:
     if fall is None:
         return None
     step, before, after = fall
-    rewards = [(at, row["reward"]) for at, row in zip(past.steps, past.rows, strict=True) if "reward" in row]
-    since = [reward for at, reward in rewards if at > step]
-    quarter = max(1, len(since) // 4)
-    until = [reward for at, reward in rewards if at <= step][-quarter:] or since[:quarter]
-    means = f", and the reward was {fmean(until):.2f} then and is {fmean(since[-quarter:]):.2f} now" if since else ""
     return (
-        f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}{means}. If the reward has"
+        f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}. If the reward has"
         " fallen as well, the policy has become worse: lower --lr, or raise --rl-kl-coef. If not, it learns what only"
         " the training cases reward: read the best-rewarded rollouts for a hack, use more cases or fewer --epochs."
         " --save-best and --patience keep the best step as the model."

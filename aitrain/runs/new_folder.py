@@ -87,11 +87,8 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
 
 
 def say_what_is_awaited(folder: RunFolder) -> None:
-    """Say on the terminal which command has a folder."""
-    status = read_object(folder.status)
-    who = f" (process {status['pid']} on {status.get('host')})" if status.get("pid") else ""
-    text = f"Another command runs in {folder.path}{who}: waiting for its end. Ctrl-C ends the wait."
-    print(f"\n{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)  # below the line of a command
+    """Say on the terminal that another command has a folder."""
+    print(f"Another command runs in {folder.path}: waiting for its end. Ctrl-C ends the wait.", file=sys.stderr)
 
 
 _locks: set[int] = set()

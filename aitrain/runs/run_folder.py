@@ -91,9 +91,8 @@ class RunFolder:
 
     @property
     def processes(self) -> int:
-        """Processes that trained the run when it was last started; of an earlier version, that ever did."""
-        recorded = read_object(self.environment).get("processes")
-        return recorded if isinstance(recorded, int) else max(1, len(self.rollout_files))
+        """Processes that trained the run when it was last started."""
+        return int(read_object(self.environment).get("processes", 1))
 
     def system_of(self, node: int) -> Path:
         """The same of one of several machines."""
@@ -232,12 +231,7 @@ def write_json(path: Path, values: Mapping[str, object], durable: bool = True) -
 
 def append_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     """Append JSON lines."""
-    append_text(path, json_lines(records))
-
-
-def json_lines(records: Iterable[Mapping[str, object]]) -> str:
-    """One line for each record."""
-    return "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
+    append_text(path, "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records))
 
 
 def append_text(path: Path, text: str) -> None:

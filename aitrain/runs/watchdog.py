@@ -6,13 +6,12 @@ are no stall; when one rank hangs, the others soon wait for it, and none makes p
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -180,8 +179,8 @@ def write_stacks(log: Path, title: str) -> None:
     """Write the stacks of all threads of this process to the log."""
     with log.open("a", encoding="utf-8") as file:
         file.write(f"\n{title}. Stacks of all threads:\n")
-        for thread, frame in sys._current_frames().items():
-            file.write(f"\nThread {thread} (most recent call last):\n" + "".join(traceback.format_stack(frame)))
+        file.flush()
+        faulthandler.dump_traceback(file)
 
 
 def waits_for_another_rank(stacks: str) -> bool:
