@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -188,37 +189,25 @@ def refuse_to_begin(folder: RunFolder, damaged: Sequence[str]) -> None:
 def new_folder(place: Path) -> Iterator[Path]:
     """Yield a hidden folder beside `place` to fill, and rename it to `place` if the block ends without an error.
 
-    What a killed process left there is deleted first.
-
     Raises:
-        ConfigError: `place` exists or cannot be made, or another process is writing it.
+        ConfigError: `place` exists or cannot be made.
     """
-    partial = place.with_name(f"{STAGING}{place.name}")
+    refuse_existing(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir(exist_ok=True)
-        handle = os.open(partial, os.O_RDONLY)
+        partial = Path(tempfile.mkdtemp(dir=place.parent, prefix=f"{STAGING}{place.name}-"))
     except OSError as error:
         raise ConfigError(f"--out: cannot make {place}: {error.strerror}\nChoose another folder with --out.") from None
     try:
-        if lock_file(handle) is False:
-            raise ConfigError(f"--out: another process is writing {place}\nWait for it, or choose another folder.")
-        try:
-            refuse_existing(place)
-            for path in partial.iterdir():
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            yield partial
-            for path in partial.rglob("*"):
-                path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors are written for their owner alone
-            sync_all(partial)
-            refuse_existing(place)
-            partial.rename(place)  # the system refuses a folder that is not empty
-            sync(place.parent)
-        finally:
-            if is_open_file(handle, partial):
-                shutil.rmtree(partial, ignore_errors=True)
+        yield partial
+        for path in (partial, *partial.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors are written for their owner alone
+        sync_all(partial)
+        refuse_existing(place)
+        partial.rename(place)  # the system refuses a folder that is not empty
+        sync(place.parent)
     finally:
-        os.close(handle)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def refuse_existing(place: Path) -> None:

@@ -40,7 +40,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from aitrain.environment.contract import UNIT, Bounds
 from aitrain.runs.held_out import (
@@ -49,10 +49,8 @@ from aitrain.runs.held_out import (
     IntervalValues,
     ScoreTable,
     Scoring,
-    Verdict,
     bounds_of,
     grouped,
-    verdict_of,
 )
 from aitrain.runs.json_values import JsonObject, as_float, as_object
 
@@ -256,7 +254,6 @@ class ScoredEnv:
     bounds: Bounds | None = UNIT
     prompts: Mapping[str, str] = field(default_factory=dict)
     """The `prompt_key` of each of its cases, by row number."""
-    train_cases: int = 0
 
     def part(self, values: Mapping[str, T]) -> dict[str, T]:
         """The values of its own cases."""
@@ -273,15 +270,6 @@ class ScoredEnv:
 
 Mixture = tuple[ScoredEnv, ...]
 """The environments of a run: one without a name, or several."""
-
-
-class EnvResult(TypedDict):
-    """One environment of several in a result.json; its scores are rows of `scores`, such as `sampled, NAME`."""
-
-    share: float
-    train_cases: int
-    eval_cases: int
-    verdict: Verdict | None
 
 
 def named(mixture: Mixture) -> Mixture:
@@ -398,19 +386,6 @@ def score_table(scorings: Mapping[str, Scoring], mixture: Mixture, tries: int) -
             change = of_changes(before, after, part)
             table[row] = {"before": of_means(before, part), "after": of_means(after, part), "change": change}
     return table
-
-
-def env_results(table: ScoreTable, mixture: Mixture) -> dict[str, EnvResult]:
-    """What result.json says of each environment, beside its rows of the table."""
-    return {
-        one.name: {
-            "share": one.share,
-            "train_cases": one.train_cases,
-            "eval_cases": len(one.prompts),
-            "verdict": verdict_of(table[f"sampled, {one.name}"]["change"]),
-        }
-        for one in named(mixture)
-    }
 
 
 def recorded_mixture(environment: JsonObject, options: JsonObject, cases: Mapping[str, tuple[str, str]]) -> Mixture:
