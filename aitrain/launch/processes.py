@@ -141,7 +141,8 @@ class Processes:
             seconds, look = self.plan.config.stall_timeout, partial(read, self.activity.memory)
             are_all = len(numbers) == self.world
             self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self._waits, are_all)
-            stack.enter_context(self.watchdog)
+            self.watchdog.start()
+            stack.callback(self.watchdog.stop)
             if self.ranks[0].local_rank == 0:
                 stack.enter_context(SystemRecorder(self.folder.system_of(self.node)))
             log = stack.enter_context(closing(RedactedLog(self.log, self._environment())))

@@ -6,7 +6,6 @@ import fcntl
 import os
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -121,12 +120,7 @@ def new_run_folder(config: TrainConfig) -> Iterator[RunFolder]:
     """
     while True:
         with ExitStack() as stack:
-            # Ctrl-C waits until the stack would remove the folder
-            signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                folder = stack.enter_context(locked(RunFolder.create(config)))
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+            folder = stack.enter_context(locked(RunFolder.create(config)))
             if folder.config.exists():
                 continue  # a command with --resume was faster
             try:

@@ -360,9 +360,9 @@ def chances(scoring: Scoring, tries: int, mixture: Mixture) -> dict[str, float]:
     scored samples, of the environments whose scores have bounds."""
     found = {}
     for one in mixture:
-        low, high = one.bounds or (0.0, math.inf)
-        for case, scores in one.part(scoring).items():
-            if one.bounds and len(scores) >= tries:
+        low, high = one.bounds or UNIT
+        for case, scores in one.part(scoring).items() if one.bounds else ():
+            if len(scores) >= tries:
                 failed = sum(score < high - NEARLY * (high - low) for score in scores)
                 found[case] = 1 - math.comb(failed, tries) / math.comb(len(scores), tries)
     return found

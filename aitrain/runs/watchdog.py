@@ -92,23 +92,16 @@ class Watchdog:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def start(self) -> Watchdog:
+    def start(self) -> None:
         """Start the thread."""
         if not self._thread.is_alive():
             self._thread.start()
-        return self
 
     def stop(self) -> None:
         """Stop watching."""
         self._over.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
-
-    def __enter__(self) -> Watchdog:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _watch(self) -> None:
         while not self._over.wait(self._poll):
