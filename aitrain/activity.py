@@ -29,7 +29,7 @@ class Snapshot(ctypes.Structure):
     allows: float
     """Seconds without progress, if the part of the run has its own deadline."""
     moves_files: bool
-    """Whether bytes read or written count as progress."""
+    """Whether it loads or saves files, for which the watchdog gives more time."""
     done: int
     """Of the episodes that are played at the same time, those whose conversation is over."""
     episodes: int

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aitrain import activity
-from aitrain.events import Ended, Phase, Started, encode
+from aitrain.events import Started, encode
 from aitrain.runs.watchdog import DUMP
 
 
@@ -47,27 +47,15 @@ def child() -> None:
 HANGS: dict[str, Callable[[], None]] = {hang.__name__: hang for hang in (lock, holds_the_gil, ignores_signals, child)}
 
 
-def writes_slowly(folder: Path) -> None:
-    """A save that takes long and gets on."""
-    for number in range(6):
-        (folder / "slow").write_bytes(bytes(9 << 20))
-        time.sleep(0.3)
-        (folder / f"written-{number}").touch()
-
-
 def main(what: str, folder: Path) -> None:
-    """`what`: one of HANGS, or a slow write."""
+    """`what`: one of HANGS."""
     faulthandler.register(DUMP, file=2, all_threads=True)
     activity.share(0)
     (folder / "pid").write_text(str(os.getpid()))
     activity.own.enter("training")
-    with activity.own.doing(f"planting {what}", moves_files=what not in HANGS):
+    with activity.own.doing(f"planting {what}"):
         print(encode(Started(0, os.getpid())), end="", flush=True)
-        if what in HANGS:
-            HANGS[what]()
-        else:
-            writes_slowly(folder)
-    print(encode(Phase("done")), encode(Ended("finished", 3)), sep="", end="", flush=True)
+        HANGS[what]()
 
 
 if __name__ == "__main__":

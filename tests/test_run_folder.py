@@ -90,7 +90,7 @@ def awaited(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def owned(folder: RunFolder) -> bool:
     """Wait for the folder; returns whether it was made."""
     with locked(folder) as mine:
-        return bool(mine.made)
+        return mine.is_new
 
 
 def test_a_command_waits_until_the_other_one_and_its_training_processes_have_ended(

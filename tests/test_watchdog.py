@@ -79,18 +79,13 @@ def test_a_process_that_hangs_is_named_its_stacks_are_kept_and_nothing_is_left(w
 # -- no hangs
 
 
-@pytest.mark.slow
-def test_a_save_whose_bytes_arrive_is_no_false_alarm(tmp_path: Path) -> None:
-    assert run(tmp_path, "writes_slowly")[0] == Ended("finished", 3)
-
-
 def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of a rank that waits for a slow one or for an environment, nor that in which the watchdog stood
     still."""
     now, memory = 1000.0, bytearray(2 * SLOT)
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now)
     waits, slow = Activity(memory, 0), Activity(memory, 1)
-    dog = Watchdog(1.0, range(2), lambda rank: read(memory, rank), print, {0: 1, 1: 2})
+    dog = Watchdog(1.0, range(2), lambda rank: read(memory, rank), print)
 
     def is_stalled(looks: int, seconds: float = 0.1, ticks: bool = False) -> bool:
         nonlocal now
@@ -111,6 +106,10 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
     with waits.waiting("waiting for the environment", allows=60.0):
         waits.tick()
         assert not is_stalled(100)
+    for rank in (waits, slow):
+        rank.enter("saving", moves_files=True)
+    assert not is_stalled(39)
+    assert is_stalled(3)
 
 
 def test_ranks_that_all_wait_for_one_of_another_machine_are_no_stall_of_this_one() -> None:

@@ -117,7 +117,7 @@ def run_in(
 
 def _has_results(folder: RunFolder, plan: RunPlan) -> bool:
     """Whether the folder was there before, or has a step, or an episode of an eval."""
-    if not folder.made or folder.result.exists():
+    if not folder.is_new or folder.result.exists():
         return True
     is_eval = isinstance(plan.config, EvalConfig)
     return any(True for file in folder.rollout_files for _ in read_lines(file)) if is_eval else has_steps(folder)

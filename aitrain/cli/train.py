@@ -308,7 +308,7 @@ def _print(compared: Reproduction) -> None:
     from aitrain.ui.terminal import text_table
 
     console = Console(highlight=False)
-    shown = compared.differing_facts if compared.is_same else list(compared.facts)
+    shown = list(compared.facts) if compared.first_difference else compared.differing_facts
     if shown:
         rows = [("", compared.run.name, compared.again.name), *((name, *compared.facts[name]) for name in shown)]
         console.print(text_table([[*map(escape_controls, row)] for row in rows]), "\n", soft_wrap=True)

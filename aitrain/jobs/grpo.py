@@ -25,7 +25,7 @@ from aitrain.runs.checkpoint import PREFIX, clean_partial, damage_of, forget, st
 from aitrain.runs.held_out import verdict_of_scores
 from aitrain.runs.records import MetricsLine, read_rollouts
 from aitrain.runs.result import Result
-from aitrain.runs.statistics import env_results, score_table
+from aitrain.runs.statistics import score_table
 from aitrain.training.distributed import explain_timeout, of_first
 from aitrain.training.evaluation import EvalScores
 from aitrain.training.preparation import Prepared, prepare
@@ -247,7 +247,6 @@ def _finish(
         train_cases=len(trainer.cases),
         base_model=config.model,
         environment=context.runner.label,
-        environments=env_results(scores, plan.mixture),
         seed=config.seed,
         vllm_restarts=0 if server is None else server.restarts,
         episodes=len(outcomes),

@@ -173,8 +173,6 @@ def check(
         )
     if checkpoint is not None and not config.resume_anyway:
         refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, batch.processes))
-    if checkpoint is None and is_first and hardware is None:
-        RunFolder.check_place(config)
     notes = [*_notes(config), *notes]
     if is_here:
         notes += check_resources(config, batch, shape, device, processes, is_first)
@@ -218,7 +216,6 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     if given_machines(os.environ) is not None:
         raise ConfigError("An eval runs on one machine, and a launcher started it on several\nStart it once.")
     sources = _check_options(config)
-    RunFolder.check_place(config)
     is_served = config.use_vllm or reference.kind == "url"
     if is_served and (config.num_processes or 1) > 1:
         raise ConfigError(

@@ -134,8 +134,9 @@ class Processes:
             stack.callback(self.activity.unlink, missing_ok=True)
             seconds, look = self.plan.config.stall_timeout, partial(read, memory)
             are_all = len(numbers) == self.world
-            self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits, are_all)
-            stack.enter_context(self.watchdog)
+            self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self._waits, are_all)
+            self.watchdog.start()
+            stack.callback(self.watchdog.stop)
             if self.ranks[0].local_rank == 0:
                 stack.enter_context(SystemRecorder(self.folder.system_of(self.node)))
             log = stack.enter_context(closing(RedactedLog(self.log, self._environment())))

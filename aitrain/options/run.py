@@ -74,7 +74,8 @@ class RunOptions(Options):
     seed: Seed = 42
     """Seed of the dataset split, the shuffling, the sampling and the adapter (AITraining ignores its own)."""
     stall_timeout: ResumeSafe[PositiveFloat] = 1800.0
-    """Seconds without a step, a token, a finished call or bytes saved after which a run counts as stalled and ends."""
+    """Seconds without a step, a token or a finished call after which a run counts as stalled and ends; four times
+    as many while it loads or saves files."""
 
     def rules(self) -> Iterator[str]:
         """The name is that of a folder."""

@@ -60,6 +60,12 @@ class Manifest:
     """The initial policy's scores of these cases by decoding; empty before they were played."""
 
 
+COMPARED_FACTS = {
+    "config": "rl_env_config: what the environment was made with",
+    "weights": "model: the content of its files with weights",
+    "chat_template": "chat_template: the text of the template",
+}
+"""What of environment.json a resumed run compares, beside class and source, and what is said where it differs."""
 MANIFEST_TYPE = TypeAdapter(Manifest)
 
 
@@ -259,12 +265,9 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
     elif _sources(old) != _sources(new):
         changes.append(f"environment: {new.get('file') or new['class']} has changed")
-    if old["config"] != new["config"]:
-        changes.append(f"rl_env_config: {old['config']} -> {new['config']}")
-    if old.get("weights", new["weights"]) != new["weights"]:
-        changes.append("model: the files of its weights have changed")
-    if old.get("chat_template", new["chat_template"]) != new["chat_template"]:
-        changes.append("chat_template: the text of the template has changed")
+    for fact, what in COMPARED_FACTS.items():
+        if old.get(fact, new[fact]) != new[fact]:
+            changes.append(f"{what} has changed")
     if before.dataset != now.dataset:
         changes.append("dataset: other training cases, of the environment or by eval_cases")
     return changes

@@ -194,12 +194,7 @@ class Comparison:
                 "only_a": len(self.a.cases) - len(self.pairs),
                 "only_b": len(self.b.cases) - len(self.pairs),
             },
-            "power": power
-            and {
-                "detectable": power.detectable(count),
-                "power": power.power(difference, count),
-                "cases_needed": power.cases_needed(difference),
-            },
+            "power": power and {"detectable": power.detectable(count), "cases_needed": power.cases_needed(difference)},
             "notes": self.notes,
             "cases": [
                 {
@@ -233,7 +228,7 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     if not decodings:
         kinds = " and ".join(f"{one.label} is {' and '.join(one.decodings) or 'empty'}" for one in (a, b))
         raise ConfigError(f"No decoding was scored in both: {kinds}\nEvaluate one of them with --decoding both.")
-    matched = match_cases(*({case: one.key for case, one in scoring.cases.items()} for scoring in (a, b)))
+    matched = match_cases(a.cases, b.cases)
     if not matched:
         raise ConfigError(
             f"None of the {len(a.cases)} cases of {a.label} is among the {len(b.cases)} of {b.label}:"
@@ -242,7 +237,7 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
         )
     both = [(a.cases[one], b.cases[other]) for one, other in matched]
     mixture = _mixture(a, b, both)
-    rows = _score_rows(both, decodings, mixture)
+    rows = _score_rows(both, decodings, mixture, bool(a.lenient) and a.lenient == b.lenient)
     decoding = next((name for name in decodings if name in rows), None)
     if decoding is None:
         raise ConfigError(f"None of the {len(both)} cases of {a.label} and {b.label} has a score in both")
@@ -272,7 +267,7 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     Raises:
         ConfigError: the scorings have different score ranges.
     """
-    cases = {str(place): (one.environment or two.environment, one.key.prompt) for place, (one, two) in enumerate(pairs)}
+    cases = {str(place): (one.environment or two.environment, one.prompt_key) for place, (one, two) in enumerate(pairs)}
     first, second = (recorded_mixture(one.environment, one.options, cases) for one in (a, b))
     for one, other in product(first, second):
         if one.name == other.name and one.bounds != other.bounds:
@@ -284,7 +279,10 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     return tuple(one for one in (first if named(first) else second) if one.prompts)
 
 
-def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture) -> dict[str, ComparedRow]:
+def _score_rows(
+    pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture, is_split: bool
+) -> dict[str, ComparedRow]:
+    """The rows; with those of the lenient score and of the format, if the score is split."""
     rows = dict[str, ComparedRow]()
     for name in decodings:
         for row, envs in rows_of(name, mixture):
@@ -294,10 +292,7 @@ def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mix
         if tries > 1:
             solved = [chances(one, tries, mixture) for one in scorings]
             _add_row(rows, f"pass@{tries}", solved, can_be_solved(mixture))
-    # a score is split if it has a lenient part in one environment at least, and in none for one of the models only
-    lenient = _values(pairs, lambda case: any(sample.lenient is not None for sample in case.all_samples))
-    known = [tuple(any(one.part(side).values()) for side in lenient) for one in mixture]
-    if any(map(all, known)) and all(first == second for first, second in known):
+    if is_split:
         means, parts = _means(pairs, decodings[0]), _means(pairs, decodings[0], is_lenient=True)
         forms = [{case: of[case] - part[case] for case in of} for of, part in zip(means, parts, strict=True)]
         free = tuple(replace(one, bounds=None) for one in mixture)  # a metric may have any value
@@ -333,7 +328,7 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
     for scoring in (a, b):
         if left_out := len(scoring.cases) - len(matched):
             yield f"{left_out} of {len(scoring.cases)} cases are only in {scoring.label}: they are left out"
-    if other_seeds := sum(one.key.seed != other.key.seed for one, other in matched):
+    if other_seeds := sum(one.seed != other.seed for one, other in matched):
         yield (
             f"{other_seeds} of {len(matched)} cases were played with another seed of the environment: in an environment"
             " that uses it, they are not the same cases"

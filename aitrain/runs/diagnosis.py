@@ -4,20 +4,17 @@ metrics line by line, while it trains. Each is reported once in a run, with what
 A rule is a function of a stretch of the run; its name is that of the condition in docs/diagnostics.md.
 
 Trends compare the first with the last quarter of a stretch. Metrics of neighbouring steps are alike: the policy changes
-slowly, and epochs repeat the same cases. Treated as independent, such values look more certain than they are. So the
-error of a change is that of means of first-order autoregressive noise, whose variance and correlation are measured
-around a straight line in each quarter. Noise that is correlated over most of a quarter looks like a trend there, and
-its error comes out too small: rules ask for a large change as well.
+slowly, and epochs repeat the same cases. So the error of a change, which takes them as independent, comes out too
+small: rules ask for a large change as well.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from statistics import fmean, linear_regression, median, stdev
+from statistics import fmean, median, variance
 
 from pydantic import TypeAdapter
 
@@ -41,12 +38,9 @@ TOO_HARD_LEVEL = 0.05
 ROUNDING = 0.1
 """Largest mean difference of log-probabilities that rounding explains; bfloat16 causes up to about 0.05."""
 STRETCH = 40
-"""Lines of the shortest stretch over which a trend is looked for; the others are twice as long each, and the whole
-run."""
-SHORTEST = 20
-"""Minimum number of values of a trend; a quarter then has five."""
-MOST_CORRELATED = 0.95
-"""Maximum correlation of neighbouring values that the error of a trend allows for."""
+"""Fewest lines with a trend. It is looked for in the whole run, its newer half, the newer half of that, and so on."""
+LOOKS = 10
+"""Lines of metrics after which a trend is looked for again."""
 LONGER, SURELY_LONGER, LONGER_TOKENS = 1.5, 1.25, 4.0
 """Growth of completions that is reported: the estimate, its lower limit, and the tokens that it is at least."""
 STAYS = 0.08
@@ -76,43 +70,17 @@ class RunFinding:
 FINDING = TypeAdapter(RunFinding)
 
 
-@dataclass(frozen=True)
-class Change:
-    """Means of the first and of the last quarter of a series."""
-
-    before: float
-    after: float
-    mean: float
-    """The change itself."""
-    low: float
-    """Its lower limit, two standard errors below it."""
-    high: float
-
-
-def change_over(values: Sequence[float]) -> Change | None:
-    """The change over a series, None if it is too short."""
-    count, size = len(values), len(values) // 4
-    if count < SHORTEST:
-        return None
-    parts = [values[start : start + size] for start in (0, size, count - 2 * size, count - size)]
-    squares = products = 0.0
-    for part in parts:
-        slope, start = linear_regression(range(size), part)
-        distances = [value - start - slope * place for place, value in enumerate(part)]
-        squares += sum(distance**2 for distance in distances)
-        products += sum(one * other for one, other in pairwise(distances))
-    # the fitted line makes the correlation look smaller, by (2 + 4 rho) / size
-    correlation = (products / squares + 2 / size) / max(0.2, 1 - 4 / size) if squares else 0.0
-    correlation = min(MOST_CORRELATED, max(0.0, correlation))
-    variance = squares / (4 * (size - 2)) * (1 + correlation) / (1 - correlation)
-    before, after, error = fmean(parts[0]), fmean(parts[3]), math.sqrt(variance / size)
-    change, margin = after - before, 2 * math.sqrt(2) * error
-    return Change(before, after, change, change - margin, change + margin)
+def quarters(values: Sequence[float]) -> tuple[float, float, float]:
+    """Means of the first and of the last quarter of a series, and the standard error of their difference."""
+    size = len(values) // 4
+    first, last = values[:size], values[-size:]
+    return fmean(first), fmean(last), math.sqrt((variance(first) + variance(last)) / size)
 
 
 @dataclass
-class Past:
-    """A stretch of a run up to now: its metrics, line by line, and all scorings of the held-out cases."""
+class Diagnosis:
+    """Finds conditions in the metrics of one run up to now, and in all scorings of its held-out cases. Equal lines give
+    equal findings, so a resumed run reads its own metrics again."""
 
     config: TrainConfig
     steps: list[int] = field(default_factory=list)
@@ -120,6 +88,26 @@ class Past:
     scorings: list[MetricsLine] = field(default_factory=list)
     first: Values = field(default_factory=dict)
     """The first value of each metric in the run."""
+    reported: set[str] = field(default_factory=set)
+    """Names of the conditions that were reported, which are not looked for any more."""
+
+    def see(self, line: MetricsLine) -> list[RunFinding]:
+        """Add a line of metrics, or a scoring; returns what is found with it."""
+        if line.is_scoring:
+            others = [one for one in self.scorings if one.step != line.step]
+            self.scorings = sorted((*others, line), key=lambda one: one.step)
+        else:
+            values = {name: value for name, value in line.series.items() if value is not None}
+            self.first = {**values, **self.first}
+            self.steps.append(line.step)
+            self.rows.append(values)
+        found = []
+        for rule in (held_out,) if line.is_scoring else OF_LINES:
+            name = rule.__name__
+            if name not in self.reported and self.rows and (text := rule(self)):
+                self.reported.add(name)
+                found.append(RunFinding(name, line.step, text))
+        return found
 
     @cached_property
     def bounds(self) -> Bounds | None:
@@ -138,10 +126,6 @@ class Past:
         """Whether the mean reward is near the highest score."""
         return self.level(values) >= SOLVED_LEVEL
 
-    def newest(self, size: int) -> Past:
-        """The newest lines."""
-        return replace(self, steps=self.steps[-size:], rows=self.rows[-size:])
-
     def lasts(self, is_bad: Callable[[Values], bool]) -> bool:
         """Whether a condition lasts that each line meets or not."""
         rows = self.rows[-NEWEST:]
@@ -149,23 +133,19 @@ class Past:
             return False
         return sum(map(is_bad, rows)) >= (1.0 if len(rows) < FIRST_LINES else MOST_OF_THEM) * len(rows)
 
-    def values(self, name: str) -> list[float]:
-        """The values of a metric, without lines that lack it."""
-        return [row[name] for row in self.rows if name in row]
-
     @property
     def scale(self) -> float:
         """Size of the score range; of an unbounded one, four standard deviations within a group. 0 if unknown."""
         if self.bounds is not None:
             return self.bounds[1] - self.bounds[0]
-        deviations = self.values("reward_std")
+        deviations = [row["reward_std"] for row in self.rows if "reward_std" in row]
         return 4 * fmean(deviations) if deviations else 0.0
 
 
 # -- what the newest lines show
 
 
-def zero_variance(past: Past) -> str | None:
+def zero_variance(past: Diagnosis) -> str | None:
     """In most groups all completions score the same."""
     now = past.rows[-1]
     if not past.lasts(lambda row: row.get("frac_reward_zero_std", 0.0) >= 0.8 and not past.is_solved(row)):
@@ -183,7 +163,7 @@ def zero_variance(past: Past) -> str | None:
     )
 
 
-def thinking(past: Past) -> str | None:
+def thinking(past: Diagnosis) -> str | None:
     """Many episodes end inside the thinking."""
     if not past.lasts(lambda row: row.get("thinking/without_answer", 0.0) > 0.5):
         return None
@@ -196,7 +176,7 @@ def thinking(past: Past) -> str | None:
     )
 
 
-def cut_off(past: Past) -> str | None:
+def cut_off(past: Diagnosis) -> str | None:
     """Many episodes end with an answer that is cut off."""
     if not past.lasts(lambda row: row.get("completions/clipped_ratio", 0.0) > 0.5) or thinking(past):
         return None
@@ -206,7 +186,7 @@ def cut_off(past: Past) -> str | None:
     )
 
 
-def unscored(past: Past) -> str | None:
+def unscored(past: Diagnosis) -> str | None:
     """Many episodes have no score."""
     if not past.lasts(lambda row: row.get("unscored", 0.0) > 0.25):
         return None
@@ -217,7 +197,7 @@ def unscored(past: Past) -> str | None:
     )
 
 
-def unused_tools(past: Past) -> str | None:
+def unused_tools(past: Diagnosis) -> str | None:
     """Hardly an episode calls a tool, and the task is not solved."""
     if not past.lasts(lambda row: row.get("tools/unused", 0.0) > 0.98 and not past.is_solved(row)):
         return None
@@ -227,7 +207,7 @@ def unused_tools(past: Past) -> str | None:
     )
 
 
-def entropy(past: Past) -> str | None:
+def entropy(past: Diagnosis) -> str | None:
     """The policy says nearly the same every time, and the task is not solved."""
     lowest = min(0.1, 0.1 * past.first.get("entropy", 0.0))
     if not past.lasts(lambda row: row.get("entropy", 1.0) < lowest and not past.is_solved(row)):
@@ -240,7 +220,7 @@ def entropy(past: Past) -> str | None:
     )
 
 
-def importance_ratio(past: Past) -> str | None:
+def importance_ratio(past: Diagnosis) -> str | None:
     """The importance ratio between vLLM and the trainer is far from 1."""
     name, now = "sampling/importance_sampling_ratio/mean", past.rows[-1]
     if not past.lasts(lambda row: row.get(name, 1.0) < 0.5):
@@ -259,7 +239,7 @@ def importance_ratio(past: Past) -> str | None:
     )
 
 
-def top_score(past: Past) -> str | None:
+def top_score(past: Diagnosis) -> str | None:
     """All scores are the highest one: from the first step, or from one step to the next."""
     if past.bounds is None or len(past.rows) < LINES_IN_A_ROW:
         return None
@@ -276,9 +256,6 @@ def top_score(past: Past) -> str | None:
     before = rewards[: -LINES_IN_A_ROW - 1]  # one line may be of both
     if len(before) < BEFORE_A_JUMP or max(before) > top - JUMP * past.scale or min(before) == -math.inf:
         return None
-    half, noise = len(before) // 2, stdev(before)
-    if top - fmean(before) < 3 * noise or fmean(before[half:]) - fmean(before[:half]) > noise:
-        return None
     return (
         f"All scores are {top:g} since step {past.steps[-LINES_IN_A_ROW]}, after {fmean(before):.2f} before: a"
         f" policy seldom learns this fast, so the scorer or a judge may accept any answer. {advice} of that step."
@@ -288,43 +265,45 @@ def top_score(past: Past) -> str | None:
 # -- trends
 
 
-def length(past: Past) -> str | None:
+def length(past: Diagnosis) -> str | None:
     """Completions have become longer and the reward no better; where cases are chosen by their scores, the reward says
     nothing of the policy."""
-    if past.config.rl_sampling != "uniform":
+    name, lines = "completions/mean_length", len(past.rows)
+    rows = [
+        (at, row[name], row["reward"])
+        for at, row in zip(past.steps, past.rows, strict=True)
+        if name in row and "reward" in row
+    ]
+    if past.config.rl_sampling != "uniform" or lines % LOOKS:
         return None
-    lengths = past.values("completions/mean_length")
-    growth = change_over([math.log(max(length, 1e-9)) for length in lengths])
-    if growth is None or min(lengths) <= 0 or growth.mean < math.log(LONGER) or growth.low < math.log(SURELY_LONGER):
-        return None
-    before, after, reward = math.exp(growth.before), math.exp(growth.after), change_over(past.values("reward"))
-    if after - before < LONGER_TOKENS or reward is None or not past.scale or reward.high > STAYS * past.scale:
-        return None
-    averages_by_length = past.config.rl_loss_type in ("grpo", "gspo", "sapo")
-    loss = "--rl-loss-type dr_grpo or dapo has no bias towards long wrong completions; " if averages_by_length else ""
-    return (
-        f"Completions have grown from {before:.0f} to {after:.0f} tokens since step {past.steps[0]}, and the reward has"
-        f" not risen ({reward.before:.2f}, then {reward.after:.2f}): {loss}--rl-overlong-buffer makes long completions"
-        " cost reward; and read some of them, whether they repeat themselves."
-    )
+    while len(rows) >= STRETCH:
+        steps, lengths, rewards = zip(*rows, strict=True)
+        short, long, error = quarters(lengths)
+        is_longer = long > short + LONGER_TOKENS and long > LONGER * short and long - 2 * error > SURELY_LONGER * short
+        before, after, error = quarters(rewards)
+        if is_longer and after + 2 * error < before + STAYS * past.scale:
+            averages = past.config.rl_loss_type in ("grpo", "gspo", "sapo")
+            loss = "--rl-loss-type dr_grpo or dapo has no bias towards long wrong completions; " if averages else ""
+            return (
+                f"Completions have grown from {short:.0f} to {long:.0f} tokens since step {steps[0]}, and the reward"
+                f" has not risen ({before:.2f}, then {after:.2f}): {loss}--rl-overlong-buffer makes long completions"
+                " cost reward; and read some of them, whether they repeat themselves."
+            )
+        rows = rows[len(rows) // 2 :]
+    return None
 
 
 # -- scorings of the held-out cases
 
 
-def held_out(past: Past) -> str | None:
+def held_out(past: Diagnosis) -> str | None:
     """The held-out score has fallen from an earlier one."""
     fall = _fall(past.scorings, past.scale)
     if fall is None:
         return None
     step, before, after = fall
-    rewards = [(at, row["reward"]) for at, row in zip(past.steps, past.rows, strict=True) if "reward" in row]
-    since = [reward for at, reward in rewards if at > step]
-    quarter = max(1, len(since) // 4)
-    until = [reward for at, reward in rewards if at <= step][-quarter:] or since[:quarter]
-    means = f", and the reward was {fmean(until):.2f} then and is {fmean(since[-quarter:]):.2f} now" if since else ""
     return (
-        f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}{means}. If the reward has"
+        f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}. If the reward has"
         " fallen as well, the policy has become worse: lower --lr, or raise --rl-kl-coef. If not, it learns what only"
         " the training cases reward: read the best-rewarded rollouts for a hack, use more cases or fewer --epochs."
         " --save-best and --patience keep the best step as the model."
@@ -348,7 +327,7 @@ def _fall(scorings: Sequence[MetricsLine], scale: float) -> tuple[int, float, fl
 
 # -- a run
 
-Rule = Callable[[Past], str | None]
+Rule = Callable[[Diagnosis], str | None]
 """Returns the advice if its condition holds."""
 OF_LINES: tuple[Rule, ...] = (
     zero_variance,
@@ -359,43 +338,8 @@ OF_LINES: tuple[Rule, ...] = (
     entropy,
     importance_ratio,
     top_score,
+    length,
 )
-
-
-class Diagnosis:
-    """Finds conditions in the metrics of one run. Equal lines give equal findings, so a resumed run reads its own
-    metrics again."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self.past = Past(config)
-        self.reported = set[str]()
-        """Names of the conditions that were reported, which are not looked for any more."""
-
-    def see(self, line: MetricsLine) -> list[RunFinding]:
-        """Add a line of metrics, or a scoring; returns what is found with it."""
-        past = self.past
-        if line.is_scoring:
-            others = [one for one in past.scorings if one.step != line.step]
-            past.scorings = sorted((*others, line), key=lambda one: one.step)
-        else:
-            values = {name: value for name, value in line.series.items() if value is not None}
-            past.first = {**values, **past.first}
-            past.steps.append(line.step)
-            past.rows.append(values)
-        looks = [(rule, past) for rule in ((held_out,) if line.is_scoring else OF_LINES)]
-        size, lines = STRETCH, len(past.rows)
-        while size <= lines and not line.is_scoring:  # every stretch is looked at four times in its length
-            if lines % (size // 4) == 0:
-                sizes = {size, lines} if 2 * size > lines else {size}
-                looks += [(length, past.newest(each)) for each in sorted(sizes)]
-            size *= 2
-        found = []
-        for rule, stretch in looks:
-            name = rule.__name__
-            if name not in self.reported and past.rows and (text := rule(stretch)):
-                self.reported.add(name)
-                found.append(RunFinding(name, line.step, text))
-        return found
 
 
 @dataclass
@@ -412,9 +356,7 @@ class RecordedDiagnosis:
         """The rules, which do not tell again what was recorded."""
         self.folder.diagnostics.touch()
         keep_lines(self.folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
-        made = Diagnosis(self.config)
-        made.reported |= {finding.name for finding in findings_of(self.folder)}
-        return made
+        return Diagnosis(self.config, reported={finding.name for finding in findings_of(self.folder)})
 
     def see(self, line: MetricsLine) -> None:
         """Look at a line of metrics, or at a scoring; only the first process of a run may call this."""

@@ -65,10 +65,8 @@ class ModelReference:
             text = self.run.resolve().name + (f"-step{self.step}" if self.kind == "checkpoint" else "")
         elif self.kind == "url":
             text = self.name.rpartition("/")[2] if self.name else urlsplit(self.base).netloc
-        elif self.adapter is not None or self.kind == "folder":
-            text = (self.adapter or Path(self.base).expanduser()).resolve().name
         else:
-            text = self.base.rpartition("/")[2]
+            text = (self.adapter or Path(self.base).expanduser()).resolve().name
         return re.sub(r"[^\w.+-]+", "-", text)[:LONGEST_LABEL].strip("-.") or "model"
 
     @property
@@ -211,9 +209,10 @@ def check_weights(path: Path) -> None:
         ConfigError: they are not, or there are none.
     """
     if not any(path.glob("*.safetensors")):
-        pickled = next((file.name for file in sorted(path.glob("*.bin"))), None)
-        why = f"has its weights in {pickled}, a pickle, which could run any code" if pickled else "has no weights"
-        raise ConfigError(f"model: {path} {why}\nGive a folder with .safetensors files, as save_pretrained writes it.")
+        raise ConfigError(
+            f"model: {path} has no weights in safetensors; a pickle, such as pytorch_model.bin, could run any code\n"
+            "Give a folder with .safetensors files, as save_pretrained writes it."
+        )
 
 
 def _base_of(adapter: Path, run: Path | None) -> str:
@@ -243,13 +242,10 @@ def _base_of(adapter: Path, run: Path | None) -> str:
 def _found_path(folder: RunFolder, value: str) -> str:
     """A relative path as that of the run's working directory, if it exists there; any other value unchanged. The
     directory is the one that the run's relative output_dir leads out of."""
-    output_dir, parent = str(load_options(folder.config).get("output_dir", "/")), folder.path.resolve().parent
-    parts = Path(os.path.normpath(output_dir)).parts
-    start = len(parent.parts) - len(parts)
-    if value in NAMED_MODELS or output_dir.startswith(("/", "~")) or ".." in parts or parent.parts[start:] != parts:
-        return value
-    place = Path(*parent.parts[:start], value)
-    return str(place) if place.exists() else value
+    output_dir, parent = str(load_options(folder.config).get("output_dir", "/")), str(folder.path.resolve().parent)
+    start, separator, rest = f"{parent}/".rpartition(f"/{os.path.normpath(output_dir)}/".replace("/./", "/"))
+    place = Path(f"{start}/", value)
+    return str(place) if separator and not rest and value not in NAMED_MODELS and place.exists() else value
 
 
 def _found_environment(folder: RunFolder, value: str, made: JsonObject) -> str:

@@ -6,8 +6,8 @@ import fcntl
 import os
 import shlex
 import shutil
-import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -16,7 +16,7 @@ from pathlib import Path
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import STAGING, sync_all
-from aitrain.runs.run_folder import RunFolder, cannot_make, missing_folders, read_object, sync
+from aitrain.runs.run_folder import RunFolder, cannot_make, read_object, sync
 
 LOCK = ".lock"
 LOCK_VARIABLE = "AITRAIN_LOCK"
@@ -59,7 +59,7 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
     file, has_lock = folder.path / LOCK, None
     while True:
         try:
-            made = folder.made or tuple(missing_folders(folder.path))
+            is_new = folder.is_new or not folder.path.exists()
             folder.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -72,7 +72,8 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
                 has_lock = lock_file(handle, waits=True)
             if not is_open_file(handle, file):
                 continue  # the command that had it has removed the folder, as nothing began there
-            mine = replace(folder, made=() if folder.config.exists() else made, lock=handle if has_lock else None)
+            is_new = is_new and not folder.config.exists()
+            mine = replace(folder, is_new=is_new, lock=handle if has_lock else None)
             try:
                 yield mine
             finally:
@@ -86,11 +87,8 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
 
 
 def say_what_is_awaited(folder: RunFolder) -> None:
-    """Say on the terminal which command has a folder."""
-    status = read_object(folder.status)
-    who = f" (process {status['pid']} on {status.get('host')})" if status.get("pid") else ""
-    text = f"Another command runs in {folder.path}{who}: waiting for its end. Ctrl-C ends the wait."
-    print(f"\n{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)  # below the line of a command
+    """Say on the terminal that another command has a folder."""
+    print(f"Another command runs in {folder.path}: waiting for its end. Ctrl-C ends the wait.", file=sys.stderr)
 
 
 _locks: set[int] = set()
@@ -122,12 +120,7 @@ def new_run_folder(config: TrainConfig) -> Iterator[RunFolder]:
     """
     while True:
         with ExitStack() as stack:
-            # Ctrl-C waits until the stack would remove the folder
-            signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                folder = stack.enter_context(locked(RunFolder.create(config)))
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+            folder = stack.enter_context(locked(RunFolder.create(config)))
             if folder.config.exists():
                 continue  # a command with --resume was faster
             try:
@@ -143,7 +136,7 @@ def remarks(folder: RunFolder, wanted: str, again: str = "aitrain grpo --config 
     """What a user must know of a locked folder: that it has another name than they wanted, or no lock. `again` is what
     continues a run, by its config.yaml."""
     first = replace(folder, path=folder.path.with_name(wanted))
-    if folder.made and folder.path != first.path:
+    if folder.is_new and folder.path != first.path:
         command = again.format(shlex.quote(str(first.config)))
         how = f" To continue the first one: {command}" if first.config.exists() else ""
         yield f"{first.path} exists, so this is {folder.path}.{how}"
@@ -190,37 +183,25 @@ def refuse_to_begin(folder: RunFolder, damaged: Sequence[str]) -> None:
 def new_folder(place: Path) -> Iterator[Path]:
     """Yield a hidden folder beside `place` to fill, and rename it to `place` if the block ends without an error.
 
-    What a killed process left there is deleted first.
-
     Raises:
-        ConfigError: `place` exists or cannot be made, or another process is writing it.
+        ConfigError: `place` exists or cannot be made.
     """
-    partial = place.with_name(f"{STAGING}{place.name}")
+    refuse_existing(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir(exist_ok=True)
-        handle = os.open(partial, os.O_RDONLY)
+        partial = Path(tempfile.mkdtemp(dir=place.parent, prefix=f"{STAGING}{place.name}-"))
     except OSError as error:
         raise ConfigError(f"--out: cannot make {place}: {error.strerror}\nChoose another folder with --out.") from None
     try:
-        if lock_file(handle) is False:
-            raise ConfigError(f"--out: another process is writing {place}\nWait for it, or choose another folder.")
-        try:
-            refuse_existing(place)
-            for path in partial.iterdir():
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            yield partial
-            for path in partial.rglob("*"):
-                path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors are written for their owner alone
-            sync_all(partial)
-            refuse_existing(place)
-            partial.rename(place)  # the system refuses a folder that is not empty
-            sync(place.parent)
-        finally:
-            if is_open_file(handle, partial):
-                shutil.rmtree(partial, ignore_errors=True)
+        yield partial
+        for path in (partial, *partial.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors are written for their owner alone
+        sync_all(partial)
+        refuse_existing(place)
+        partial.rename(place)  # the system refuses a folder that is not empty
+        sync(place.parent)
     finally:
-        os.close(handle)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def refuse_existing(place: Path) -> None:

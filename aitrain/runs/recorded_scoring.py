@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,55 +23,13 @@ LENIENT = "lenient"
 
 
 @dataclass(frozen=True, slots=True)
-class CaseKey:
-    """What identifies a case in another scoring: hashes of its content, and the environment's seed."""
-
-    content: str
-    seed: int | None
-    prompt: str
-    """The same for cases with an equal prompt."""
-    environment: str
-    """Name of the environment; of the only one of a run, its class."""
-
-    @classmethod
-    def of(cls, record: RolloutRecord, only: str = "") -> CaseKey:
-        """The key of an episode's case, given the class of the run's only environment."""
-        text = json.dumps([record.prompt, record.row], sort_keys=True)
-        content, prompt = hashlib.sha256(text.encode()).hexdigest(), prompt_key(record.prompt)
-        return cls(content, record.seed, prompt, record.environment or only)
-
-
-def match_cases(a: Mapping[str, CaseKey], b: Mapping[str, CaseKey]) -> list[tuple[str, str]]:
-    """Pairs of cases with equal content, prompt and row, in the order of `a`, each case at most once.
-
-    Of rows that repeat, those with equal seeds belong together, as a seed may decide what is asked. The others are
-    matched in the order in which they come. An environment that both have may share rows with others, and is never
-    matched with these.
-    """
-    found = dict[str, str]()
-    in_both = {key.environment for key in a.values()} & {key.environment for key in b.values()}
-
-    def alike(key: CaseKey, has_seed: bool) -> tuple[str, str, int | None]:
-        return key.content, key.environment if key.environment in in_both else "", key.seed if has_seed else None
-
-    for has_seed in (True, False):
-        taken = set(found.values())
-        last_first = reversed(list(b.items()))  # as the first is taken from the end
-        free = grouped((alike(key, has_seed), case) for case, key in last_first if case not in taken)
-        for case, key in a.items():
-            if case not in found and (others := free.get(alike(key, has_seed))):
-                found[case] = others.pop()
-    return [(case, found[case]) for case in a if case in found]
-
-
-@dataclass(frozen=True, slots=True)
 class RecordedSample:
     """One episode of a case, by its number in the index."""
 
     number: int
     score: float | None
     lenient: float | None
-    """The score without the answer's format; None where the environment does not say it."""
+    """The score without the answer's format; the score itself where the environment does not say it."""
 
 
 @dataclass(slots=True)
@@ -82,7 +38,12 @@ class RecordedCase:
 
     case: str
     """Its row number in its own run."""
-    key: CaseKey
+    content: str
+    """A hash of its prompt and its row, by which it is found in another scoring."""
+    prompt_key: str
+    """The same for cases with an equal prompt."""
+    seed: int | None
+    """The environment's."""
     prompt: str
     """The beginning of the prompt."""
     environment: str = ""
@@ -90,23 +51,44 @@ class RecordedCase:
     samples: dict[str, dict[int, RecordedSample]] = field(default_factory=lambda: {name: {} for name in DECODINGS})
     """By decoding and number of the sample; one that was recorded twice is the later one."""
 
-    @property
-    def all_samples(self) -> Iterator[RecordedSample]:
-        """The episodes of all decodings."""
-        return (sample for samples in self.samples.values() for sample in samples.values())
+    @classmethod
+    def of(cls, case: str, record: RolloutRecord) -> RecordedCase:
+        """The case of an episode, without its episodes."""
+        content, prompt = prompt_key([record.prompt, record.row]), prompt_key(record.prompt)
+        return cls(case, content, prompt, record.seed, prompt_excerpt(record), record.environment)
 
     def scores(self, decoding: str, is_lenient: bool = False) -> list[float]:
-        """The scores of the samples that have one, or their lenient parts, of those that have none the scores."""
-        found = []
-        for sample in self.samples[decoding].values():
-            if sample.score is not None:
-                found.append(sample.lenient if is_lenient and sample.lenient is not None else sample.score)
-        return found
+        """The scores of the samples that have one, or their lenient parts."""
+        scores = [one.lenient if is_lenient else one.score for one in self.samples[decoding].values()]
+        return [score for score in scores if score is not None]
 
     def mean(self, decoding: str, is_lenient: bool = False) -> float | None:
         """Their mean; None if no sample is scored."""
         scores = self.scores(decoding, is_lenient)
         return fmean(scores) if scores else None
+
+
+def match_cases(a: Mapping[str, RecordedCase], b: Mapping[str, RecordedCase]) -> list[tuple[str, str]]:
+    """Pairs of cases with equal content, prompt and row, in the order of `a`, each case at most once.
+
+    Of rows that repeat, those with equal seeds belong together, as a seed may decide what is asked. The others are
+    matched in the order in which they come. An environment that both have may share rows with others, and is never
+    matched with these.
+    """
+    found = dict[str, str]()
+    in_both = {one.environment for one in a.values()} & {one.environment for one in b.values()}
+
+    def alike(one: RecordedCase, has_seed: bool) -> tuple[str, str, int | None]:
+        return one.content, one.environment if one.environment in in_both else "", one.seed if has_seed else None
+
+    for has_seed in (True, False):
+        taken = set(found.values())
+        last_first = reversed(list(b.items()))  # as the first is taken from the end
+        free = grouped((alike(one, has_seed), case) for case, one in last_first if case not in taken)
+        for case, one in a.items():
+            if case not in found and (others := free.get(alike(one, has_seed))):
+                found[case] = others.pop()
+    return [(case, found[case]) for case in a if case in found]
 
 
 @dataclass(eq=False)
@@ -124,6 +106,8 @@ class RecordedScoring:
     """What was scored: a model's name, and its step in a run."""
     label: str = ""
     """A short name in tables."""
+    lenient: set[str] = field(default_factory=set)
+    """Names of the environments that say the score without the answer's format."""
     cases: dict[str, RecordedCase] = field(default_factory=dict)
 
     @property
@@ -134,7 +118,8 @@ class RecordedScoring:
     @property
     def samples(self) -> Iterator[RecordedSample]:
         """All episodes of all cases."""
-        return (sample for case in self.cases.values() for sample in case.all_samples)
+        each = (samples for case in self.cases.values() for samples in case.samples.values())
+        return (sample for samples in each for sample in samples.values())
 
     def record(self, sample: RecordedSample) -> RolloutRecord:
         """The whole record of an episode."""
@@ -173,23 +158,22 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
             f"{folder} has no scores of held-out cases {wanted[-1]} its training (status {state or 'unknown'})"
             f"\nIf it has a model, score that with: aitrain eval {shlex.quote(str(folder))}"
         )
-    model = options.get("model") or result.get("base_model")
-    if phase == "eval":
-        evaluated = as_object(result.get("model"))
-        model = evaluated.get("given") or evaluated.get("label") or options.get("model")
+    evaluated = as_object(result.get("model")).get("given") if phase == "eval" else None
+    model = str(evaluated or options.get("model") or result.get("base_model") or "")
     step = (result.get("model_step") or result.get("steps")) if phase == "after" else None
-    name = short(str(model or ""), EXCERPT) + ("" if step is None else f", step {step}")
+    name = short(model, EXCERPT) + ("" if step is None else f", step {step}")
     scoring = RecordedScoring(folder, phase, rollouts, options, read_object(run.environment), state, name)
-    only = str(scoring.environment.get("class") or "")
     found = dict[str, RecordedCase]()
     for number, entry in enumerate(rollouts.entries):
         of_phase, _, decoding = entry.eval_phase.rpartition("_")
         if of_phase == phase and decoding in DECODINGS:
             record = rollouts.record(entry)
-            if (case := found.get(entry.case)) is None:
-                case = RecordedCase(entry.case, CaseKey.of(record, only), prompt_excerpt(record), record.environment)
-                found[entry.case] = case
-            sample = RecordedSample(number, record.score, record.metrics.get(LENIENT))
-            case.samples[decoding][record.sample or 0] = sample
+            if entry.case not in found:
+                found[entry.case] = RecordedCase.of(entry.case, record)
+            lenient = record.metrics.get(LENIENT)
+            if lenient is not None:
+                scoring.lenient.add(record.environment)
+            lenient = record.score if lenient is None or record.score is None else lenient
+            found[entry.case].samples[decoding][record.sample or 0] = RecordedSample(number, record.score, lenient)
     scoring.cases = dict(sorted(found.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else 0, item[0])))
     return scoring

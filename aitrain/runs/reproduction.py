@@ -6,6 +6,7 @@ import filecmp
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from aitrain.runs.json_values import JsonObject, as_object, as_text
@@ -46,11 +47,6 @@ class Reproduction:
     """Versions, hardware and source of both runs."""
 
     @property
-    def is_same(self) -> bool:
-        """Whether all that was compared has the same bits, or is the same to rounding."""
-        return self.first_difference is None
-
-    @property
     def first_difference(self) -> Part | None:
         """The first part that differs: records come before what is computed from them."""
         return next((part for part in self.parts if part.same == "different"), None)
@@ -65,7 +61,7 @@ class Reproduction:
         return {
             "run": str(self.run),
             "again": str(self.again),
-            "is_same": self.is_same,
+            "is_same": self.first_difference is None,
             **{part.name: {"same": part.same, "about": part.about} for part in self.parts},
             "facts": {name: {"run": before, "again": after} for name, (before, after) in self.facts.items()},
             "differing_facts": self.differing_facts,
@@ -145,7 +141,7 @@ def _difference(one: object, other: object) -> float:
 def _shown(one: object, other: object) -> str:
     """Two JSON values as text, from shortly before the first difference on."""
     texts = [json.dumps(value, ensure_ascii=False) for value in (one, other)]
-    same = next((place for place, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]), 0)
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))))
     begin = max(0, same - CONTEXT)
     return " and ".join(text[begin : begin + 2 * CONTEXT] for text in texts)
 

@@ -25,12 +25,10 @@ from aitrain.runs.held_out import (
 from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object, write_json
 from aitrain.runs.statistics import (
-    EnvResult,
     Mixture,
     can_be_solved,
     chances,
     interval_of_mean,
-    named,
     of_means,
     rows_of,
 )
@@ -90,7 +88,8 @@ class Result(StoredResult):
     """Number of held-out cases that it was chosen by; they are in no other score. None for those of the other
     scores, of which new samples were taken."""
     scores: ScoreTable = field(default_factory=dict)
-    """The scores before and after with their intervals."""
+    """The scores before and after with their intervals; of several environments, their weighted means, and rows such as
+    `sampled, NAME`."""
     verdict: Verdict | None = None
     """`better`, `worse` or `undetected`, by the change of the sampled score; None without scores before and after."""
     episodes: int = 0
@@ -105,9 +104,6 @@ class Result(StoredResult):
     base_model: str = ""
     environment: str = ""
     """Name of the environment's class; of several, their names."""
-    environments: dict[str, EnvResult] = field(default_factory=dict)
-    """Of several environments, the share and the verdict of each; `scores` has their weighted means, and a row
-    for each."""
     seed: int = 0
     vllm_restarts: int = 0
     """Number of restarts of the run's vLLM server."""
@@ -165,7 +161,8 @@ class EvalResult(StoredResult):
     status: str = "finished"
     job: str = JOB
     scores: dict[str, IntervalValues | None] = field(default_factory=dict)
-    """Mean score over the cases, by decoding."""
+    """Mean score over the cases, by decoding; of several environments, their weighted means, and rows such as
+    `sampled, NAME`."""
     pass_at: dict[str, IntervalValues | None] = field(default_factory=dict)
     """Unbiased pass@1 to pass@K of the sampled episodes; empty for scores without bounds."""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -186,9 +183,6 @@ class EvalResult(StoredResult):
     """Sampled tokens of all episodes."""
     seconds: float = 0.0
     """Duration of the episodes, over all starts."""
-    environments: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of several environments, share and cases of each; `scores` has their weighted means, and rows such as
-    `sampled, NAME`."""
 
 
 def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRecord]) -> EvalResult:
@@ -200,7 +194,6 @@ def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRe
         unscored=sum(record.score is None and not record.error and record.stop != "no_room" for record in every),
         dropped=sum(record.stop == "no_room" for record in every),
         tokens=sum(record.tokens for record in every),
-        environments={one.name: {"share": one.share, "cases": len(one.prompts)} for one in named(mixture)},
     )
     solvable = can_be_solved(mixture)
     for name in DECODINGS:

@@ -48,8 +48,8 @@ class RunFolder:
     """The folder of one run. Only `create` makes the folder."""
 
     path: Path
-    made: tuple[Path, ...] = field(default=(), compare=False)
-    """Folders that were made for it, outermost first; `discard` removes them."""
+    is_new: bool = field(default=False, compare=False)
+    """Whether it was made for this run, so that `discard` removes it."""
     epoch: int = field(default=0, compare=False)
     """How often a command had begun to write here when this one did, itself included; 0: this is not known."""
     lock: int | None = field(default=None, compare=False)
@@ -91,9 +91,8 @@ class RunFolder:
 
     @property
     def processes(self) -> int:
-        """Processes that trained the run when it was last started; of an earlier version, that ever did."""
-        recorded = read_object(self.environment).get("processes")
-        return recorded if isinstance(recorded, int) else max(1, len(self.rollout_files))
+        """Processes that trained the run when it was last started."""
+        return int(read_object(self.environment).get("processes", 1))
 
     def system_of(self, node: int) -> Path:
         """The same of one of several machines."""
@@ -108,24 +107,11 @@ class RunFolder:
         """
         parent = Path(os.path.expanduser(config.output_dir))
         try:
-            missing = missing_folders(parent)
             parent.mkdir(parents=True, exist_ok=True)
             path = make_unused(parent / config.project_name)
         except OSError as error:
             raise cannot_make(parent, error.strerror) from None
-        return cls(path, (*missing, path))
-
-    @staticmethod
-    def check_place(config: TrainConfig) -> None:
-        """Check that `create` can make a folder, without making one.
-
-        Raises:
-            ConfigError: it cannot.
-        """
-        parent = Path(os.path.expanduser(config.output_dir))
-        nearest = next(folder for folder in (parent, *parent.absolute().parents) if os.path.lexists(folder))
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            raise cannot_make(parent, f"{nearest} is no folder, or may not be written")
+        return cls(path, is_new=True)
 
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name.
@@ -182,24 +168,17 @@ class RunFolder:
         return self.epoch > 0 and read_object(self.status).get("epoch", self.epoch) != self.epoch
 
     def discard(self) -> None:
-        """Remove what was made for a run that was refused before it began; a folder that was there stays."""
-        if self.made:
+        """Remove the folder of a run that was refused before it began, with empty ones above it; one that was there
+        stays."""
+        if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
-        for folder in reversed(self.made[:-1]):
-            try:
-                folder.rmdir()
-            except OSError:
-                return  # another run uses it
+            with suppress(OSError):  # there are other runs
+                os.removedirs(self.path.parent)
 
 
 def cannot_make(parent: Path, why: str | None) -> ConfigError:
     """The error of a run folder that cannot be made or written."""
     return ConfigError(f"output_dir: cannot make a run folder in {parent}: {why}\nChoose another with --output-dir.")
-
-
-def missing_folders(path: Path) -> list[Path]:
-    """Folders of a path that do not exist, outermost first."""
-    return [folder for folder in (path, *path.parents) if not folder.exists()][::-1]
 
 
 def make_unused(wanted: Path) -> Path:
@@ -252,12 +231,7 @@ def write_json(path: Path, values: Mapping[str, object], durable: bool = True) -
 
 def append_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     """Append JSON lines."""
-    append_text(path, json_lines(records))
-
-
-def json_lines(records: Iterable[Mapping[str, object]]) -> str:
-    """One line for each record."""
-    return "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
+    append_text(path, "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records))
 
 
 def append_text(path: Path, text: str) -> None:

@@ -8,26 +8,23 @@ show the variation over cases, not the variation over training runs.
 (mean - m)^2 <= a m (1 - m). With a = z^2 / n that is Wilson's interval, which is right where every case is at a bound.
 Other case means vary less than that, so a = t^2 d / n, with Student's t and d the share that their variance is of
 m (1 - m): the design effect of a survey. For symmetric scores that is about the t interval; near a bound it leans away
-from it, as the data do. It is widened to where Student's interval reaches when it is shifted by the skewness of the
-scores (Hall 1992), which a few scores carry that lie far from the rest. It is never wider than Wilson's.
+from it, as the data do. On one side it is widened to where Student's interval reaches when it is shifted by the
+skewness of the scores (Hall 1992), which a few scores carry that lie far from the rest. It is never wider than
+Wilson's.
 
 Scores that are all alike, such as those for the form of an answer while none is right, do not show how often others
 lie far away, and no interval made of them knows it (Bahadur and Savage 1956). Theirs reaches at least as far towards
 each bound, relative to the distance, as Wilson's of values that are all at the other one: as far as cases at that
 bound can be so rare that none was drawn. Equal scores have just that interval, so it is never a point.
 
-**A change** between two scorings of the same cases, with every case at a bound, gets Newcombe's (1998) square-and-add
-interval, made of the two intervals above and the correlation of the cases. Other changes get the interval of the
-cases' own differences, which are from -1 to 1: shifted by their skewness however few they are, as a change is often
-large for a few cases and small for the rest, and with the limits of alike scores if those of the cases that have
-changed were alike before and are alike after.
+**A change** between two scorings of the same cases gets the interval of the cases' own differences, which lie between
+bounds as well: the range of the scores below 0 and above.
 
-**Scores without bounds** get Student's t interval, widened by the shifted one. There is none of one case, nor of equal
-ones.
+**Scores without bounds** get Student's t interval, widened by this shift. There is none of one case, nor of equal ones.
 
 **The p-value** is that of a sign-flip test: if both models were equally good at every case, each difference could as
 well have the other sign. It is the share of all choices of signs whose mean is at least as far from 0 as the measured
-one. With scores of 0 and 1 and one sample a case, that is McNemar's exact test.
+one, for many cases estimated by random ones. With scores of 0 and 1 and one sample a case, that is McNemar's test.
 
 **Several environments**: a mean score is the sum of each one's mean, times its share. Its interval is made of theirs:
 the distances to each limit, times the shares, are added as squares (MOVER; G. Zou and A. Donner, Statistics in
@@ -43,7 +40,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from aitrain.environment.contract import UNIT, Bounds
 from aitrain.runs.held_out import (
@@ -52,10 +49,8 @@ from aitrain.runs.held_out import (
     IntervalValues,
     ScoreTable,
     Scoring,
-    Verdict,
     bounds_of,
     grouped,
-    verdict_of,
 )
 from aitrain.runs.json_values import JsonObject, as_float, as_object
 
@@ -69,16 +64,16 @@ Limits = tuple[float, float]
 
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-FEW_CASES = 16
-"""With more cases than this, the skewness of their scores is known well enough to shift an interval by it."""
-ALIKE = 0.2
-"""Scores are alike if no two differ by more than this share of the range, or if they have two values; differences of
-scores, if no two differ by more than half of it."""
+FEW_CASES, SKEWED = 8, 0.15
+"""An interval is shifted for the skewness of the scores of more cases than this, by no less than this share of half of
+it: the skewness of few cases is not known well."""
+ALIKE, FEW_LEVELS = 0.2, 5
+"""Values are alike if no two differ by more than this share of the range, or half of it where they have more than
+so many levels; or if there are two."""
 PLACES, EQUAL = 12, 1e-12
 """Differences and variances below this, of values between 0 and 1, are rounding, as are further decimal places."""
 FEW_DIFFERENCES = 16
-"""Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them, unless the
-differences have one size."""
+"""Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them."""
 DRAWS, BLOCK = 19_999, 500
 """Choices of signs, and those that are drawn at once, for less memory."""
 FEWEST_CASES = 6
@@ -90,67 +85,40 @@ MOST_CASES = 1_000_000
 # -- intervals
 
 
-def of_mean(scores: Collection[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
-    """The mean of the scores of cases, one value a case: the mean of its samples. None without a case."""
-    values = list(scores)
+def of_mean(values: Collection[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
+    """The mean of one value a case: the mean score of its samples, or their change. None without a case."""
     if not values:
         return None
-    limits = _limits(_shares(values, bounds)) if bounds else _student(values)
-    return _interval(values, limits, bounds or UNIT, (bounds or UNIT)[0])
+    import numpy as np
 
-
-def of_change(before: Sequence[float], after: Sequence[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
-    """The mean change of cases, given their scores before and after; None without a case."""
-    changes = [new - old for old, new in zip(before, after, strict=True)]
-    if not changes:
-        return None
-    limits = _change_limits(_shares(before, bounds), _shares(after, bounds)) if bounds else _student(changes)
-    return _interval(changes, limits, bounds or UNIT, 0.0)
-
-
-def _interval(values: Sequence[float], limits: Limits | None, bounds: Bounds, start: float) -> IntervalValues:
-    """The interval with limits that are shares of the range between the bounds, counted from the start."""
-    mean, size = fmean(values), bounds[1] - bounds[0]
+    mean, array = fmean(values), np.array(list(values), dtype=np.float64)
     interval: IntervalValues = {"mean": mean, "low": None, "high": None, "count": len(values)}
+    limits = None
+    if bounds is not None:
+        start, size = bounds[0], bounds[1] - bounds[0]
+        low, high = _limits(((array - start) / size).clip(0.0, 1.0).round(PLACES))
+        limits = start + low * size, start + high * size
+    elif student := _student(array):
+        half, shift = student
+        limits = mean - half + min(0.0, shift), mean + half + max(0.0, shift)
     if limits is not None:
-        low, high = (start + limit * size for limit in limits)
-        interval |= {"low": min(mean, low), "high": max(mean, high)}
+        interval |= {"low": min(mean, limits[0]), "high": max(mean, limits[1])}
     return interval
 
 
-def _shares(scores: Sequence[float], bounds: Bounds) -> Array:
-    """The scores as shares of the range, without what rounding has added."""
-    import numpy as np
-
-    low, high = bounds
-    return ((np.array(scores, dtype=np.float64) - low) / (high - low)).clip(0.0, 1.0).round(PLACES)
-
-
-def _are_binary(values: Array) -> bool:
-    return set(values.tolist()) <= {0.0, 1.0}
-
-
-def _extent(values: Array) -> float:
-    """The largest distance of two values, without what rounding adds."""
-    return float(values.max() - values.min()) - EQUAL
-
-
 def _limits(values: Array) -> Limits:
-    """Limits of the mean of values from 0 to 1."""
-    are_alike = _extent(values) <= ALIKE or len(set(values.tolist())) <= 2
-    return _of_spread(values, len(values) > FEW_CASES, are_alike)
-
-
-def _of_spread(values: Array, is_shifted: bool, are_alike: bool) -> Limits:
-    """The score interval by the variance of the values, widened by what else applies, and not beyond Wilson's, which is
-    the same for values of 0 and 1."""
-    count, mean = len(values), float(values.mean())
-    spread = float(values.var(ddof=1)) if _extent(values) > 0 else 0.0
+    """Limits of the mean of values from 0 to 1: the score interval by their variance, widened by what else applies, and
+    not beyond Wilson's, which is the same for values of 0 and 1."""
+    count, mean, extent = len(values), float(values.mean()), float(values.max() - values.min())
+    spread = float(values.var(ddof=1)) if extent > EQUAL else 0.0
     design = spread and student_quantile(count - 1) ** 2 * spread / (mean * (1 - mean))
     limits = [_score_limits(design / count, mean)]
-    if is_shifted and (shifted := _shifted(values)):
-        limits.append(shifted)
-    if are_alike:
+    if count > FEW_CASES and (student := _student(values)):
+        half, shift = student
+        if abs(shift) > SKEWED * half:
+            limits.append((mean - half + shift, mean) if shift < 0 else (mean, mean + half + shift))
+    levels = len(set(values.tolist()))
+    if extent <= (ALIKE if levels <= FEW_LEVELS else ALIKE / 2) + EQUAL or levels == 2:
         share = Z * Z / (count + Z * Z)
         limits.append((mean * (1 - share), mean + (1 - mean) * share))
     lowest, highest = _score_limits(Z * Z / count, mean)
@@ -164,40 +132,8 @@ def _score_limits(a: float, mean: float) -> Limits:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _change_limits(before: Array, after: Array) -> Limits:
-    differences, has_changed = after - before, before != after
-    if not (_are_binary(before) and _are_binary(after)):
-        changed = (before[has_changed], after[has_changed])
-        are_alike = _extent(differences) <= ALIKE / 2 or all(_extent(scores) <= ALIKE for scores in changed)
-        low, high = _of_spread((1 + differences) / 2, True, are_alike)
-        return 2 * low - 1, 2 * high - 1
-    old, new = float(before.mean()), float(after.mean())
-    together = float(((before - old) * (after - new)).sum())
-    together = max(0.0, together - 0.5) if together > 0 else together  # Newcombe's correction
-    spreads = len(before) * math.sqrt(old * (1 - old) * new * (1 - new))
-    correlation = together / spreads if spreads else 0.0
-    (old_low, old_high), (new_low, new_high) = _limits(before), _limits(after)
-
-    def distance(one: float, other: float) -> float:
-        return math.sqrt(max(0.0, one * one - 2 * correlation * one * other + other * other))
-
-    change = new - old
-    return change - distance(new - new_low, old_high - old), change + distance(old - old_low, new_high - new)
-
-
-def _student(scores: Sequence[float]) -> Limits | None:
-    """Limits of the mean of unbounded values; None if they are equal or there is only one."""
-    import numpy as np
-
-    shifted = _shifted(np.array(scores))
-    if shifted is None:
-        return None
-    mean, half = fmean(scores), (shifted[1] - shifted[0]) / 2
-    return min(mean - half, shifted[0]), max(mean + half, shifted[1])
-
-
-def _shifted(values: Array) -> Limits | None:
-    """Student's interval of the mean, shifted by the skewness of the values; None if they are equal."""
+def _student(values: Array) -> tuple[float, float] | None:
+    """Half of Student's interval of the mean, and its shift by the skewness of the values; None if they are equal."""
     count, mean = len(values), float(values.mean())
     deviation = float(values.std(ddof=1)) if count > 1 else 0.0
     if deviation**2 <= EQUAL * max(mean * mean, 1e-6):
@@ -205,8 +141,7 @@ def _shifted(values: Array) -> Limits | None:
     quantile = student_quantile(count - 1)
     skewness = float((((values - mean) / deviation) ** 3).mean())
     shift = skewness * deviation * (2 * quantile**2 + 1) / (6 * count)
-    half = quantile * deviation / math.sqrt(count)
-    return mean + shift - half, mean + shift + half
+    return quantile * deviation / math.sqrt(count), shift
 
 
 @cache
@@ -231,10 +166,6 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     count, sizes = len(changed), np.abs(changed)
     if not count:
         return 1.0
-    if sizes.max() - sizes.min() < EQUAL * sizes.sum():  # the sums are those of a coin
-        better = int((changed > 0).sum())
-        tail = sum(math.comb(count, heads) for heads in range(min(better, count - better) + 1))
-        return min(1.0, 2 * tail / (1 << count))
     measured = abs(changed.sum()) - EQUAL * sizes.sum()
     if count <= FEW_DIFFERENCES:
         sums = np.zeros(1)
@@ -323,7 +254,6 @@ class ScoredEnv:
     bounds: Bounds | None = UNIT
     prompts: Mapping[str, str] = field(default_factory=dict)
     """The `prompt_key` of each of its cases, by row number."""
-    train_cases: int = 0
 
     def part(self, values: Mapping[str, T]) -> dict[str, T]:
         """The values of its own cases."""
@@ -342,15 +272,6 @@ Mixture = tuple[ScoredEnv, ...]
 """The environments of a run: one without a name, or several."""
 
 
-class EnvResult(TypedDict):
-    """One environment of several in a result.json; its scores are rows of `scores`, such as `sampled, NAME`."""
-
-    share: float
-    train_cases: int
-    eval_cases: int
-    verdict: Verdict | None
-
-
 def named(mixture: Mixture) -> Mixture:
     """The environments, if there are several."""
     return tuple(one for one in mixture if one.name)
@@ -359,11 +280,6 @@ def named(mixture: Mixture) -> Mixture:
 def rows_of(name: str, mixture: Mixture) -> list[tuple[str, Mixture]]:
     """The rows of a table for a quantity: that of all environments, and of several also that of each."""
     return [(name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))]
-
-
-def cases_of(mixture: Mixture) -> int:
-    """How many cases there are, those with an equal prompt counted as one."""
-    return sum(len(one.by_prompt(dict.fromkeys(one.prompts, 0.0))) for one in mixture)
 
 
 def bounds_of_mean(mixture: Mixture) -> Bounds | None:
@@ -410,8 +326,11 @@ def mean_score(scoring: Scoring, mixture: Mixture) -> float | None:
 
 def of_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> IntervalValues | None:
     """The mean change of the cases that have both values, with its interval and its p-value; None without a case."""
-    pairs = _pairs(before, after, mixture)
-    change = combined((one.share, of_change(first, second, one.bounds)) for one, first, second in pairs)
+    ranges = tuple(
+        replace(one, bounds=one.bounds and (one.bounds[0] - one.bounds[1], one.bounds[1] - one.bounds[0]))
+        for one in mixture
+    )
+    change = of_means(_changes(before, after), ranges)
     if change is not None:
         change["p_value"] = sign_flip_p_value(weighted_changes(before, after, mixture))
     return change
@@ -419,21 +338,13 @@ def of_changes(before: Mapping[str, float], after: Mapping[str, float], mixture:
 
 def weighted_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> list[float]:
     """The changes of the cases that have both values, each times its weight: their mean is that of the mixture."""
-    pairs = _pairs(before, after, mixture)
-    count, total = sum(len(first) for _, first, _ in pairs), sum(one.share for one, first, _ in pairs if first)
-    return [
-        (new - old) * one.share / total * count / len(first)
-        for one, first, second in pairs
-        for old, new in zip(first, second, strict=True)
-    ]
+    found = [(one.share, one.by_prompt(_changes(before, after)).values()) for one in mixture]
+    count, total = sum(len(changes) for _, changes in found), sum(share for share, changes in found if changes)
+    return [change * share / total * count / len(changes) for share, changes in found for change in changes]
 
 
-def _pairs(
-    before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture
-) -> list[tuple[ScoredEnv, list[float], list[float]]]:
-    """The values of each environment's cases that have one before and after, by prompt."""
-    first, second = ({case: side[case] for case in before if case in after} for side in (before, after))
-    return [(one, list(one.by_prompt(first).values()), list(one.by_prompt(second).values())) for one in mixture]
+def _changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {case: after[case] - before[case] for case in before if case in after}
 
 
 # -- pass@K
@@ -449,9 +360,9 @@ def chances(scoring: Scoring, tries: int, mixture: Mixture) -> dict[str, float]:
     scored samples, of the environments whose scores have bounds."""
     found = {}
     for one in mixture:
-        low, high = one.bounds or (0.0, math.inf)
-        for case, scores in one.part(scoring).items():
-            if one.bounds and len(scores) >= tries:
+        low, high = one.bounds or UNIT
+        for case, scores in one.part(scoring).items() if one.bounds else ():
+            if len(scores) >= tries:
                 failed = sum(score < high - NEARLY * (high - low) for score in scores)
                 found[case] = 1 - math.comb(failed, tries) / math.comb(len(scores), tries)
     return found
@@ -475,19 +386,6 @@ def score_table(scorings: Mapping[str, Scoring], mixture: Mixture, tries: int) -
             change = of_changes(before, after, part)
             table[row] = {"before": of_means(before, part), "after": of_means(after, part), "change": change}
     return table
-
-
-def env_results(table: ScoreTable, mixture: Mixture) -> dict[str, EnvResult]:
-    """What result.json says of each environment, beside its rows of the table."""
-    return {
-        one.name: {
-            "share": one.share,
-            "train_cases": one.train_cases,
-            "eval_cases": len(one.prompts),
-            "verdict": verdict_of(table[f"sampled, {one.name}"]["change"]),
-        }
-        for one in named(mixture)
-    }
 
 
 def recorded_mixture(environment: JsonObject, options: JsonObject, cases: Mapping[str, tuple[str, str]]) -> Mixture:

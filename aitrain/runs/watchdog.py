@@ -25,8 +25,8 @@ DUMP = signal.SIGQUIT
 """The signal on which a training process writes the stacks of its threads to train.log."""
 DUMP_SECONDS = 3.0
 """Seconds to wait for the stacks; a process in an uninterruptible system call writes none."""
-BYTES = 8 << 20
-"""Bytes read or written that count as progress in phases that move files; heartbeats need hours for that many."""
+WITH_FILES = 4
+"""By which factor the timeout is longer in phases that load or save files, in which nothing is counted."""
 LONGER = 4
 """By which factor the --stall-timeout that a message proposes is longer than the stall."""
 MARGIN = 10.0
@@ -52,27 +52,21 @@ class WatchedProcess:
     idle: float = 0.0
     """Seconds without progress, excluding time in which the watchdog was stopped or the machine suspended."""
     seen: Snapshot | None = None
-    pid: int | None = None
-    moved: int = 0
     looked: float = field(default_factory=lambda: time.monotonic())
 
     def look(self, now: Snapshot) -> None:
-        """Compare with the last poll. In a phase that moves files, a process makes progress that has read or written
-        BYTES since this was true for the last time."""
-        before, self.seen = self.seen, now
+        """Compare with the last poll."""
+        before, self.seen, at = self.seen, now, time.monotonic()
         has_progressed = before is None or before.count != now.count
-        if not has_progressed and now.moves_files and self.pid is not None:
-            moved = bytes_moved(self.pid)
-            if moved >= self.moved + BYTES:
-                has_progressed, self.moved = True, moved
-        at = time.monotonic()
         self.idle = 0.0 if has_progressed else self.idle + min(at - self.looked, 2 * self.poll)
         self.looked = at
 
     def is_stalled(self, timeout: float) -> bool:
         """Whether it made no progress for longer than this, and than its wait with an own deadline may take."""
-        allows = self.seen.allows if self.seen else 0.0
-        return self.idle >= max(timeout, allows + MARGIN if allows else 0.0)
+        if self.seen is None:
+            return self.idle >= timeout
+        timeout *= WITH_FILES if self.seen.moves_files else 1
+        return self.idle >= max(timeout, self.seen.allows + MARGIN if self.seen.allows else 0.0)
 
 
 @dataclass
@@ -86,8 +80,6 @@ class Watchdog:
     ranks: Sequence[int]
     read: Callable[[int], Snapshot]
     on_stall: Callable[[Stall], None]
-    pids: dict[int, int] = field(default_factory=dict)
-    """Known process ids by rank."""
     waits: Callable[[int, Snapshot], bool] = lambda rank, seen: False
     """Whether a stalled rank waits for another one; may make the process dump its stacks."""
     are_all: bool = True
@@ -99,23 +91,16 @@ class Watchdog:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def start(self) -> Watchdog:
+    def start(self) -> None:
         """Start the thread."""
         if not self._thread.is_alive():
             self._thread.start()
-        return self
 
     def stop(self) -> None:
         """Stop watching."""
         self._over.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
-
-    def __enter__(self) -> Watchdog:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _watch(self) -> None:
         while not self._over.wait(self._poll):
@@ -129,7 +114,6 @@ class Watchdog:
 
     def _is_stalled(self) -> bool:
         for process in self.watched:
-            process.pid = self.pids.get(process.rank)
             process.look(self.read(process.rank))
         return all(process.is_stalled(self.timeout) for process in self.watched)
 
@@ -189,14 +173,3 @@ def waits_for_another_rank(stacks: str) -> bool:
     threads = re.split(r"\n\s*\n", stacks)
     current = [thread for thread in threads if "Current thread" in thread] or threads[-1:]
     return any("/torch/distributed/" in line for thread in current for line in thread.splitlines()[:12])
-
-
-def bytes_moved(pid: int) -> int:
-    """Bytes that a process has read and written so far, including pages of files; 0 if unknown."""
-    import psutil  # here, as light commands import this module
-
-    try:
-        moved = psutil.Process(pid).io_counters()
-    except (psutil.Error, AttributeError, RuntimeError):  # no permission; macOS; the process is ending
-        return 0
-    return int(moved.read_chars + moved.write_chars + moved.read_bytes + moved.write_bytes)

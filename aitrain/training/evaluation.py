@@ -188,7 +188,7 @@ def isolated_random_state(seed: int) -> Iterator[None]:
 # -- the environments of held-out scores
 
 
-def mixture_of(runner: Runner, held_out: Sequence[Case], train: Sequence[Case] = ()) -> Mixture:
+def mixture_of(runner: Runner, held_out: Sequence[Case]) -> Mixture:
     """The environments with their held-out cases."""
     shares = runner.config.env_shares
     return tuple(
@@ -197,7 +197,6 @@ def mixture_of(runner: Runner, held_out: Sequence[Case], train: Sequence[Case] =
             shares[name],
             bounds_of(part.config.rl_score_range),
             {str(case.number): prompt_key(to_jsonable(case.prompt)) for case in held_out if case.env == name},
-            sum(case.env == name for case in train) if name else len(train),
         )
         for name, part in runner.parts.items()
     )

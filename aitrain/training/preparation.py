@@ -109,7 +109,7 @@ def prepare(context: RunContext) -> Prepared | None:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
-    mixture = mixture_of(context.runner, split.held_out, split.train)
+    mixture = mixture_of(context.runner, split.held_out)
     plan = EvalPlan(split.held_out, config.eval_samples, batch_size=batch, mixture=mixture)
     choosing = plan
     if len(split.choosing):

@@ -13,7 +13,7 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.runs.comparison import Comparison, compare_all
-from aitrain.runs.recorded_scoring import CaseKey, match_cases, read_scorings
+from aitrain.runs.recorded_scoring import RecordedCase, match_cases, read_scorings
 from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.statistics import score_table
@@ -187,9 +187,10 @@ def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_rows_that_repeat_are_matched_once_each_those_with_the_same_seed_first() -> None:
-    def keys(*cases: tuple[str, int], env: str = "") -> dict[str, CaseKey]:
+    def keys(*cases: tuple[str, int], env: str = "") -> dict[str, RecordedCase]:
         records = [RolloutRecord(prompt=prompt, seed=seed, environment=env) for prompt, seed in cases]
-        return {f"{env}{number}": CaseKey.of(record) for number, record in enumerate(records)}
+        cases = [RecordedCase.of(f"{env}{number}", record) for number, record in enumerate(records)]
+        return {one.case: one for one in cases}
 
     a = keys(("play", 1), ("y", 0), ("play", 2), ("only here", 0), ("play", 3))
     b = keys(("y", 0), ("play", 3), ("play", 4), ("only there", 0))

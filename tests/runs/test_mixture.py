@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -15,7 +14,6 @@ from aitrain.runs.statistics import (
     ScoredEnv,
     chances,
     combined,
-    env_results,
     mean_score,
     of_changes,
     of_means,
@@ -36,8 +34,6 @@ def test_the_score_is_the_weighted_mean_of_the_environments_that_have_a_scored_c
     assert [name for name, row in table.items() if row["after"]] == ["sampled", "sampled, a", "sampled, b"]
     change: Any = table["sampled"]["change"]
     assert (change["mean"], change["count"]) == (pytest.approx(0.75 * 0.5 + 0.25 * 0.5), 6)
-    results = env_results(table, (A, replace(B, train_cases=9)))
-    assert results["b"] == {"share": 0.25, "train_cases": 9, "eval_cases": 2, "verdict": "undetected"}
 
 
 def test_the_distances_to_the_limits_are_added_as_squares_and_without_limits_there_are_none() -> None:

@@ -217,7 +217,7 @@ def test_changes_are_refused_and_where_they_are_meant_the_initial_policy_is_scor
     with (model / "model.safetensors").open("r+b") as weights:
         weights.seek(-100_000, os.SEEK_END)
         weights.write(b"\0\0\0?" * 25_000)  # 0.5 each
-    with pytest.raises(ConfigError, match="model: the files of its weights have changed"):
+    with pytest.raises(ConfigError, match="model: the content of its files with weights has changed"):
         train(Split(24), **resume, **options)
     changes = {"lr": 1e-2, "rl_max_new_tokens": 2, "resume_anyway": True}
     result = train(Split(24), **resume, **options | changes)
