@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -51,7 +51,7 @@ def resolve(
         for name, value in layer.items():
             below = values.get(name) or {}
             if name in TABLES and isinstance(value, list) and isinstance(below, dict):
-                value = {**below, **dict(key_and_value(text, name, TABLES[name]) for text in value)}
+                value = {**below, **dict(_key_and_value(text, name, TABLES[name]) for text in value)}
             values[name] = value
     return job(**values)
 
@@ -96,11 +96,9 @@ def place_of_run(file: Path) -> dict[str, object]:
     return {"project_name": folder.name, "output_dir": str(shown)}
 
 
-def key_and_value(
-    text: str, option: str, example: str, read: Callable[[str], object] | None = None
-) -> tuple[str, object]:
-    """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like, or by another
-    function; the text itself if it cannot be read.
+def _key_and_value(text: str, option: str, example: str) -> tuple[str, object]:
+    """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like; the text itself if
+    it cannot be read.
 
     Raises:
         ConfigError: it has another form; the message has the option and the example.
@@ -109,8 +107,8 @@ def key_and_value(
     if not (key.strip() and equals):
         raise ConfigError(f"{option}: write KEY=VALUE, like {example}, not {text}")
     try:
-        return key.strip(), (read or read_yaml)(value)
-    except (ValueError, RecursionError, yaml.YAMLError):
+        return key.strip(), read_yaml(value)
+    except yaml.YAMLError:
         return key.strip(), value
 
 

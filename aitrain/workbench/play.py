@@ -192,7 +192,7 @@ def read_script(path: Path) -> Script:
         text = path.read_text(encoding="utf-8")
         replies = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--policy script: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(f"--script: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     return Script(tuple(map(str, replies)))
 
 
