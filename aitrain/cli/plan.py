@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,7 +15,6 @@ from aitrain.batch import describe_rollout, schedule_cases
 from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
 from aitrain.options.algorithms import PRESETS
-from aitrain.options.reading import as_command
 from aitrain.options.train import TrainConfig
 from aitrain.ui.output import escape_controls
 
@@ -130,7 +128,7 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan)
-    yield "options", shlex.join(as_command(config))
+    yield "options", ", ".join(f"{name} {value}" for name, value in config.changed().items())
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     yield "processes", f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}"
     if config.starts_vllm_servers:

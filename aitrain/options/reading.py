@@ -1,10 +1,9 @@
-"""Options of a command: read from a file and from flags, and written back as a command; recipes, folders with the
-options of a training (config.yaml) and what is known about it (recipe.yaml).
+"""Options of a command: read from a file and from flags; recipes, folders with the options of a training (config.yaml)
+and what is known about it (recipe.yaml).
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import yaml
 from aitrain.errors import ConfigError, did_you_mean, no_file
 from aitrain.options.algorithms import OF_PAPERS, preset_settings
 from aitrain.options.other_names import unknown_option
-from aitrain.options.section import Options, options_of
+from aitrain.options.section import Options
 from aitrain.options.value_types import TABLES
 from aitrain.options.yaml_text import read_yaml
 from aitrain.packages import PACKAGE
@@ -110,24 +109,6 @@ def _key_and_value(text: str, option: str, example: str) -> tuple[str, object]:
         return key.strip(), read_yaml(value)
     except yaml.YAMLError:
         return key.strip(), value
-
-
-def as_command(config: Options, *command: str) -> list[str]:
-    """The words of the command that sets these options, with a flag for each that differs from its default."""
-    words = list(command)
-    changed = config.changed()
-    for option in options_of(type(config)):
-        value = changed.get(option.name)
-        if option.is_switch and value is not None:
-            words.append(option.flag if value else f"--no-{option.flag[2:]}")
-            continue
-        values: list[object] = value if option.is_repeated and isinstance(value, list) else [value]
-        if option.name in TABLES and isinstance(value, dict):
-            values = [f"{key}={json.dumps(field)}" for key, field in value.items()]
-        for one in values:
-            if one is not None:
-                words += [option.flag, json.dumps(one) if isinstance(one, (dict, list)) else str(one)]
-    return words
 
 
 # -- recipes
