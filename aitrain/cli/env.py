@@ -141,7 +141,7 @@ def play(
     """
     from aitrain.launch.command_processes import limit_threads
 
-    who = policy if script is None else "script"
+    who: str = policy if script is None else "script"
     if model is not None:
         who, tokenizer = "model", model
         limit_threads(model)

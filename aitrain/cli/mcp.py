@@ -126,7 +126,9 @@ async def _run(*words: str, options: Mapping[str, Any] | None = None) -> Answer:
         command = [*COMMAND, *words, *([] if file is None else ["--config", file])]
         done = await asyncio.to_thread(subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True)
     notes = done.stderr.decode(errors="replace").strip()[-2000:]
-    return _answer(done.stdout.decode(errors="replace"), exit_code=done.returncode, **({"notes": notes} if notes else {}))
+    return _answer(
+        done.stdout.decode(errors="replace"), exit_code=done.returncode, **({"notes": notes} if notes else {})
+    )
 
 
 def _answer(printed: str, **known: Any) -> Answer:

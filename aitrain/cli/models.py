@@ -29,9 +29,7 @@ def chat(
         run_argument("MODEL", "A run folder, a checkpoint, an adapter, a model folder, a Hub name, or tiny."),
     ],
     *,
-    only: Annotated[
-        Literal["base", "tuned"] | None, typer.Option(metavar="base|tuned", help="One of the two.")
-    ] = None,
+    only: Annotated[Literal["base", "tuned"] | None, typer.Option(metavar="base|tuned", help="One of the two.")] = None,
     system: Annotated[str, typer.Option(help="Begin with this system prompt.")] = "",
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the answers.")] = 0,

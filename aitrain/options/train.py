@@ -41,24 +41,25 @@ PASS_BY_PASS: dict[str, object] = {
 
 
 class TrainConfig(
-    ModelOptions,
-    EnvironmentOptions,
-    RunOptions,
-    LoggingOptions,
-    BatchOptions,
-    OptimizerOptions,
-    GRPOOptions,
-    SamplingOptions,
-    GenerationOptions,
-    VLLMOptions,
-    LoRAOptions,
-    EvaluationOptions,
-    StoppingOptions,
-    CheckpointOptions,
-    HubOptions,
-    HardwareOptions,
-    DistributedOptions,
+    # the last one first, in the help and in files
     TRLOptions,
+    DistributedOptions,
+    HardwareOptions,
+    HubOptions,
+    CheckpointOptions,
+    StoppingOptions,
+    EvaluationOptions,
+    LoRAOptions,
+    VLLMOptions,
+    GenerationOptions,
+    SamplingOptions,
+    GRPOOptions,
+    OptimizerOptions,
+    BatchOptions,
+    LoggingOptions,
+    RunOptions,
+    EnvironmentOptions,
+    ModelOptions,
 ):
     """The options of one training run. Unknown names and invalid values raise ConfigError."""
 
