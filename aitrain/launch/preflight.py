@@ -22,7 +22,7 @@ from aitrain.launch.resource_estimate import check_resources, choose_batch_size,
 from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import VLLMOptions
-from aitrain.options.other_names import check_trl_effects, check_trl_fields
+from aitrain.options.other_names import check_trl_fields
 from aitrain.options.reading import resolve
 from aitrain.options.run import LoRAOptions
 from aitrain.options.train import TrainConfig
@@ -119,7 +119,6 @@ def check(
         ConfigError: the run cannot work.
         EnvironmentFailed: the environment's file is not valid Python.
     """
-    check_trl_effects(config)
     sources = _check_options(config, has_environment)
     check_functions(config)
     if hardware is None or named_folder(config.model) is None:  # else it is made where the run starts
