@@ -131,7 +131,8 @@ def recipe_list(*, as_json: AsJson = False) -> int:
         print_json([one.document() for one in recipes()])
         return 0
     for one in recipes():
-        typer.echo(f"{one.name:20}{one.facts['title']}\n{'':20}{one.hardware}")
+        how = "measured by us" if one.measured else "by the memory estimate; not measured by us"
+        typer.echo(f"{one.name:20}{one.title}\n{'':20}{one.hardware}, {how}")
     return 0
 
 

@@ -115,59 +115,52 @@ def _key_and_value(text: str, option: str, example: str) -> tuple[str, object]:
 
 RECIPES = next((place for place in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if place.is_dir()), PACKAGE)
 """Beside the package in a checkout, inside it in a wheel."""
-FACTS = ("title", "about", "hardware", "before", "after", "source", "needs")
-"""What recipe.yaml says: the hardware that it is for, the expected held-out scores, where these are from, and the extra
-that it needs, if there is one."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe."""
+    """A folder with the options of a training, and what its recipe.yaml says."""
 
     folder: Path
-    known: dict[str, Any]
-    """What recipe.yaml says, `tiny` too: options that make of it a run of seconds on the CPU."""
+    title: str
+    about: str
+    hardware: str
+    """What it is for."""
+    before: object
+    """The held-out score that is expected before the training."""
+    after: object
+    source: str
+    """Where the scores are from."""
+    measured: bool
+    """Whether we have measured it."""
+    tiny: dict[str, object]
+    """Options that make of it a run of seconds on the CPU."""
+    needs: str = ""
+    """The extra that it needs."""
 
     @property
     def name(self) -> str:
         """The name of its folder."""
         return self.folder.name
 
-    @property
-    def config(self) -> Path:
-        """The file of its options."""
-        return self.folder / "config.yaml"
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What recipe.yaml says under the names in FACTS; empty where it says nothing."""
-        return {name: str(self.known.get(name, "")) for name in FACTS}
-
-    @property
-    def hardware(self) -> str:
-        """What it is for, and whether it was measured there."""
-        how = ", measured by us" if self.known["measured"] else " by the memory estimate; not measured by us"
-        return self.facts["hardware"] + how
-
     def options(self, tiny: bool = False) -> dict[str, object]:
         """Its options, with the files of its folder as paths that work from everywhere."""
-        given = _mapping(self.config) | (self.known["tiny"] if tiny else {})
-        place, colon, name = str(given["rl_env"]).partition(":")
-        if place.endswith(".py"):
-            given["rl_env"] = f"{(self.folder / place).resolve()}{colon}{name}"
-        if str(given.get("chat_template", "")).endswith(".jinja"):
-            given["chat_template"] = str((self.folder / str(given["chat_template"])).resolve())
+        given = _mapping(self.folder / "config.yaml") | (self.tiny if tiny else {})
+        for name in ("rl_env", "chat_template"):
+            place, colon, rest = str(given.get(name, "")).partition(":")
+            if place.endswith((".py", ".jinja")):
+                given[name] = f"{(self.folder / place).resolve()}{colon}{rest}"
         return {"project_name": self.name, **given}
 
     def document(self) -> dict[str, object]:
         """What there is to know, for programs."""
-        about = {"name": self.name, **self.facts, "is_measured": self.known["measured"]}
-        return {**about, "command": f"aitrain recipe run {self.name}", "options": self.options()}
+        known = {name: value for name, value in vars(self).items() if name not in ("folder", "tiny")}
+        return {"name": self.name, **known, "command": f"aitrain recipe run {self.name}", "options": self.options()}
 
 
 def recipes() -> list[Recipe]:
     """All recipes, by name."""
-    return [Recipe(file.parent, _mapping(file)) for file in sorted(RECIPES.glob("*/recipe.yaml"))]
+    return [Recipe(file.parent, **_mapping(file)) for file in sorted(RECIPES.glob("*/recipe.yaml"))]
 
 
 def read_recipe(name: str) -> Recipe:
@@ -176,13 +169,13 @@ def read_recipe(name: str) -> Recipe:
     Raises:
         ConfigError: there is none.
     """
-    names = [file.parent.name for file in RECIPES.glob("*/recipe.yaml")]
-    if name not in names:
-        raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, names)}\nList them with: aitrain recipe list")
-    return Recipe(RECIPES / name, _mapping(RECIPES / name / "recipe.yaml"))
+    found = {recipe.name: recipe for recipe in recipes()}
+    if name not in found:
+        raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, found)}\nList them with: aitrain recipe list")
+    return found[name]
 
 
-def _mapping(file: Path) -> dict[str, object]:
+def _mapping(file: Path) -> dict[str, Any]:
     loaded = read_yaml(file.read_text(encoding="utf-8"))
     assert isinstance(loaded, dict), file
-    return {str(key): value for key, value in loaded.items()}
+    return loaded
