@@ -6,7 +6,6 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,12 +27,6 @@ from aitrain.options.reading import NOTHING, read_file, resolve
 from aitrain.options.train import TrainConfig
 
 PORT = 8000
-HEADINGS = {
-    "bundled": "Bundled",
-    "installed": "Of installed packages (entry points in aitrain.environments)",
-    "adapter": "Of other frameworks, by an adapter: --rl-env NAME:ID",
-}
-
 EnvName = Annotated[
     str,
     typer.Argument(
@@ -276,11 +269,8 @@ def list_environments(as_json: AsJson = False) -> int:
     if as_json:
         print_json([asdict(one) for one in listed])
         return 0
-    for source, environments in groupby(listed, lambda one: one.source):
-        typer.echo(HEADINGS[source])
-        for one in environments:
-            lines = [f"  {one.rl_env}", one.summary, *one.problem.splitlines()]
-            typer.echo(escape_controls("\n      ".join(lines)))
-        typer.echo()
+    for one in listed:
+        lines = [f"{one.rl_env} ({one.source})", one.summary, *one.problem.splitlines()]
+        typer.echo(escape_controls("\n    ".join(lines)))
     typer.echo("Your own: --rl-env path/to/file.py:Class. Write one with: aitrain env init my_task")
     return 0

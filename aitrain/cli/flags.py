@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +22,13 @@ if TYPE_CHECKING:
 
 COMMON = {
     "model", "rl_env", "peft", "lr", "rl_prompts_per_step", "rl_num_generations", "rl_max_new_tokens", "max_steps",
-    "use_vllm", "project_name", "decoding", "rl_temperature", "eval_cases", "eval_samples", "rl_preset",
+    "use_vllm", "project_name", "decoding", "concurrency", "model_name", "rl_temperature", "eval_cases", "eval_samples", "rl_preset",
 }  # fmt: skip
-"""The most used options of jobs: the others are shown by --help-all only."""
+"""The most used options of jobs: the others are shown by `aitrain options` only."""
 SHORT = {"eval_cases": "--cases", "eval_samples": "--samples"}
 """Second names of flags."""
 FEW = 12
 """Number of options of a job up to which the help shows all of them."""
-SHOWS_ALL = "shows all options"
-"""Key of a context whose help shows all options."""
 
 
 def run_names() -> list[str]:
@@ -106,8 +103,6 @@ def with_options(job: type[Options], names: Collection[str] | None = None) -> Ca
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         made = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
         options = [option for option in options_of(job) if names is None or option.name in names]
-        if len(options) > FEW:
-            made.append(_parameter("help_all", bool | None, HELP_ALL))
         for option in options:
             info = typer.Option(
                 f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
@@ -135,29 +130,17 @@ def _parameter(name: str, kind: object, info: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
 
 
-def _show_all(ctx: typer.Context, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        ctx.meta[SHOWS_ALL] = True
-        typer.echo(ctx.get_help())
-        raise typer.Exit()
-
-
-HELP_ALL: object = typer.Option(
-    "--help-all", is_eager=True, expose_value=False, callback=_show_all, help="Show all options, and exit."
-)
-
-
 class SectionedCommand(TyperCommand):
     """A command whose help has a section for each group of options; in brackets are defaults."""
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the options, and those of a job that are used rarely only with --help-all."""
+        """Write the options; of a job with many those that are used most."""
         parameters = self.get_params(ctx)
-        shows_all = SHOWS_ALL in ctx.meta or all(one.name != "help_all" for one in parameters)
-        shown = [one for one in parameters if shows_all or not _section(one) or one.name in COMMON]
-        write_options(ctx, formatter, shown)
-        if len(shown) < len(parameters):
-            formatter.write("\nAll options: --help-all. Options about something: aitrain options WORD\n")
+        of_job = [one for one in parameters if _section(one)]
+        rare = [one for one in of_job if one.name not in COMMON] if len(of_job) > FEW else []
+        write_options(ctx, formatter, [one for one in parameters if one not in rare])
+        if rare:
+            formatter.write("\nAll options: aitrain options. Options about something: aitrain options WORD\n")
 
 
 def _section(parameter: Parameter) -> str:
@@ -171,11 +154,6 @@ def write_options(ctx: Context, formatter: HelpFormatter, parameters: Iterable[P
         if record := parameter.get_help_record(ctx):
             own = "Arguments" if parameter.param_type_name == "argument" else "Command"
             sections.setdefault(_section(parameter) or own, []).append(record)
-    indent = " " * 8
     for title, records in sections.items():
-        formatter.write(f"\n{title}:\n")
-        for flags, text in records:  # a flag in a text stays in one piece
-            wrapped = textwrap.fill(
-                text, formatter.width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-            )
-            formatter.write(f"  {flags}\n{wrapped}\n")
+        with formatter.section(title):
+            formatter.write_dl(records)

@@ -14,7 +14,6 @@ import typer
 from aitrain.batch import describe_rollout, schedule_cases
 from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
-from aitrain.options.algorithms import PRESETS
 from aitrain.options.train import TrainConfig
 from aitrain.ui.output import escape_controls
 
@@ -105,10 +104,8 @@ def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
     def show_output(text: str) -> None:
         print(escape_controls(text), file=sys.stderr)
 
-    with Console(stderr=True, highlight=False, markup=False).status("checking") as status:
-        notes = dry_run(
-            plan, show_output if debug else None, lambda phase: status.update(f"checking: {escape_controls(phase)}")
-        )
+    with Console(stderr=True).status("checking in a training process"):
+        notes = dry_run(plan, show_output if debug else None)
     return [note.mark + escape_controls(note.text) for note in notes]
 
 
@@ -118,13 +115,9 @@ def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
 def _run(plan: RunPlan) -> Iterator[Line]:
     config = plan.config
     yield "model", config.model
-    yield from _named("environment", _environments(plan))
+    yield "environment", ", ".join(_environments(plan)) or "from Python"
     yield "batch", str(plan.batch)
     yield "rollout", describe_rollout(config, plan.batch)
-    if config.rl_preset is not None:
-        yield "preset", f"{config.rl_preset}: {PRESETS[config.rl_preset].source}; given options win"
-    custom = config.custom_loss and f"{config.custom_loss}, averaged over all tokens"
-    yield "loss", custom or config.rl_loss_type
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan)
@@ -142,16 +135,8 @@ def _run(plan: RunPlan) -> Iterator[Line]:
         yield "left to do", "nothing"
 
 
-def _named(name: str, texts: Iterator[str]) -> Iterator[Line]:
-    """The lines of several texts, the first one with the name."""
-    for number, text in enumerate(texts):
-        yield "" if number else name, text
-
-
 def _environments(plan: RunPlan) -> Iterator[str]:
     """Where each environment is."""
-    if not plan.sources:
-        yield "from Python"
     for name, source in plan.sources.items():
         place = plan.config.environments[name].env_place if source.adapter else str(source.file or source.module)
         yield f"{name}: {place}" if len(plan.sources) > 1 else place

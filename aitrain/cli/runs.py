@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from aitrain.cli.flags import AsJson, print_json, run_argument
@@ -25,7 +24,8 @@ from aitrain.runs.run_folder import RUNS, write_text
 from aitrain.ui.dashboard import duration, number
 from aitrain.ui.output import escape_controls
 
-DAY = 86400
+LONGEST_NAME = 24
+"""Characters of a name in the table of runs, whose end is left out beyond them."""
 COLOURS = {
     "running": "green",
     "failed": "red",
@@ -65,7 +65,7 @@ def show(
         if as_json:
             print_json(rows)
         elif rows:
-            Console(highlight=False, markup=False).print(_table(rows))
+            Console(highlight=False).print(_table(rows), soft_wrap=True)
         else:
             typer.echo(f"There are no runs in {folder}.")
         return 0
@@ -118,26 +118,17 @@ def page(console: Console, parts: Iterable[RenderableType]) -> None:
 # -- the runs of a folder
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """One line for each run; a name that is too long loses its end."""
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("run")  # the only one that may be narrower than its cells
-    for name in ("status", "step", "", "scores", "age"):
-        table.add_column(name, justify="right" if name in ("step", "age") else "left", no_wrap=True)
+def _table(rows: Sequence[dict[str, Any]]) -> Text:
+    """One line for each run."""
+    from aitrain.ui.terminal import text_table
+
+    lines: list[list[str | Text]] = [["run", "status", "step", "", "scores", "age"]]
     for row in rows:
-        age = max(0.0, time.time() - row["heartbeat"])
-        table.add_row(
-            Text(
-                "".join(letter if letter.isprintable() else "?" for letter in row["name"]),
-                no_wrap=True,
-                overflow="ellipsis",
-            ),
-            Text(row["status"], COLOURS.get(row["status"], "")),
-            "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None),
-            *_scores(row),
-            duration(age).split()[0] if age < DAY else f"{int(age // DAY)}d",
-        )
-    return table
+        steps = "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None)
+        status = Text(row["status"], COLOURS.get(row["status"], ""))
+        age = duration(max(0.0, time.time() - row["heartbeat"])).split()[0] if row["heartbeat"] else ""
+        lines.append([" ".join(escape_controls(row["name"]).split())[:LONGEST_NAME], status, steps, *_scores(row), age])
+    return text_table(lines)
 
 
 def _scores(row: dict[str, Any]) -> tuple[str, str]:

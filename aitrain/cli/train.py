@@ -38,7 +38,6 @@ from aitrain.options.reading import place_of_run, read_recipe, recipes, resolve
 from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
-from aitrain.packages import version_of
 from aitrain.runs.run_folder import RunFolder, read_object
 
 if TYPE_CHECKING:
@@ -254,20 +253,14 @@ def _train_again(before: RunFolder, verbosity: Verbosity) -> tuple[int, RunFolde
 
 
 def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
-    """The options of the repetition, and notes on what is known to differ already."""
+    """The options of the repetition, and notes on its environment."""
     from aitrain.runs.model_reference import ModelReference, found_places, run_options
 
     options = run_options(ModelReference(str(before.path), "run", "", run=before.path))
     options |= {"project_name": f"{before.path.resolve().name}-again", "output_dir": str(before.path.parent)}
     if options.get("nnodes") is None and options.get("launcher") == "local":
         options["num_processes"] = before.processes
-    made = read_object(before.environment)
-    packages: dict[str, str] = made.get("packages", {})
-    notes = [
-        f"{name} was {version}, and is {here or 'not installed'} here."
-        for name, version in packages.items()
-        if (here := version_of(name)) != version
-    ]
+    made, notes = read_object(before.environment), list[str]()
     given, kept = options.get("rl_env") or "", before.environment_source
     places = found_places(given, made, lambda name, place, facts: _place(place, facts, kept / name, notes))
     if places != given:
@@ -296,24 +289,16 @@ def _place(place: str, made: dict[str, Any], kept: Path, notes: list[str]) -> st
             f"Check out the commit of the run ({made.get('git_commit') or 'unknown'}), and repeat the command."
         )
     if file is not None:
-        notes.append(f"{file} has changed since the run or is gone: this is the source that the run kept.")
-        if source_hash(with_imported([found])) != made.get("sha256"):
-            notes.append(f"{found} is not what ran, bit by bit: secrets in it are masked.")
+        notes.append(
+            f"{file} has changed since the run or is gone: this is the source that the run kept, with secrets masked."
+        )
     return f"{os.path.relpath(found)}:{kind}"
 
 
 def _print(compared: Reproduction) -> None:
-    from rich.console import Console
-
     from aitrain.ui.output import escape_controls
-    from aitrain.ui.terminal import text_table
 
-    console = Console(highlight=False)
-    shown = compared.differing_facts if compared.is_same else list(compared.facts)
-    if shown:
-        rows = [("", compared.run.name, compared.again.name), *((name, *compared.facts[name]) for name in shown)]
-        console.print(text_table([[*map(escape_controls, row)] for row in rows]), "\n", soft_wrap=True)
     for part in compared.parts:
-        style = {"different": "red", "not compared": "yellow"}.get(part.same, "green")
-        console.print(f"{part.name:8} [{style}]{part.same}[/]: ", end="")
-        console.print(escape_controls(part.about), markup=False, soft_wrap=True)
+        typer.echo(escape_controls(f"{part.name:8} {part.same}: {part.about}"))
+    for name in compared.differing_facts if compared.is_same else compared.facts:
+        typer.echo(escape_controls(f"{name:14} {'  |  '.join(compared.facts[name])}"))

@@ -97,8 +97,8 @@ _SOURCES = (("trl", "trainer/grpo_config.py"), ("trl", "trainer/base_config.py")
 
 
 def check_trl_fields(config: TrainConfig) -> None:
-    """Refuse a field that TRL does not have, that an option exists for, whose value has the wrong type, or that this run
-    would not use.
+    """Refuse a field that TRL does not have, that has an option, whose value has the wrong type, or that this run would
+    not use.
 
     Raises:
         ConfigError: for the first of them, with what to use in its place.

@@ -82,7 +82,7 @@ class Options(BaseModel):
 
 @cache
 def sections_of(job: type[Options]) -> tuple[type[Options], ...]:
-    """The sections that a job inherits from, in the order of its fields: pydantic takes those of the last base first."""
+    """The sections that a job inherits from, in the order of its fields: the last base is the first one."""
     return tuple(owner for owner in reversed(job.__mro__) if issubclass(owner, Options) and "section" in vars(owner))
 
 
