@@ -91,7 +91,6 @@ SHARDED = {"distributed_backend": "fsdp2"}
     [
         ("model", Path("models") / "mine", str(Path("models/mine"))),
         ("rl_stop", "</a>", ["</a>"]),
-        ("rl_stop", '["</a>", "\\n"]', ["</a>", "\n"]),
         ("vllm_server_url", "http://a:1/v1, https://b:2", "http://a:1,https://b:2"),
         ("vllm_server_url", ["http://a:1", "https://b:2/"], "http://a:1,https://b:2"),
     ],

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 COMMON = {
     "model", "rl_env", "peft", "lr", "rl_prompts_per_step", "rl_num_generations", "rl_max_new_tokens", "max_steps",
-    "use_vllm", "project_name", "decoding", "concurrency", "model_name", "rl_temperature", "eval_cases", "eval_samples", "rl_preset",
+    "use_vllm", "project_name", "decoding", "concurrency", "model_name", "rl_temperature", "eval_cases", "eval_samples",
+    "rl_preset",
 }  # fmt: skip
 """The most used options of jobs: the others are shown by `aitrain options` only."""
 SHORT = {"eval_cases": "--cases", "eval_samples": "--samples"}
@@ -87,12 +88,8 @@ Flag = str | bool | list[str] | None
 
 
 def given_flags(flags: Mapping[str, Flag]) -> dict[str, object]:
-    """The options given on the command line; a single environment is no list."""
-    given: dict[str, object] = {name: value for name, value in flags.items() if value not in (None, [])}
-    match given.get("rl_env"):
-        case [place]:
-            given["rl_env"] = place
-    return given
+    """The options given on the command line."""
+    return {name: value for name, value in flags.items() if value not in (None, [])}
 
 
 def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[..., Callable[..., int]]:
@@ -134,26 +131,17 @@ class SectionedCommand(TyperCommand):
     """A command whose help has a section for each group of options; in brackets are defaults."""
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the options; of a job with many those that are used most."""
-        parameters = self.get_params(ctx)
-        of_job = [one for one in parameters if _section(one)]
-        rare = [one for one in of_job if one.name not in COMMON] if len(of_job) > FEW else []
-        write_options(ctx, formatter, [one for one in parameters if one not in rare])
-        if rare:
-            formatter.write("\nAll options: aitrain options. Options about something: aitrain options WORD\n")
-
-
-def _section(parameter: Parameter) -> str:
-    return getattr(parameter, "rich_help_panel", None) or ""
-
-
-def write_options(ctx: Context, formatter: HelpFormatter, parameters: Iterable[Parameter]) -> None:
-    """Write arguments and options, section by section."""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for parameter in parameters:
-        if record := parameter.get_help_record(ctx):
+        """Write arguments and options, section by section; of a job with many options those that are used most."""
+        sections: dict[str, list[Parameter]] = {"Arguments": [], "Command": []}
+        for parameter in self.get_params(ctx):
             own = "Arguments" if parameter.param_type_name == "argument" else "Command"
-            sections.setdefault(_section(parameter) or own, []).append(record)
-    for title, records in sections.items():
-        with formatter.section(title):
-            formatter.write_dl(records)
+            sections.setdefault(getattr(parameter, "rich_help_panel", None) or own, []).append(parameter)
+        _, _, *of_job = sections
+        has_many = sum(len(sections[title]) for title in of_job) > FEW
+        for title, parameters in sections.items():
+            shown = [one for one in parameters if not has_many or title not in of_job or one.name in COMMON]
+            if records := [record for one in shown if (record := one.get_help_record(ctx))]:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+        if has_many:
+            formatter.write("\nAll options: aitrain options. Options about something: aitrain options WORD\n")
