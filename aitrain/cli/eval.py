@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from aitrain.cli.flags import (
     AsJson,
     ConfigFile,
-    Debug,
     Flag,
     Quiet,
     Verbose,
@@ -56,7 +55,6 @@ def eval(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    debug: Debug = False,
     **flags: Flag,
 ) -> int:
     """Score models on the held-out cases of an environment.
@@ -67,7 +65,7 @@ def eval(
     from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
     from aitrain.runs.new_folder import new_run_folder
 
-    verbosity = Verbosity(quiet, verbose, debug)
+    verbosity = Verbosity(quiet, verbose)
     configs = _configs(models or [], config, given_flags(flags))
     plans = [(options, check_eval(options, reference)) for reference, options in configs]  # before the first one starts
     folders = list[Path]()

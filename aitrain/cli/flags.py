@@ -53,7 +53,6 @@ OptionsOnly = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the result only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show the output of libraries and environment.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all output at the end.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines (aitrain options --schema events).")]
 
@@ -64,7 +63,6 @@ class Verbosity:
 
     quiet: bool = False
     verbose: bool = False
-    debug: bool = False
     as_json: bool = False
     """Events as JSON lines on standard output, instead of a screen."""
 

@@ -90,7 +90,8 @@ def options(
         bool, typer.Option("--constraints", help="Show the file of tested versions, for pip install -c.")
     ] = False,
 ) -> None:
-    """Fine-tune a language model with GRPO on a task of your own."""
+    """Fine-tune a language model with GRPO on a task of your own. --debug shows the traceback of an error, with any
+    command."""
     if version:
         typer.echo(f"aitrain {aitrain.__version__}")
     if constraints:
@@ -114,7 +115,8 @@ def _run() -> int:
             from aitrain.launch.launched_ranks import start_rank  # here, because no other process needs it
 
             start_rank(sys.argv[1:])
-        return int(app(standalone_mode=False, prog_name="aitrain") or 0)
+        words = [word for word in sys.argv[1:] if word != "--debug"]
+        return int(app(words, standalone_mode=False, prog_name="aitrain") or 0)
     except AitrainError as error:
         write_error_file(error)
         return _print_error(str(error), error.exit_code, error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aitrain.batch import describe_rollout, schedule_cases
-from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
+from aitrain.cli.flags import AsJson, ConfigFile, Flag, OptionsOnly, Verbose, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.ui.output import escape_controls
@@ -35,7 +35,7 @@ def plan(
     ] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Machines with these GPUs [--nnodes].")] = None,
     options_only: OptionsOnly = False,
-    debug: Debug = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
@@ -53,11 +53,11 @@ def plan(
         raise ConfigError("nodes: of which GPUs?\nAdd --gpu, such as --gpu H100x8.")
     options = resolve(TrainConfig, config, given_flags(flags))
     hardware = None if gpu is None else Hardware.of(gpu, nodes or options.nnodes or 1)
-    show_plan(check(options, hardware=hardware), options_only, debug, as_json)
+    show_plan(check(options, hardware=hardware), options_only, verbose, as_json)
     return 0
 
 
-def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = False) -> None:
+def show_plan(plan: RunPlan, options_only: bool, verbose: bool, as_json: bool = False) -> None:
     """Show a plan, after it the notes of the process that checks it, unless it is for other hardware, and what is not
     checked.
 
@@ -74,7 +74,7 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
         sys.stdout.flush()  # the process takes seconds
-    notes = [f"! {note}" for note in plan.notes] + ([] if options_only or hardware else _dry_run(plan, debug))
+    notes = [f"! {note}" for note in plan.notes] + ([] if options_only or hardware else _dry_run(plan, verbose))
     left = not_checked(plan, with_environment=not options_only)
     if not as_json:
         for line in (*notes, *(f"not checked: {what}" for what in left)):
@@ -95,7 +95,7 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
     print_json(document)
 
 
-def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
+def _dry_run(plan: RunPlan, verbose: bool) -> list[str]:
     """The notes of a training process that loads all but the weights."""
     from rich.console import Console
 
@@ -105,7 +105,7 @@ def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
         print(escape_controls(text), file=sys.stderr)
 
     with Console(stderr=True).status("checking in a training process"):
-        notes = dry_run(plan, show_output if debug else None)
+        notes = dry_run(plan, show_output if verbose else None)
     return [note.mark + escape_controls(note.text) for note in notes]
 
 

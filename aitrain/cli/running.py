@@ -99,8 +99,6 @@ def run_in(
         is_kept = _has_results(folder, plan) or (has_failed and not isinstance(plan.config, EvalConfig))
         if is_kept:
             write_report(folder, show)
-    if verbosity.debug and folder.log.exists():
-        print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Ended):
         return end
     where = ""

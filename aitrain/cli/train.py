@@ -18,7 +18,6 @@ from aitrain.cli.flags import (
     AsEvents,
     AsJson,
     ConfigFile,
-    Debug,
     DryRun,
     Flag,
     OptionsOnly,
@@ -56,7 +55,6 @@ def grpo(
     ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    debug: Debug = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
@@ -67,7 +65,7 @@ def grpo(
     First steps: aitrain demo, then aitrain env init.
     """
     options = train_options(config, flags, resume)
-    return train(options, Verbosity(quiet, verbose, debug, as_json), dry_run, options_only)
+    return train(options, Verbosity(quiet, verbose, as_json), dry_run, options_only)
 
 
 def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:
@@ -91,7 +89,7 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
     if dry_run:
         from aitrain.cli.plan import show_plan
 
-        show_plan(check(options), options_only, verbosity.debug, verbosity.as_json)
+        show_plan(check(options), options_only, verbosity.verbose, verbosity.as_json)
         return 0
     group, rank = None, launched_rank()
     if rank is not None:
@@ -155,13 +153,12 @@ def run(
     dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    debug: Debug = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
     """Train a recipe. The flags are those of aitrain grpo, and override its options."""
     options = resolve(TrainConfig, None, given_flags(flags), read_recipe(name).options(tiny))
-    return train(options, Verbosity(quiet, verbose, debug, as_json), dry_run)
+    return train(options, Verbosity(quiet, verbose, as_json), dry_run)
 
 
 DEMO: dict[str, object] = {
@@ -184,12 +181,11 @@ def demo(
     *,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    debug: Debug = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
-    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), Verbosity(quiet, verbose, debug, as_json))
+    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), Verbosity(quiet, verbose, as_json))
 
 
 def reproduce(
@@ -201,13 +197,12 @@ def reproduce(
     *,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    debug: Debug = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a run again from its folder, and compare records, metrics and weights."""
     from aitrain.runs.reproduction import compare_repetition  # here, because help needs none of it
 
-    verbosity = Verbosity(quiet, verbose, debug)
+    verbosity = Verbosity(quiet, verbose)
     before = _ended_run(run)
     with redirect_stdout(sys.stderr):  # standard output is for the comparison
         code, after = (0, _ended_run(again)) if again is not None else _train_again(before, verbosity)
