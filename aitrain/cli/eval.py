@@ -17,10 +17,9 @@ from aitrain.cli.flags import (
     given_flags,
     print_json,
     run_argument,
-    run_names,
     with_options,
 )
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import ConfigError
 from aitrain.events import Event, Phase
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
@@ -120,9 +119,8 @@ def _configs(
     references = [read_model(model) for model in models]
     run = next((reference for reference in references if reference.run is not None), None)
     if run is None and not {"rl_env", "rl_env_module"} & {*given}:
-        near = did_you_mean(models[0], run_names())
         raise ConfigError(
-            f"rl_env: {models[0]} is not a run, whose environment would be taken.{near}\n"
+            f"rl_env: {models[0]} is not a run, whose environment would be taken\n"
             "Add --rl-env path/to/file.py:Class, or name a run; these are listed by: aitrain show"
         )
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}

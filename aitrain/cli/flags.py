@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
     from typer._click.core import Parameter
 
-    from aitrain.options.section import Options
+    from aitrain.options.section import Option, Options
 
 COMMON = {
     "model", "rl_env", "peft", "lr", "rl_prompts_per_step", "rl_num_generations", "rl_max_new_tokens", "max_steps",
@@ -96,20 +96,9 @@ def with_options(job: type[Options], names: Collection[str] | None = None) -> Ca
     from aitrain.options.section import options_of
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        made = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options = [option for option in options_of(job) if names is None or option.name in names]
-        for option in options:
-            info = typer.Option(
-                f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
-                *filter(None, [SHORT.get(option.name)]),
-                help=f"{option.description} [{option.shown_default}]",
-                metavar=option.placeholder,
-                rich_help_panel=option.section,
-                autocompletion=_always(option.choices),
-            )
-            repeated = list[str] if option.is_repeated else str
-            made.append(_parameter(option.name, (bool if option.is_switch else repeated) | None, info))
-        keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in made]
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        made = [_parameter(option) for option in options_of(job) if names is None or option.name in names]
+        keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *made)]
         vars(command)["__signature__"] = inspect.Signature(keywords)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
         return command
@@ -117,12 +106,18 @@ def with_options(job: type[Options], names: Collection[str] | None = None) -> Ca
     return decorate
 
 
-def _always(choices: Iterable[str]) -> Callable[[], list[str]]:
-    return lambda: list(choices)
-
-
-def _parameter(name: str, kind: object, info: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
+def _parameter(option: Option) -> inspect.Parameter:
+    info = typer.Option(
+        f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
+        *filter(None, [SHORT.get(option.name)]),
+        help=f"{option.description} [{option.shown_default}]",
+        metavar=option.placeholder,
+        rich_help_panel=option.section,
+        autocompletion=lambda: list(option.choices),
+    )
+    kind = bool if option.is_switch else list[str] if option.is_repeated else str
+    annotation: Any = Annotated[kind | None, info]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 class SectionedCommand(TyperCommand):

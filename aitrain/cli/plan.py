@@ -206,17 +206,13 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     config, changes = plan.config, estimate.changes
     yield "hardware", str(estimate.hardware)
     lacks_room = estimate.cached_episodes is not None and estimate.cached_episodes < 1
-    why = ": vLLM has too little room" if lacks_room else ", whatever the options"
-    verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else f"no{why}"
+    verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else "no"
     yield "fits", f"{verdict} ({TIGHT:.0%} of the memory may be used)"
     if estimate.cached_episodes is not None:
-        place = "inside the training processes"
-        if config.vllm_mode == "server":
-            place = f"on GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "on GPUs of its own"
         room = f"a cache for {estimate.cached_episodes:,.0f} of the longest episodes"
         if lacks_room:
             room = "too little (--vllm-gpu-memory-utilization, --vllm-tensor-parallel-size)"
-        yield "vLLM", f"{place}, with {config.vllm_memory:.0%} of each GPU: {room}"
+        yield "vLLM", f"with {config.vllm_memory:.0%} of each GPU: {room}"
     kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"
     prompts = "shared" if plan.batch.shares_prompts else "computed for each completion"
     scored = f" and {estimate.scoring_passes} without gradients" if estimate.scoring_passes else ""

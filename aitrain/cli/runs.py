@@ -9,7 +9,6 @@ import sys
 import time
 import webbrowser
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from aitrain.cli.flags import AsJson, print_json, run_argument
 from aitrain.errors import ConfigError, WorseError
-from aitrain.runs.run_folder import RUNS, write_text
+from aitrain.runs.run_folder import write_text
 from aitrain.ui.dashboard import duration, number
 from aitrain.ui.output import escape_controls
 
@@ -55,7 +54,7 @@ def show(
     """Show a run in the terminal: scores, curve, rollouts; or list the runs of a folder with status and scores."""
     from aitrain.ui.run_registry import RunRegistry, is_run, is_sweep, places
 
-    folder = places([run])[0] if run is not None else Path(RUNS)
+    (folder,) = places([] if run is None else [run])
     has_filter = step is not None or case is not None or worst or failed
     if not is_run(folder) or is_sweep(folder):
         if has_filter:
@@ -144,16 +143,12 @@ def _scores(row: dict[str, Any]) -> tuple[str, str]:
     return kind, last if row["job"] == "eval" else f"{first} -> {last}"
 
 
-PORT = 8765
-TRIES = 20
-
-
 def view(
     runs: Annotated[
         list[str] | None,
         run_argument("[RUN]...", "Run folders, or folders of them."),
     ] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8765,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -164,13 +159,11 @@ def view(
     from aitrain.ui.run_registry import RunRegistry, places
     from aitrain.ui.server import PageServer
 
-    registry, tried = RunRegistry(places(runs or [])), range(PORT, PORT + TRIES) if port is None else [port]
-    for candidate in tried:
-        with suppress(OSError):
-            server = PageServer(registry, candidate)
-            break
-    else:
-        raise ConfigError(f"port: cannot listen on 127.0.0.1:{tried[-1]}\nChoose another with --port.")
+    try:
+        server = PageServer(RunRegistry(places(runs or [])), port)
+    except OSError as error:
+        why = f"port: cannot listen on 127.0.0.1:{port}: {error.strerror}"
+        raise ConfigError(f"{why}\nChoose another with --port; 0 is a free one.") from None
     with NamedTemporaryFile("w", suffix=".html") as page:
         typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
         has_desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -220,10 +213,11 @@ def compare(
     from aitrain.runs.held_out import interval_text
     from aitrain.runs.recorded_scoring import read_scorings
     from aitrain.ui.comparison_view import comparison_texts, page_of_comparisons
+    from aitrain.ui.run_registry import run_named
 
     if not models:
         raise ConfigError("Name what is compared: aitrain compare RUN, or aitrain compare A B")
-    comparisons = compare_all(read_scorings([_folder(model) for model in models]))
+    comparisons = compare_all(read_scorings([run_named(model).path for model in models]))
     if html is not None:
         try:
             write_text(html, page_of_comparisons(comparisons))
@@ -244,17 +238,3 @@ def compare(
     if worse:
         raise WorseError("\n".join(worse))
     return 0
-
-
-def _folder(model: str) -> Path:
-    """The run folder that an argument names.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    from aitrain.ui.run_registry import is_run
-
-    path = next(filter(is_run, (Path(model).expanduser(), Path(RUNS) / model)), None)
-    if path is None:
-        raise ConfigError(f"{model} is no run and no eval\nScore it first with: aitrain eval {model}")
-    return path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from aitrain.cli.flags import AsJson, DryRun, Quiet, print_json
+from aitrain.cli.flags import AsJson, DryRun, Quiet, given_flags, print_json
 from aitrain.errors import ConfigError
 from aitrain.packages import installed
 from aitrain.redaction import to_json_object
@@ -45,7 +45,7 @@ def sweep(
     from aitrain.ui.sweep_page import best_trial, open_study
     from aitrain.ui.terminal import Screen, on_standard_error
 
-    flags: dict[str, object] = {} if trials is None else {"trials": trials}
+    flags = given_flags({"trials": trials})
     if resume:
         plan = check_sweep(SweepConfig(**{**open_study(file).user_attrs.get("config", {}), **flags}))
     else:

@@ -11,7 +11,7 @@ A setting of the loss is the option that the user gave, else the algorithm's own
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -200,23 +200,6 @@ def settle(options: TrainConfig) -> Algorithm:
         scale=options.rl_scale_rewards or kind.scale,
         trl={name: value for name, value in kind.trl.items() if options.use_vllm and name not in options.trl},
     )
-
-
-IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
-"""Fields of GRPOConfig that weight the losses of TRL's own types."""
-
-
-def contradictions(options: TrainConfig) -> Iterator[str]:
-    """The rules about the loss that are broken."""
-    high = options.rl_clip_range_high
-    for name in IGNORED_BY_CUSTOM_LOSS:
-        if options.custom_loss is not None and name in options.trl:
-            yield f"custom_loss: trl {name} weights the losses of TRL's own types only\nLeave one of the two out."
-    if options.rl_loss_type == "cispo" and high is not None and high < 1:
-        yield (
-            f"rl_clip_range_high: for cispo it is the largest ratio, and {high:g} would shrink every gradient\n"
-            f"Give 1 or more, or leave it out for {CISPO_BOUND:g}."
-        )
 
 
 # -- presets

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aitrain.options.algorithms import (
+    CISPO_BOUND,
     Algorithm,
     GRPOOptions,
     SamplingOptions,
-    contradictions,
     overlong_buffer,
     settle,
 )
@@ -38,6 +38,8 @@ PASS_BY_PASS: dict[str, object] = {
     "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
 }  # fmt: skip
 """Fields of GRPOConfig whose effect depends on which completions share a forward pass, with the value that has none."""
+IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
+"""Fields of GRPOConfig that weight the losses of TRL's own types."""
 
 
 class TrainConfig(
@@ -110,7 +112,6 @@ class TrainConfig(
 
     def rules(self) -> Iterator[str]:
         """Rules between sections."""
-        yield from self._weight_rules()
         if self.rl_ahead > 0 and self.weight_sync is None:
             yield (
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
@@ -125,23 +126,32 @@ class TrainConfig(
             )
         if self.launcher == "ray" and self.num_processes is None:
             yield "launcher: ray needs the number of training processes: add num_processes"
-        yield from fsdp_rules(self)
-        yield from contradictions(self)
-
-    def _weight_rules(self) -> Iterator[str]:
         if self.dtype == "float16" and not self.peft:
             yield (
                 "dtype: float16 weights cannot be trained themselves, their gradients overflow\n"
                 "Use mixed_precision fp16 and leave the weights in float32, or add peft."
             )
-        if self.quantization is None:
-            return
-        if not self.peft:
+        if self.quantization is not None and not self.peft:
             yield f"quantization: {self.quantization} weights cannot be trained themselves: add peft"
-        if self.use_vllm and self.vllm_mode == "colocate":
+        if self.quantization is not None and self.use_vllm and self.vllm_mode == "colocate":
             yield (
                 "quantization: a 4 or 8 bit base cannot be transferred to vLLM (TRL's #3466)\n"
                 "With vllm_mode server only the adapter is, and that works; else leave one of the two out."
+            )
+        shards = self.distributed_backend == "fsdp2"
+        if shards and self.quantization is not None:
+            yield "quantization: quantized weights cannot be sharded with fsdp2\nLeave one of the two out."
+        if shards and self.optimizer not in FSDP_OPTIMIZERS:
+            known = ", ".join(FSDP_OPTIMIZERS)
+            yield f"optimizer: the state of {self.optimizer} cannot be sharded with fsdp2\nUse {known}."
+        for name in IGNORED_BY_CUSTOM_LOSS:
+            if self.custom_loss is not None and name in self.trl:
+                yield f"custom_loss: trl {name} weights the losses of TRL's own types only\nLeave one of the two out."
+        high = self.rl_clip_range_high
+        if self.rl_loss_type == "cispo" and high is not None and high < 1:
+            yield (
+                f"rl_clip_range_high: for cispo it is the largest ratio, and {high:g} would shrink every gradient\n"
+                f"Give 1 or more, or leave it out for {CISPO_BOUND:g}."
             )
 
 
@@ -166,17 +176,6 @@ def reshards_after_forward(config: TrainConfig, weights: int) -> bool:
     backward pass, in a model with this number of weights."""
     # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
     return config.peft or weights >= FSDP_SMALL
-
-
-def fsdp_rules(config: TrainConfig) -> Iterator[str]:
-    """Options that FSDP2 does not go together with."""
-    if config.distributed_backend != "fsdp2":
-        return
-    if config.quantization is not None:
-        yield "quantization: quantized weights cannot be sharded with fsdp2\nLeave one of the two out."
-    if config.optimizer not in FSDP_OPTIMIZERS:
-        known = ", ".join(FSDP_OPTIMIZERS)
-        yield f"optimizer: the state of {config.optimizer} cannot be sharded with fsdp2\nUse {known}."
 
 
 OF_THE_RUN = {
