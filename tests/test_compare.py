@@ -48,7 +48,7 @@ def test_a_worse_model_ends_with_code_4_if_asked(runs: Path, models: str, flags:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ("", "Name what is compared"),
+        ("", "Missing argument"),
         ("high tiny", "There is no run, folder or file tiny"),
     ],
 )

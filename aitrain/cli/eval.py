@@ -19,7 +19,6 @@ from aitrain.cli.flags import (
     run_argument,
     with_options,
 )
-from aitrain.errors import ConfigError
 from aitrain.events import Event, Phase
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
@@ -42,13 +41,13 @@ if TYPE_CHECKING:
 @with_options(EvalConfig, EVAL_FLAGS - {"model"})
 def eval(
     models: Annotated[
-        list[str] | None,
+        list[str],
         run_argument(
             "MODEL...",
             "A run folder or the name of a run in runs/, a checkpoint, an adapter, a model folder, a Hub name, or"
             " the address of an OpenAI-compatible server (key: OPENAI_API_KEY).",
         ),
-    ] = None,
+    ],
     config: ConfigFile = None,
     *,
     as_json: AsJson = False,
@@ -65,7 +64,7 @@ def eval(
     from aitrain.runs.new_folder import new_run_folder
 
     verbosity = Verbosity(quiet, verbose)
-    configs = _configs(models or [], config, given_flags(flags))
+    configs = _configs(models, config, given_flags(flags))
     plans = [(options, check_eval(options, reference)) for reference, options in configs]  # before the first one starts
     folders = list[Path]()
     try:
@@ -111,18 +110,9 @@ def _configs(
     """Each model with its options: of the first run among the models, of the file, and of the flags."""
     from aitrain.launch.preflight import absolute
 
-    in_file = read_file(EvalConfig, config) if config else {}
-    given = {**in_file, **flags}
-    models = models or [str(in_file[name]) for name in ("model",) if name in in_file]
-    if not models:
-        raise ConfigError("Name a model: aitrain eval MODEL..., such as a run folder, a Hub name, or tiny")
+    given = {**(read_file(EvalConfig, config) if config else {}), **flags}
     references = [read_model(model) for model in models]
     run = next((reference for reference in references if reference.run is not None), None)
-    if run is None and not {"rl_env", "rl_env_module"} & {*given}:
-        raise ConfigError(
-            f"rl_env: {models[0]} is not a run, whose environment would be taken\n"
-            "Add --rl-env path/to/file.py:Class, or name a run; these are listed by: aitrain show"
-        )
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if run and run.run and isinstance(passes := taken.get("gradient_accumulation"), int):
         # cases are held out as for a step of all of the run's processes

@@ -181,9 +181,9 @@ def view(
 
 def compare(
     models: Annotated[
-        list[str] | None,
+        list[str],
         run_argument("A B...", "Trainings and evals: run folders, or names in runs/."),
-    ] = None,
+    ],
     *,
     fail_if_worse: Annotated[
         float | None,
@@ -215,8 +215,6 @@ def compare(
     from aitrain.ui.comparison_view import comparison_texts, page_of_comparisons
     from aitrain.ui.run_registry import run_named
 
-    if not models:
-        raise ConfigError("Name what is compared: aitrain compare RUN, or aitrain compare A B")
     comparisons = compare_all(read_scorings([run_named(model).path for model in models]))
     if html is not None:
         try:
