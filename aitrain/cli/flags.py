@@ -47,10 +47,6 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file with options; flags override it.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; train nothing.")]
-OptionsOnly = Annotated[
-    bool,
-    typer.Option("--options-only", help="Check options and files only, in a fraction of a second (with --dry-run)."),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the result only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show the output of libraries and environment.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aitrain.batch import describe_rollout, schedule_cases
-from aitrain.cli.flags import AsJson, ConfigFile, Flag, OptionsOnly, Verbose, given_flags, print_json, with_options
+from aitrain.cli.flags import AsJson, ConfigFile, Flag, Verbosity, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.ui.output import escape_controls
@@ -34,12 +34,11 @@ def plan(
         typer.Option(metavar="KIND", help="Plan for these GPUs, such as H100 or H100x8, and not for this machine."),
     ] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Machines with these GPUs [--nnodes].")] = None,
-    options_only: OptionsOnly = False,
-    verbose: Verbose = False,
     as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
-    """Show what a run would do, and what it needs of memory and disk.
+    """Show what a run would do, and what it needs of memory and disk. Nothing is started; aitrain grpo --dry-run also
+    loads the environment and the tokenizer.
 
     aitrain plan --model tiny --rl-env path/to/file.py:Class
 
@@ -53,13 +52,12 @@ def plan(
         raise ConfigError("nodes: of which GPUs?\nAdd --gpu, such as --gpu H100x8.")
     options = resolve(TrainConfig, config, given_flags(flags))
     hardware = None if gpu is None else Hardware.of(gpu, nodes or options.nnodes or 1)
-    show_plan(check(options, hardware=hardware), options_only, verbose, as_json)
+    show_plan(check(options, hardware=hardware), as_json)
     return 0
 
 
-def show_plan(plan: RunPlan, options_only: bool, verbose: bool, as_json: bool = False) -> None:
-    """Show a plan, after it the notes of the process that checks it, unless it is for other hardware, and what is not
-    checked.
+def show_plan(plan: RunPlan, as_json: bool, dry_run: Verbosity | None = None) -> None:
+    """Show a plan, for a dry run the notes of a training process that checks it as well, and what is not checked.
 
     Raises:
         AitrainError: the run would be refused.
@@ -74,8 +72,8 @@ def show_plan(plan: RunPlan, options_only: bool, verbose: bool, as_json: bool = 
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
         sys.stdout.flush()  # the process takes seconds
-    notes = [f"! {note}" for note in plan.notes] + ([] if options_only or hardware else _dry_run(plan, verbose))
-    left = not_checked(plan, with_environment=not options_only)
+    notes = [f"! {note}" for note in plan.notes] + ([] if dry_run is None else _dry_run(plan, dry_run.verbose))
+    left = not_checked(plan, with_environment=dry_run is not None)
     if not as_json:
         for line in (*notes, *(f"not checked: {what}" for what in left)):
             typer.echo(line)

@@ -20,7 +20,6 @@ from aitrain.cli.flags import (
     ConfigFile,
     DryRun,
     Flag,
-    OptionsOnly,
     Quiet,
     RunName,
     SectionedCommand,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 def grpo(
     config: ConfigFile = None,
     dry_run: DryRun = False,
-    options_only: OptionsOnly = False,
     *,
     resume: Annotated[
         bool,
@@ -65,7 +63,7 @@ def grpo(
     First steps: aitrain demo, then aitrain env init.
     """
     options = train_options(config, flags, resume)
-    return train(options, Verbosity(quiet, verbose, as_json), dry_run, options_only)
+    return train(options, Verbosity(quiet, verbose, as_json), dry_run)
 
 
 def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:
@@ -75,7 +73,7 @@ def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) 
     return resolve(TrainConfig, config, {**place, **given})
 
 
-def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, options_only: bool = False) -> int:
+def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False) -> int:
     """Check the options, and train, or for a dry run show the plan; returns the exit code.
 
     Raises:
@@ -84,12 +82,10 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
     from aitrain.launch.machines import find_nodes, launched_rank  # these here, because help needs none of them
     from aitrain.launch.preflight import check
 
-    if options_only and not dry_run:
-        raise ConfigError("--options-only: add --dry-run, or omit it to train")
     if dry_run:
         from aitrain.cli.plan import show_plan
 
-        show_plan(check(options), options_only, verbosity.verbose, verbosity.as_json)
+        show_plan(check(options), verbosity.as_json, verbosity)
         return 0
     group, rank = None, launched_rank()
     if rank is not None:

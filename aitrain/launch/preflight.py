@@ -254,7 +254,7 @@ def not_checked(plan: RunPlan, with_environment: bool = True) -> list[str]:
         "how the environment takes the model's own answers (aitrain env check tries many)",
         "memory beyond the estimate of aitrain plan, vLLM, connections to other processes, and logins",
     ]
-    return rest if with_environment else [f"{environment}, and what TRL refuses (--options-only)", *rest]
+    return rest if with_environment else [f"{environment}, and what TRL refuses (--dry-run checks them)", *rest]
 
 
 def absolute(path: str) -> str:
