@@ -124,11 +124,11 @@ def _run() -> int:
         return _print_error(_usage(error), 2, error)
     except (typer.Abort, KeyboardInterrupt):
         return 130
-    except PermissionError as error:  # of another user's run folder, at the first file that a command looks at
-        return _print_error(f"{error.filename or 'a file'}: {error.strerror}", 2, error)
     except BrokenPipeError:  # `aitrain grpo --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # such as of another user's run folder, at the first file that a command looks at
+        return _print_error(f"{error.filename or 'a file'}: {error.strerror or error}", 2, error)
 
 
 def _usage(error: typer.TyperException) -> str:

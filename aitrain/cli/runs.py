@@ -217,10 +217,7 @@ def compare(
 
     comparisons = compare_all(read_scorings([run_named(model).path for model in models]))
     if html is not None:
-        try:
-            write_text(html, page_of_comparisons(comparisons))
-        except OSError as error:
-            raise ConfigError(f"--html: cannot write {html}: {error.strerror}") from None
+        write_text(html, page_of_comparisons(comparisons))
     if as_json:
         print_json({"comparisons": [one.to_json() for one in comparisons]})
     else:

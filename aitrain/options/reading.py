@@ -88,9 +88,7 @@ def place_of_run(file: Path) -> dict[str, object]:
     folder = Path(os.path.abspath(os.path.expanduser(file))).parent
     if file.name != "config.yaml" or not (folder / "status.json").is_file():
         return {}
-    parent, here = folder.parent, Path.cwd()
-    shown = parent.relative_to(here) if parent.is_relative_to(here) else parent
-    return {"project_name": folder.name, "output_dir": str(shown)}
+    return {"project_name": folder.name, "output_dir": os.path.relpath(folder.parent)}
 
 
 def _key_and_value(text: str, option: str, example: str) -> tuple[str, object]:

@@ -5,14 +5,15 @@ AITraining's wherever it has the option.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from aitrain.options.algorithms import (
+    ALGORITHMS,
     CISPO_BOUND,
+    PRESETS,
     Algorithm,
     GRPOOptions,
     SamplingOptions,
-    overlong_buffer,
-    settle,
 )
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.generation import GenerationOptions, VLLMOptions
@@ -68,7 +69,16 @@ class TrainConfig(
     @property
     def loss(self) -> Algorithm:
         """The algorithm, with the given settings of the loss in place of its own."""
-        return settle(self)
+        kind = ALGORITHMS[self.rl_loss_type]
+        low, high = kind.clip
+        if (given := self.rl_clip_range) is not None:
+            low, high = given, max(high, given) if low != high else given
+        return replace(
+            kind,
+            clip=(low, self.rl_clip_range_high or high),
+            scale=self.rl_scale_rewards or kind.scale,
+            trl={name: value for name, value in kind.trl.items() if self.use_vllm and name not in self.trl},
+        )
 
     @property
     def learning_rate(self) -> float:
@@ -77,8 +87,10 @@ class TrainConfig(
 
     @property
     def overlong_buffer(self) -> int | None:
-        """Tokens of the overlong buffer: the given ones, else those of the preset; None: nothing is subtracted."""
-        return self.rl_overlong_buffer or overlong_buffer(self.rl_preset, self.rl_max_new_tokens)
+        """Tokens of the overlong buffer: the given ones, else those of the preset; None: nothing is subtracted. No
+        default of the option, as an environment may declare the length later."""
+        has_one = self.rl_preset is not None and PRESETS[self.rl_preset].overlong
+        return self.rl_overlong_buffer or (max(1, self.rl_max_new_tokens // 5) if has_one else None)
 
     @property
     def weight_sync(self) -> str | None:

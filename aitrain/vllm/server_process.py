@@ -98,13 +98,13 @@ class ServerConfig:
 
 
 @contextmanager
-def running(plans: Sequence[ServerConfig], port: int | None = None) -> Iterator[list[VLLMServer]]:
-    """Context in which servers run, all of which are healthy at its beginning. Without a port, free ones are chosen.
+def running(plans: Sequence[ServerConfig]) -> Iterator[list[VLLMServer]]:
+    """Context in which servers run, all of which are healthy at its beginning.
 
     Raises:
         RunFailed: one exited, or was not healthy in time; the message has the cause from the log.
     """
-    servers = [VLLMServer(plan, port or _free_port()) for plan in plans]
+    servers = [VLLMServer(plan, _free_port()) for plan in plans]
     try:
         for server in servers:
             server.launch()
@@ -140,11 +140,10 @@ class VLLMServer:
 
     def launch(self) -> None:
         """Start the process."""
-        marks = [self._mark] if self.plan.takes_weights else []
         self._launched, variables = time.monotonic(), self.plan.environment()
         self._log_start = self.plan.log.stat().st_size if self.plan.log.exists() else 0
         self._log = RedactedLog(self.plan.log, variables)
-        command = [*self.plan.words(self.port, *marks), GUARD]
+        command = [*self.plan.words(self.port, self._mark), GUARD]
         self._tree = ProcessTree(command, STOP_SECONDS, env=variables, stderr=self._log.pipe)
 
     def wait_until_healthy(self) -> None:
@@ -194,13 +193,12 @@ class VLLMServer:
         """Whether this server, and not another one on the port, answers."""
         import httpx
 
-        name = self._mark if self.plan.takes_weights else self.plan.name
         key = key_header(self.plan.key)
         try:
             with httpx.Client(
                 base_url=self.url, headers=key, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
             ) as client:
-                return name in [model["id"] for model in client.get("/v1/models").json()["data"]]
+                return self._mark in [model["id"] for model in client.get("/v1/models").json()["data"]]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
 
