@@ -69,7 +69,7 @@ def machine(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Mach
 
 
 def findings() -> dict[str, Finding]:
-    return {finding.name: finding for finding in examine(Path("runs"))}
+    return {finding.name: finding for finding in examine()}
 
 
 def told(name: str) -> tuple[str, str, str]:

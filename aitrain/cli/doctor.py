@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 from packaging.requirements import Requirement
@@ -33,12 +33,9 @@ LOW_DISK_GB = 10
 """Free disk space in GB below which there is a note: a 1B model with two checkpoints takes about as much."""
 
 
-def doctor(
-    output_dir: Annotated[Path, typer.Option(help="Folder that run folders are to be made in.")] = Path(RUNS),
-    as_json: AsJson = False,
-) -> int:
+def doctor(as_json: AsJson = False) -> int:
     """Check whether this machine can train: libraries, GPUs, disk."""
-    findings = list(examine(output_dir))
+    findings = list(examine())
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
     for finding in findings if not as_json else ():
@@ -59,7 +56,7 @@ class Finding:
     state: Literal["ok", "note", "problem"] = "ok"
 
 
-def examine(output_dir: Path) -> Iterator[Finding]:
+def examine() -> Iterator[Finding]:
     """All checks of `aitrain doctor`, in the order of its output."""
     driver = ask_driver(versions=True)
     yield Finding("aitrain", aitrain.__version__)
@@ -73,10 +70,10 @@ def examine(output_dir: Path) -> Iterator[Finding]:
     needed = {need.name: need.specifier for need in map(Requirement, needs or ())}
     for name in LIBRARIES:
         yield _library(name, needed.get(name, SpecifierSet()), driver)
-    free = free_disk(output_dir) / 1e9
+    free = free_disk(Path(RUNS)) / 1e9
     is_low = free < LOW_DISK_GB
     advice = f"below {LOW_DISK_GB} GB: checkpoints may fill it; --output-dir, --save-total-limit" if is_low else ""
-    yield Finding("disk", f"{free:.1f} GB free for {output_dir}", advice, "note" if is_low else "ok")
+    yield Finding("disk", f"{free:.1f} GB free for {RUNS}", advice, "note" if is_low else "ok")
 
 
 # -- GPUs

@@ -103,6 +103,8 @@ def with_options(job: type[Options], names: Collection[str] | None = None) -> Ca
 
 
 def _parameter(option: Option) -> inspect.Parameter:
+    from aitrain.options.value_types import REPEATED
+
     info = typer.Option(
         f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
         *filter(None, [SHORT.get(option.name)]),
@@ -111,7 +113,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         rich_help_panel=option.section,
         autocompletion=lambda: list(option.choices),
     )
-    kind = bool if option.is_switch else list[str] if option.is_repeated else str
+    kind = bool if option.is_switch else list[str] if option.name in REPEATED else str
     annotation: Any = Annotated[kind | None, info]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 

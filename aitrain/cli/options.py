@@ -13,7 +13,7 @@ from aitrain.cli.flags import AsJson, print_json
 from aitrain.errors import ConfigError
 from aitrain.events import events_schema
 from aitrain.options.other_names import unknown_option
-from aitrain.options.section import json_schema, options_of, options_with
+from aitrain.options.section import json_schema, options_of
 from aitrain.options.train import TrainConfig
 from aitrain.runs.records import LINE, RECORD
 
@@ -60,7 +60,9 @@ def options(
     if schema is not None:
         print_json(SCHEMAS[schema]())
         return 0
-    found = options_with(TrainConfig, words or [])
+    wanted = [word.lstrip("-").lower() for word in words or ()]
+    known = {option: " ".join(map(str, vars(option).values())).lower() for option in options_of(TrainConfig)}
+    found = [option for option, text in known.items() if all(word in text for word in wanted)]
     if not found:
         message = unknown_option(f"--{(words or [''])[0].lstrip('-')}", TrainConfig.model_fields)
         found = [option for option in options_of(TrainConfig) if f"{option.flag}." in message]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.batch import describe_rollout, schedule_cases
+from aitrain.batch import describe_rollout
 from aitrain.cli.flags import AsJson, ConfigFile, Flag, Verbosity, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
@@ -113,7 +113,6 @@ def _dry_run(plan: RunPlan, verbose: bool) -> list[str]:
 def _run(plan: RunPlan) -> Iterator[Line]:
     config = plan.config
     yield "model", config.model
-    yield "environment", ", ".join(_environments(plan)) or "from Python"
     yield "batch", str(plan.batch)
     yield "rollout", describe_rollout(config, plan.batch)
     trained = "for LoRA" if config.peft else "for all weights"
@@ -133,19 +132,11 @@ def _run(plan: RunPlan) -> Iterator[Line]:
         yield "left to do", "nothing"
 
 
-def _environments(plan: RunPlan) -> Iterator[str]:
-    """Where each environment is."""
-    for name, source in plan.sources.items():
-        place = plan.config.environments[name].env_place if source.adapter else str(source.file or source.module)
-        yield f"{name}: {place}" if len(plan.sources) > 1 else place
-
-
 def _steps(plan: RunPlan) -> str:
     """Number of steps, and what ends the run earlier."""
     config, updates = plan.config, plan.config.repeated_updates
     repeated = f" x {updates} updates with each batch" if updates > 1 else ""
-    rounded = "rounded up to whole rollouts" if schedule_cases(config, plan.batch).updates > 1 else "rounded up"
-    cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, {rounded}"
+    cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
     ends = f", fewer after {config.patience} evaluations in a row without a better one"
     return f"{config.max_steps or cases}{ends if config.patience is not None else ''}"
 

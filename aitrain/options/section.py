@@ -8,8 +8,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeVar
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from pydantic.fields import FieldInfo
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.options.value_types import REPEATED, TABLES, leaves, normalize, shown
+from aitrain.options.value_types import TABLES, leaves, normalize, shown
 
 T = TypeVar("T")
 RESUME_SAFE = "resume_safe"
@@ -29,8 +28,9 @@ ResumeSafe = Annotated[T, RESUME_SAFE]
 class Options(BaseModel):
     """A section of options, or a job: a class that inherits from the sections that it needs.
 
-    A section sets `section`, its title, and has one annotated field with a docstring for each option. Unknown names and
-    invalid values raise ConfigError. Messages name options as here, which flags, files and Python take alike.
+    A section sets `section`, its title, and has one annotated field with a docstring for each option. A method `rules`
+    yields the rules about several options that are broken; the first one is the error. Unknown names and invalid values
+    raise ConfigError. Messages name options as here, which flags, files and Python take alike.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -65,10 +65,6 @@ class Options(BaseModel):
                 for message in vars(owner)["rules"](self):
                     raise ValueError(message)
         return self
-
-    def rules(self) -> Iterator[str]:
-        """The rules about several options of this class that are broken; the first one is the error."""
-        yield from ()
 
     def written(self) -> dict[str, object]:
         """The values in the form that a YAML file holds, in the order of the docs."""
@@ -166,11 +162,6 @@ class Option:
         return self.type_name == "switch"
 
     @property
-    def is_repeated(self) -> bool:
-        """Whether the flag may be repeated."""
-        return self.name in REPEATED
-
-    @property
     def shown_default(self) -> str:
         """The default as it would be typed."""
         if self.is_switch:
@@ -207,16 +198,6 @@ def _option(section: type[Options], name: str, field: FieldInfo) -> Option:
         section.resume_safe or RESUME_SAFE in field.metadata,
         field.description or "",
     )
-
-
-def options_with(job: type[Options], words: Collection[str]) -> list[Option]:
-    """The options that have all of the words in their name, section or description."""
-    wanted = [word.lstrip("-").lower() for word in words]
-    return [
-        one
-        for one in options_of(job)
-        if all(word in " ".join(map(str, asdict(one).values())).lower() for word in wanted)
-    ]
 
 
 # -- JSON schema
