@@ -61,8 +61,11 @@ def options(
         print_json(SCHEMAS[schema]())
         return 0
     wanted = [word.lstrip("-").lower() for word in words or ()]
-    known = {option: " ".join(map(str, vars(option).values())).lower() for option in options_of(TrainConfig)}
-    found = [option for option, text in known.items() if all(word in text for word in wanted)]
+    found = [
+        one
+        for one in options_of(TrainConfig)
+        if all(word in " ".join(map(str, asdict(one).values())).lower() for word in wanted)
+    ]
     if not found:
         message = unknown_option(f"--{(words or [''])[0].lstrip('-')}", TrainConfig.model_fields)
         found = [option for option in options_of(TrainConfig) if f"{option.flag}." in message]
