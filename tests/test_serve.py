@@ -48,7 +48,7 @@ def command(model: Path | str) -> list[str]:
 def test_an_adapter_is_served_beside_its_base_each_by_its_name(run: Make) -> None:
     model = run(LORA, "model: org/base\nmodel_max_length: 512") / "model"
     words = command("mine")
-    assert {"--model=org/base", "--served-model-name", "org/base", "--host=127.0.0.1"} <= set(words)
+    assert {"--model=org/base", "--served-model-name", "mine-base", "--host=127.0.0.1"} <= set(words)
     assert {"--max-model-len=512", "--enable-lora", "--max-lora-rank=32", "--dtype=float32"} <= set(words)
     assert words[words.index("--lora-modules") + 1] == f"mine={model}"
     assert f"--chat-template={model / 'chat_template.jinja'}" in words
@@ -86,7 +86,7 @@ def test_without_a_key_of_the_users_it_makes_one_and_shows_it_and_becomes_vllm(
         serve("mine", as_json=True, port=port)  # type: ignore[arg-type]
     said = json.loads(capsys.readouterr().out)
     _, words, variables = become.call_args.args
-    assert (said["url"], said["model"], said["base"]) == (f"http://127.0.0.1:{port}/v1", "mine", "org/base")
+    assert (said["url"], said["model"], said["base"]) == (f"http://127.0.0.1:{port}/v1", "mine", "mine-base")
     assert len(said["VLLM_API_KEY"]) > 20
     assert said["VLLM_API_KEY"] == variables["VLLM_API_KEY"]
     assert said["VLLM_API_KEY"] not in str(words)

@@ -128,9 +128,6 @@ def serve(
     config = resolve(ServeConfig, None, given_flags(flags), recorded)
     folder = named_folder(reference.base) or Path(reference.base).expanduser()
     name = reference.base if reference.kind == "hub" else reference.label
-    base = folder.name if folder.is_dir() and named_folder(reference.base) is None else reference.base
-    if base == name and reference.adapter is not None:
-        base = f"{name}-base"
     gpus = gpus[: config.vllm_tensor_parallel_size]
     arguments = common_arguments(
         str(folder.resolve()) if folder.is_dir() else reference.base,
@@ -146,7 +143,7 @@ def serve(
     variables = as_object(as_object(options.get("trl")).get("chat_template_kwargs"))
     if variables := {**variables, **template_variables(options.get("thinking"))}:
         arguments["default_chat_template_kwargs"] = variables
-    first = name if reference.adapter is None else base
+    first = name if reference.adapter is None else f"{name}-base"
     plan = ServerConfig(arguments, Path(os.devnull), gpus, first, takes_weights=False)
     command = shell_command(plan, port)
     if print_only:

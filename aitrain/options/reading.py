@@ -66,8 +66,6 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
         loaded = read_yaml(Path(place).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(no_file(path)) from None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None  # such as the folder of a run
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         why = " is not a YAML text"
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:

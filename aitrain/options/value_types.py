@@ -58,8 +58,7 @@ def normalize(value: object, annotation: object) -> object:
 
 def shown(value: object) -> str:
     """A given value in an error message, at most 60 characters."""
-    is_plain = isinstance(value, str) and value.isprintable()
-    text = "null" if value is None else str(value) if is_plain else repr(value)
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -116,10 +115,7 @@ def _joined(value: object) -> object:
 
 def _environments(value: object) -> object:
     """One place, or a list of several; a list of one is that one."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    places = [str(one) if isinstance(one, PurePath) else one for one in value]
-    return places[0] if len(places) == 1 else places
+    return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
 Names = Annotated[str, BeforeValidator(_joined), _ONE_OR_SEVERAL]

@@ -88,15 +88,15 @@ def said_by_transformers(model: Any) -> list[str]:
 
 def test_the_adapter_and_its_base_are_served_and_say_what_transformers_says(folder: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(TINY_FOLDER)
-    wanted = {"tiny": said_by_transformers(base)}
+    wanted = {"mine-base": said_by_transformers(base)}
     wanted["mine"] = said_by_transformers(PeftModel.from_pretrained(base, str(folder / "runs/mine/model")))
-    assert wanted["tiny"] != wanted["mine"]
+    assert wanted["mine-base"] != wanted["mine"]
     assert said_by_transformers(AutoModelForCausalLM.from_pretrained(folder / "exports/mine")) == wanted["mine"]
 
     with serving(folder, "mine") as client:
         served = {model.id: model for model in client.models.list().data}
         assert served.keys() == wanted.keys()
-        assert served["tiny"].max_model_len == 256
+        assert served["mine-base"].max_model_len == 256
         assert {name: said_by_vllm(client, name) for name in wanted} == wanted
         message = {"role": "user", "content": "3+4="}
         stream = client.chat.completions.create(model="mine", messages=[message], max_tokens=4, stream=True)
