@@ -130,13 +130,9 @@ def recipe_list(*, as_json: AsJson = False) -> int:
 
 
 @recipe.command(cls=SectionedCommand)
-def show(name: Name, *, as_json: AsJson = False) -> int:
+def show(name: Name) -> int:
     """Show a recipe: hardware, expected scores, options, command."""
-    found = read_recipe(name)
-    if as_json:
-        print_json(found.document())
-    else:
-        typer.echo(write_yaml(found.document()).rstrip())
+    typer.echo(write_yaml(read_recipe(name).document()).rstrip())
     return 0
 
 
