@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
-import webbrowser
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -149,10 +147,9 @@ def view(
         run_argument("[RUN]...", "Run folders, or folders of them."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8765,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show runs as a page in the browser, on 127.0.0.1 only.
+    """Show runs as a page in the browser, on 127.0.0.1 only: prints its address.
 
     The address holds a key, without which other users of the machine get nothing.
     """
@@ -164,18 +161,10 @@ def view(
     except OSError as error:
         why = f"port: cannot listen on 127.0.0.1:{port}: {error.strerror}"
         raise ConfigError(f"{why}\nChoose another with --port; 0 is a free one.") from None
-    with NamedTemporaryFile("w", suffix=".html") as page:
-        typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
-        has_desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-        if not no_browser and has_desktop and not os.environ.get("SSH_CONNECTION"):
-            page.write(f'<meta http-equiv="refresh" content="0; url={server.address}">')
-            page.flush()
-            webbrowser.open(f"file://{page.name}")  # other users see a browser's arguments, and cannot read the file
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
-        try:
-            server.run()
-        except KeyboardInterrupt:
-            return 0
+    typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
+    with suppress(KeyboardInterrupt):
+        server.run()
     return 0
 
 

@@ -162,9 +162,7 @@ ALGORITHMS: dict[LossName, Algorithm] = {
     ),
 }
 
-PAPERS: dict[str, Preset] = {
-    name: algorithm.preset for name, algorithm in ALGORITHMS.items() if algorithm.preset is not None
-}
+PAPERS = {name: algorithm.preset for name, algorithm in ALGORITHMS.items() if algorithm.preset is not None}
 """Presets of papers."""
 OF_PAPERS = frozenset(["rl_loss_type"]).union(*(preset.settings for preset in PAPERS.values()))
 """Options that they set."""
