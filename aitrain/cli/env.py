@@ -188,20 +188,16 @@ def serve(
 
 
 @env.command(cls=SectionedCommand)
-@with_options(TrainConfig, {"rl_env_config"})
+@with_options(TrainConfig, {"rl_env", "rl_env_config"})
 def rescore(
     run: RunName,
     *,
-    env: Annotated[
-        str | None,
-        typer.Option("--rl-env", "--env", metavar="ENV", help="Another environment than the run's, or its new place."),
-    ] = None,
     step: Annotated[int | None, typer.Option(help="Episodes of this training step only.")] = None,
     most: Annotated[int, typer.Option("--limit", min=0, help="How many of the most changed episodes are shown.")] = 5,
     as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
-    """Apply today's scorer to a run's saved episodes: what changes?
+    """Apply today's scorer to a run's saved episodes, or another environment's: what changes?
 
     Nothing is generated, and the run's files stay as they are. Episodes of several turns are replayed with their saved
     answers and seed; one in which the environment answers differently is not scored. The exit code is 3 if today's
@@ -216,7 +212,7 @@ def rescore(
         model = read_model(str(saved["model"]))
         saved["model"] = "tiny" if model.kind == "url" else model.base
     kept = {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
-    config = checked({**flags, "rl_env": env}, kept)
+    config = checked(flags, kept)
     return _on_terminal("rescore", config, run=str(folder.path), step=step, most=most, as_json=as_json)
 
 

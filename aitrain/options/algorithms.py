@@ -162,7 +162,9 @@ ALGORITHMS: dict[LossName, Algorithm] = {
     ),
 }
 
-PAPERS = {name: algorithm.preset for name, algorithm in ALGORITHMS.items() if algorithm.preset is not None}
+PAPERS: dict[str, Preset] = {
+    name: algorithm.preset for name, algorithm in ALGORITHMS.items() if algorithm.preset is not None
+}
 """Presets of papers."""
 OF_PAPERS = frozenset(["rl_loss_type"]).union(*(preset.settings for preset in PAPERS.values()))
 """Options that they set."""

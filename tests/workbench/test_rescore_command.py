@@ -77,7 +77,9 @@ def test_an_unchanged_scorer_changes_nothing_but_what_had_failed() -> None:
 @pytest.mark.usefixtures("run")
 def test_another_environment_is_given_by_name_with_its_keywords(here: Path) -> None:
     (here / "kinder.py").write_text(ENVIRONMENT.replace("text == answer", "text.strip() == answer"))
-    found = json.loads(run_in_process("""env rescore mine --env kinder.py --rl-env-config '{"rows": 2}' --json""")[1])
+    found = json.loads(
+        run_in_process("""env rescore mine --rl-env kinder.py --rl-env-config '{"rows": 2}' --json""")[1]
+    )
     assert found["phases"]["training"]["mean_after"] == 1.0
     assert found["scored_with_saved_rows"] == 2  # two of the four rows are gone
     assert [one["case"] for one in found["most_changed"]] == [3, 1]
