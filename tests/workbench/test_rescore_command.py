@@ -91,6 +91,6 @@ def test_one_step_can_be_chosen_and_a_scorer_that_always_fails_is_shown(here: Pa
         assert json.loads(run_in_process(f"env rescore mine --json {chosen}")[1])["episodes"] == cases
     assert run_in_process("env rescore mine --step 7")[0] == 2
     (here / "broken.py").write_text(ENVIRONMENT.replace("float(text == answer)", "1 / 0"))
-    code, _, err = run_in_process("env rescore mine --env broken.py")
+    code, _, err = run_in_process("env rescore mine --rl-env broken.py")
     assert code == 3
     assert "broken.py, line 10, in score_episode: return 1 / 0" in err
