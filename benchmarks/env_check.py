@@ -182,11 +182,11 @@ class Talk(Grader):
 
 def measure(asked: Asked) -> Iterator[Figure]:
     """Once, as the checks draw nothing by chance; in short the first ones."""
-    expected = {f"Grader -E name={name}": checks for name, (_, _, checks) in GRADERS.items()}
-    expected |= {f"Talk -E name={name}": checks for name, checks in TALKS.items()}
+    expected = {f"Grader {name}": checks for name, (_, _, checks) in GRADERS.items()}
+    expected |= {f"Talk {name}": checks for name, checks in TALKS.items()}
     yield from found("falsepass", expected, asked)
     if importlib.util.find_spec("reasoning_gym") is not None:
-        with_info = {f"Gym -E name={name}": (*checks, *map("info {}".format, checks)) for name, checks in TASKS.items()}
+        with_info = {f"Gym {name}": (*checks, *map("info {}".format, checks)) for name, checks in TASKS.items()}
         yield from found("reasoning-gym", with_info, asked)
 
 
@@ -206,8 +206,9 @@ def found(source: str, expected: Mapping[str, tuple[str, ...]], asked: Asked) ->
 
 def findings(name: str) -> set[str]:
     """The checks of `aitrain env check` that find something; behind `info` those of that level."""
-    class_name, *arguments = name.split()
-    command = [sys.executable, "-m", "aitrain", "env", "check", f"{__file__}:{class_name}", *arguments, "--json"]
+    class_name, own = name.split()
+    keywords = ["--rl-env-config", json.dumps({"name": own})]
+    command = [sys.executable, "-m", "aitrain", "env", "check", f"{__file__}:{class_name}", *keywords, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     checks = [check for check in json.loads(done.stdout)["checks"] if check["name"] != "latency"]  # the machine is busy
     every = [(check["name"], finding["level"]) for check in checks for finding in check["findings"]]

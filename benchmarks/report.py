@@ -164,7 +164,7 @@ def open_page(client: httpx.Client) -> None:
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
     """`aitrain view` of the run."""
-    command = [script("aitrain"), "view", str(folder), "--no-browser", "--port", "0"]
+    command = [script("aitrain"), "view", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -34,7 +34,7 @@ COMMANDS = (
     Command("aitrain env --help", ("env", "--help")),
     Command("aitrain grpo --help", ("grpo", "--help")),
     Command("refused: no such environment", ("grpo", "--model", "tiny", "--rl-env", "no_such_file.py:Task"), 2),
-    Command("grpo --dry-run --options-only", ("grpo", *RUN, "--dry-run", "--options-only")),
+    Command("plan", ("plan", *RUN)),
     Command("plan", ("plan", *RUN), most=CHILD),
     Command("doctor", ("doctor",), None),
     Command(

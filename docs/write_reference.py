@@ -54,7 +54,7 @@ OPTIONS_HEAD = """\
 aitrain options memory
 ```
 
-`aitrain options WORD` searches the options of a run, and `aitrain grpo --help-all` shows all of them.
+`aitrain options WORD` searches the options of a run, and without a WORD shows all of them.
 
 Every option is a flag (`--rl-num-generations 8`), a key of the file given with `--config` (`rl_num_generations: 8`),
 and an argument of `aitrain.TrainConfig` (`rl_num_generations=8`). Messages name options as in the file; flags take `_`

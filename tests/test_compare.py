@@ -48,8 +48,8 @@ def test_a_worse_model_ends_with_code_4_if_asked(runs: Path, models: str, flags:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ("", "Name what is compared"),
-        ("high tiny", "Score it first with: aitrain eval tiny"),
+        ("", "Missing argument"),
+        ("high tiny", "There is no run, folder or file tiny"),
     ],
 )
 def test_what_cannot_be_compared_is_a_wrong_command(runs: Path, arguments: str, word: str) -> None:

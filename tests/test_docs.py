@@ -38,7 +38,7 @@ def run_block(language: str, info: str, text: str, folder: Path, commands: Path)
         stub = folder / "installed" / "vllm.py"  # the working directory does not count
         stub.parent.mkdir(exist_ok=True)
         stub.touch()
-        checked = f"PYTHONPATH=installed:$PYTHONPATH {text.rstrip()} --dry-run --options-only"
+        checked = f"PYTHONPATH=installed:$PYTHONPATH {text.rstrip().replace('aitrain grpo', 'aitrain plan')}"
         execute(["bash", "-euo", "pipefail", "-c", checked], folder, folder)
         return
     if language == "bash":

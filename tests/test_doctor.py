@@ -69,7 +69,7 @@ def machine(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Mach
 
 
 def findings() -> dict[str, Finding]:
-    return {finding.name: finding for finding in examine(Path("runs"))}
+    return {finding.name: finding for finding in examine()}
 
 
 def told(name: str) -> tuple[str, str, str]:
@@ -120,8 +120,8 @@ def test_a_driver_that_hangs_is_a_problem_and_keeps_nobody_waiting(
     [
         (["transformers", "5.10.0"], "transformers", "problem", 'pip install "transformers>=5.17,<5.18"'),
         (["trl"], "trl", "problem", 'pip install "trl>=1.16,<1.17"'),
-        (["vllm", "0.30.0"], "vLLM", "problem", 'pip install "aitrain[vllm]"'),
-        (["vllm", "0.31.0+cu130", "torch==2.13.0"], "vLLM", "ok", ""),
+        (["vllm", "0.30.0"], "vllm", "problem", 'pip install "aitrain[vllm]"'),
+        (["vllm", "0.31.0+cu130", "torch==2.13.0"], "vllm", "ok", ""),
     ],
 )
 def test_a_library_that_does_not_fit_or_is_missing_is_told_with_its_command(

@@ -98,7 +98,7 @@ def test_a_users_folder_named_like_a_library_does_not_hide_the_library(here: Pat
         ({"rl_env": "pkg/inner.txt"}, "--rl-env path/to/file.py:Class"),
         ({"rl_env_module": "pkg.iner"}, "Did you mean pkg.inner?"),
         ({"rl_env": "hotel.py:Evn"}, "Did you mean Env?"),
-        ({"rl_env": "two.py"}, "--rl-env-class Other"),
+        ({"rl_env": "two.py"}, "two.py:Other"),
         ({"rl_env": "three.py:Env"}, "not a class"),
     ],
     ids=case_name,

@@ -91,7 +91,6 @@ SHARDED = {"distributed_backend": "fsdp2"}
     [
         ("model", Path("models") / "mine", str(Path("models/mine"))),
         ("rl_stop", "</a>", ["</a>"]),
-        ("rl_stop", '["</a>", "\\n"]', ["</a>", "\n"]),
         ("vllm_server_url", "http://a:1/v1, https://b:2", "http://a:1,https://b:2"),
         ("vllm_server_url", ["http://a:1", "https://b:2/"], "http://a:1,https://b:2"),
     ],
@@ -120,7 +119,7 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         ({"project_name": "a/b"}, "output_dir"),
         ({"rl_env_config": "{'a': 1}"}, "single quotes"),
         ({"rl_env": "a.py", "rl_env_module": "b"}, "both name an environment"),
-        ({"rl_env_class": "A"}, "add rl_env_module"),
+        ({"rl_env_class": "A"}, "a class of rl_env_module"),
         ({"rl_stop": [""]}, "rl_stop: String should have at least 1 character"),
         ({"vllm_server_url": "http://x:1"}, "vllm_mode server"),
         ({**SERVED, "vllm_server_url": "x:1"}, "addresses like http://"),

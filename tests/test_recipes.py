@@ -29,7 +29,7 @@ def by_name(recipe: Recipe) -> str:
 @pytest.mark.parametrize("recipe", ALL, ids=by_name)
 def test_a_recipe_says_what_there_is_to_know_and_its_options_are_valid(recipe: Recipe) -> None:
     for name in ("title", "about", "hardware", "before", "after", "source"):
-        assert recipe.facts[name], name
+        assert str(getattr(recipe, name)), name
     resolve(TrainConfig, None, {}, recipe.options())
     with pytest.raises(ConfigError, match="Did you mean"):
         read_recipe(f"{recipe.name}x")
@@ -40,8 +40,8 @@ def test_a_recipe_says_what_there_is_to_know_and_its_options_are_valid(recipe: R
 @pytest.mark.parametrize("recipe", ALL, ids=by_name)
 @pytest.mark.slow
 def test_the_twin_of_a_recipe_trains_with_the_tiny_model(recipe: Recipe, aitrain: Run) -> None:
-    if recipe.facts["needs"] and find_spec(recipe.facts["needs"].replace("-", "_")) is None:
-        pytest.skip(f"{recipe.facts['needs']} is not installed")
+    if recipe.needs and find_spec(recipe.needs.replace("-", "_")) is None:
+        pytest.skip(f"{recipe.needs} is not installed")
     done = aitrain("recipe", "run", recipe.name, "--tiny", "--max-steps", "1", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])["result"]

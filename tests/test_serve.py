@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -11,7 +12,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from aitrain.cli.models import serve
-from tests.conftest import run_in_process, write
+from aitrain.errors import ConfigError
+from aitrain.vllm.server_process import GUARD
+from tests.conftest import free_port, run_in_process, write
 
 Make = Callable[..., Path]
 LORA = {"peft_type": "LORA", "r": 24, "base_model_name_or_path": "org/base"}
@@ -45,7 +48,7 @@ def command(model: Path | str) -> list[str]:
 def test_an_adapter_is_served_beside_its_base_each_by_its_name(run: Make) -> None:
     model = run(LORA, "model: org/base\nmodel_max_length: 512") / "model"
     words = command("mine")
-    assert {"--model=org/base", "--served-model-name", "org/base", "--host=127.0.0.1"} <= set(words)
+    assert {"--model=org/base", "--served-model-name", "mine-base", "--host=127.0.0.1"} <= set(words)
     assert {"--max-model-len=512", "--enable-lora", "--max-lora-rank=32", "--dtype=float32"} <= set(words)
     assert words[words.index("--lora-modules") + 1] == f"mine={model}"
     assert f"--chat-template={model / 'chat_template.jinja'}" in words
@@ -66,19 +69,32 @@ def test_an_adapter_that_vllm_cannot_load_or_would_scale_is_refused(run: Make, o
     assert (code, next(iter(odd)) in err) == (2, True)
 
 
-def test_without_a_key_of_the_users_it_makes_one_and_shows_it(
+class BecomesVLLMError(Exception):
+    """Raised where the command becomes vLLM."""
+
+
+def test_without_a_key_of_the_users_it_makes_one_and_shows_it_and_becomes_vllm(
     run: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start = MagicMock()
-    monkeypatch.setattr("aitrain.vllm.server_process.running", start)
-    monkeypatch.setattr("aitrain.vllm.server_process.VLLMServer.poll", MagicMock(side_effect=KeyboardInterrupt))
-    monkeypatch.setattr("signal.signal", MagicMock())
+    become = MagicMock(side_effect=BecomesVLLMError)
+    monkeypatch.setattr("os.execve", become)
     monkeypatch.setattr("aitrain.packages.installed", MagicMock())
-    monkeypatch.setattr("aitrain.cli.models.check_port", MagicMock())
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     run(LORA)
-    assert serve("mine", as_json=True, port=8000) == 0  # type: ignore[arg-type]
-    given, up = map(json.loads, capsys.readouterr().out.splitlines())
-    assert len(up["VLLM_API_KEY"]) > 20
-    assert up["VLLM_API_KEY"] == start.call_args.args[0][0].environment()["VLLM_API_KEY"]
-    assert up["VLLM_API_KEY"] not in str(given)
+    port = free_port()
+    with pytest.raises(BecomesVLLMError):
+        serve("mine", as_json=True, port=port)  # type: ignore[arg-type]
+    said = json.loads(capsys.readouterr().out)
+    _, words, variables = become.call_args.args
+    assert (said["url"], said["model"], said["base"]) == (f"http://127.0.0.1:{port}/v1", "mine", "mine-base")
+    assert len(said["VLLM_API_KEY"]) > 20
+    assert said["VLLM_API_KEY"] == variables["VLLM_API_KEY"]
+    assert said["VLLM_API_KEY"] not in str(words)
+    assert GUARD in words
+
+
+def test_a_port_on_which_another_server_listens_is_refused(run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aitrain.packages.installed", MagicMock())
+    run(LORA)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen"):
+        serve("mine", port=taken.getsockname()[1])  # type: ignore[arg-type]

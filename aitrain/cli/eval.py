@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from aitrain.cli.flags import (
     AsJson,
     ConfigFile,
-    Debug,
     Flag,
     Quiet,
     Verbose,
@@ -19,10 +17,8 @@ from aitrain.cli.flags import (
     given_flags,
     print_json,
     run_argument,
-    run_names,
     with_options,
 )
-from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Event, Phase
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
@@ -30,7 +26,7 @@ from aitrain.options.generation import beside_thought
 from aitrain.options.reading import read_file, resolve
 from aitrain.options.train import OF_THE_RUN
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.held_out import DECODINGS, interval_text
+from aitrain.runs.held_out import interval_text
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
 from aitrain.runs.result import JOB, EvalResult
 from aitrain.runs.run_folder import RunFolder
@@ -45,19 +41,18 @@ if TYPE_CHECKING:
 @with_options(EvalConfig, EVAL_FLAGS - {"model"})
 def eval(
     models: Annotated[
-        list[str] | None,
+        list[str],
         run_argument(
             "MODEL...",
             "A run folder or the name of a run in runs/, a checkpoint, an adapter, a model folder, a Hub name, or"
             " the address of an OpenAI-compatible server (key: OPENAI_API_KEY).",
         ),
-    ] = None,
+    ],
     config: ConfigFile = None,
     *,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    debug: Debug = False,
     **flags: Flag,
 ) -> int:
     """Score models on the held-out cases of an environment.
@@ -68,8 +63,8 @@ def eval(
     from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
     from aitrain.runs.new_folder import new_run_folder
 
-    verbosity = Verbosity(quiet, verbose, debug)
-    configs = _configs(models or [], config, given_flags(flags))
+    verbosity = Verbosity(quiet, verbose)
+    configs = _configs(models, config, given_flags(flags))
     plans = [(options, check_eval(options, reference)) for reference, options in configs]  # before the first one starts
     folders = list[Path]()
     try:
@@ -92,7 +87,7 @@ def _print(folders: Sequence[Path], as_json: bool) -> None:
         return
     console = Console(highlight=False)
     console.print(eval_table(results), soft_wrap=True)
-    for line in (*_remarks(results), *(f"eval folder: {folder}" for folder in folders)):
+    for line in _remarks(results):
         console.print(line, style="dim", soft_wrap=True, markup=False)
 
 
@@ -115,19 +110,9 @@ def _configs(
     """Each model with its options: of the first run among the models, of the file, and of the flags."""
     from aitrain.launch.preflight import absolute
 
-    in_file = read_file(EvalConfig, config) if config else {}
-    given = {**in_file, **flags}
-    models = models or [str(in_file[name]) for name in ("model",) if name in in_file]
-    if not models:
-        raise ConfigError("Name a model: aitrain eval MODEL..., such as a run folder, a Hub name, or tiny")
+    given = {**(read_file(EvalConfig, config) if config else {}), **flags}
     references = [read_model(model) for model in models]
     run = next((reference for reference in references if reference.run is not None), None)
-    if run is None and not {"rl_env", "rl_env_module"} & {*given}:
-        near = did_you_mean(models[0], run_names())
-        raise ConfigError(
-            f"rl_env: {models[0]} is not a run, whose environment would be taken.{near}\n"
-            "Add --rl-env path/to/file.py:Class, or name a run; these are listed by: aitrain show"
-        )
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if run and run.run and isinstance(passes := taken.get("gradient_accumulation"), int):
         # cases are held out as for a step of all of the run's processes
@@ -157,52 +142,35 @@ def _configs(
 
 
 def eval_table(results: Sequence[EvalResult]) -> Text:
-    """One line for each model: scores with 95% intervals, pass@K, tokens of an episode, failures."""
+    """One line for each model: scores with 95% intervals, pass@K, failures."""
     from rich.text import Text
 
     from aitrain.ui.terminal import text_table
 
-    columns = [name for name in DECODINGS if any(result.scores.get(name) for result in results)]
-    tries = sorted({int(name) for result in results for name in result.pass_at} - {1})[-1:]
-    head = ["model", *columns, *(f"pass@{count}" for count in tries), "tokens", "failed"]
-    lines: list[list[str | Text]] = [[Text(title, "bold") for title in head]]
-    for name, result in zip(_names(results), results, strict=True):
-        intervals = [*(result.scores.get(name) for name in columns), *(result.pass_at.get(str(n)) for n in tries)]
-        lengths = "/".join(f"{length:.1f}" for length in result.lengths.values())
-        lines.append([name, *map(interval_text, intervals), lengths, str(sum(result.failures.values()))])
-    return text_table(lines)
+    lines = list[dict[str, str]]()
+    for result in results:
+        tries = {f"pass@{count}": interval for count, interval in [*result.pass_at.items()][1:][-1:]}
+        scores = {name: interval_text(interval) for name, interval in (result.scores | tries).items()}
+        name = result.folder.name.removeprefix("eval-")
+        lines.append({"model": name, "failed": str(sum(result.failures.values())), **scores})
+    head = dict.fromkeys(title for line in lines for title in line)
+    rows = [[escape_controls(line.get(title, "-")) for title in head] for line in lines]
+    return text_table([[Text(escape_controls(title), "bold") for title in head], *rows])
 
 
 def _remarks(results: Sequence[EvalResult]) -> Iterator[str]:
-    """What a reader of the table should know, one sentence each."""
+    """What a reader of the table should know, one sentence each, and the folders."""
     first = results[0]
     samples = f", {first.samples} samples each" if first.samples > 1 else ""
     yield f"{first.environment}: {first.cases} cases{samples}, seed {first.seed}; scores with 95% intervals"
-    for label, result in zip(_names(results), results, strict=True):
-        for row in [row for row in result.scores if row not in DECODINGS]:  # of one environment of several
-            yield f"{label}, {escape_controls(row)}: {interval_text(result.scores[row])}"
-        for decoding in result.scores:
-            metrics = result.metrics.get(decoding, {}).items()
-            details = [f"{escape_controls(name)} {mean:.3f}" for name, mean in metrics]
-            stops = result.stops.get(decoding, {})
-            limits = [limit for limit in ("max_tokens", "max_turns", "truncated") if limit in stops]
-            details += [f"{stops[limit] / sum(stops.values()):.0%} ended by {limit}" for limit in limits]
-            if details:
-                yield f"{label}, {decoding}: {', '.join(details)}"
-        if result.failures:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())
-            yield f"{label}: the environment failed on {sum(result.failures.values())} episodes, left out: {kinds}"
+    for result in results:
         counts = {
+            **{f"episodes left out, as the environment failed: {kind}": n for kind, n in result.failures.items()},
             "episodes have no score (None)": result.unscored,
             "episodes dropped, as their prompt leaves no room for an answer": result.dropped,
             f"of {result.cases} cases were trained on, or chose its step": result.overlap,
         }
-        yield from (f"{label}: {count} {what}" for what, count in counts.items() if count)
-
-
-def _names(results: Sequence[EvalResult]) -> list[str]:
-    """The models' names, as they were given where two have the same label."""
-    labels = Counter(result.model["label"] for result in results)
-    return [
-        escape_controls(result.model["label" if labels[result.model["label"]] == 1 else "given"]) for result in results
-    ]
+        for what, count in counts.items():
+            if count:
+                yield f"{result.folder.name}: {count} {what}"
+        yield f"eval folder: {result.folder}"

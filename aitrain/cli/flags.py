@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,19 +18,18 @@ if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
     from typer._click.core import Parameter
 
-    from aitrain.options.section import Options
+    from aitrain.options.section import Option, Options
 
 COMMON = {
     "model", "rl_env", "peft", "lr", "rl_prompts_per_step", "rl_num_generations", "rl_max_new_tokens", "max_steps",
-    "use_vllm", "project_name", "decoding", "rl_temperature", "eval_cases", "eval_samples", "rl_preset",
+    "use_vllm", "project_name", "decoding", "concurrency", "model_name", "rl_temperature", "eval_cases", "eval_samples",
+    "rl_preset",
 }  # fmt: skip
-"""The most used options of jobs: the others are shown by --help-all only."""
+"""The most used options of jobs: the others are shown by `aitrain options` only."""
 SHORT = {"eval_cases": "--cases", "eval_samples": "--samples"}
 """Second names of flags."""
 FEW = 12
 """Number of options of a job up to which the help shows all of them."""
-SHOWS_ALL = "shows all options"
-"""Key of a context whose help shows all options."""
 
 
 def run_names() -> list[str]:
@@ -49,13 +47,8 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file with options; flags override it.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; train nothing.")]
-OptionsOnly = Annotated[
-    bool,
-    typer.Option("--options-only", help="Check options and files only, in a fraction of a second (with --dry-run)."),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the result only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show the output of libraries and environment.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all output at the end.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines (aitrain options --schema events).")]
 
@@ -66,7 +59,6 @@ class Verbosity:
 
     quiet: bool = False
     verbose: bool = False
-    debug: bool = False
     as_json: bool = False
     """Events as JSON lines on standard output, instead of a screen."""
 
@@ -90,12 +82,8 @@ Flag = str | bool | list[str] | None
 
 
 def given_flags(flags: Mapping[str, Flag]) -> dict[str, object]:
-    """The options given on the command line; a single environment is no list."""
-    given: dict[str, object] = {name: value for name, value in flags.items() if value not in (None, [])}
-    match given.get("rl_env"):
-        case [place]:
-            given["rl_env"] = place
-    return given
+    """The options given on the command line."""
+    return {name: value for name, value in flags.items() if value not in (None, [])}
 
 
 def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[..., Callable[..., int]]:
@@ -104,22 +92,9 @@ def with_options(job: type[Options], names: Collection[str] | None = None) -> Ca
     from aitrain.options.section import options_of
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        made = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options = [option for option in options_of(job) if names is None or option.name in names]
-        if len(options) > FEW:
-            made.append(_parameter("help_all", bool | None, HELP_ALL))
-        for option in options:
-            info = typer.Option(
-                f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
-                *filter(None, [SHORT.get(option.name)]),
-                help=f"{option.description} [{option.shown_default}]",
-                metavar=option.placeholder,
-                rich_help_panel=option.section,
-                autocompletion=_always(option.choices),
-            )
-            repeated = list[str] if option.is_repeated else str
-            made.append(_parameter(option.name, (bool if option.is_switch else repeated) | None, info))
-        keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in made]
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        made = [_parameter(option) for option in options_of(job) if names is None or option.name in names]
+        keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *made)]
         vars(command)["__signature__"] = inspect.Signature(keywords)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
         return command
@@ -127,55 +102,37 @@ def with_options(job: type[Options], names: Collection[str] | None = None) -> Ca
     return decorate
 
 
-def _always(choices: Iterable[str]) -> Callable[[], list[str]]:
-    return lambda: list(choices)
+def _parameter(option: Option) -> inspect.Parameter:
+    from aitrain.options.value_types import REPEATED
 
-
-def _parameter(name: str, kind: object, info: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
-
-
-def _show_all(ctx: typer.Context, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        ctx.meta[SHOWS_ALL] = True
-        typer.echo(ctx.get_help())
-        raise typer.Exit()
-
-
-HELP_ALL: object = typer.Option(
-    "--help-all", is_eager=True, expose_value=False, callback=_show_all, help="Show all options, and exit."
-)
+    info = typer.Option(
+        f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
+        *filter(None, [SHORT.get(option.name)]),
+        help=f"{option.description} [{option.shown_default}]",
+        metavar=option.placeholder,
+        rich_help_panel=option.section,
+        autocompletion=lambda: list(option.choices),
+    )
+    kind = bool if option.is_switch else list[str] if option.name in REPEATED else str
+    annotation: Any = Annotated[kind | None, info]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 class SectionedCommand(TyperCommand):
     """A command whose help has a section for each group of options; in brackets are defaults."""
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the options, and those of a job that are used rarely only with --help-all."""
-        parameters = self.get_params(ctx)
-        shows_all = SHOWS_ALL in ctx.meta or all(one.name != "help_all" for one in parameters)
-        shown = [one for one in parameters if shows_all or not _section(one) or one.name in COMMON]
-        write_options(ctx, formatter, shown)
-        if len(shown) < len(parameters):
-            formatter.write("\nAll options: --help-all. Options about something: aitrain options WORD\n")
-
-
-def _section(parameter: Parameter) -> str:
-    return getattr(parameter, "rich_help_panel", None) or ""
-
-
-def write_options(ctx: Context, formatter: HelpFormatter, parameters: Iterable[Parameter]) -> None:
-    """Write arguments and options, section by section."""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for parameter in parameters:
-        if record := parameter.get_help_record(ctx):
+        """Write arguments and options, section by section; of a job with many options those that are used most."""
+        sections: dict[str, list[Parameter]] = {"Arguments": [], "Command": []}
+        for parameter in self.get_params(ctx):
             own = "Arguments" if parameter.param_type_name == "argument" else "Command"
-            sections.setdefault(_section(parameter) or own, []).append(record)
-    indent = " " * 8
-    for title, records in sections.items():
-        formatter.write(f"\n{title}:\n")
-        for flags, text in records:  # a flag in a text stays in one piece
-            wrapped = textwrap.fill(
-                text, formatter.width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-            )
-            formatter.write(f"  {flags}\n{wrapped}\n")
+            sections.setdefault(getattr(parameter, "rich_help_panel", None) or own, []).append(parameter)
+        _, _, *of_job = sections
+        has_many = sum(len(sections[title]) for title in of_job) > FEW
+        for title, parameters in sections.items():
+            shown = [one for one in parameters if not has_many or title not in of_job or one.name in COMMON]
+            if records := [record for one in shown if (record := one.get_help_record(ctx))]:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+        if has_many:
+            formatter.write("\nAll options: aitrain options. Options about something: aitrain options WORD\n")

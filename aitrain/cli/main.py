@@ -90,7 +90,8 @@ def options(
         bool, typer.Option("--constraints", help="Show the file of tested versions, for pip install -c.")
     ] = False,
 ) -> None:
-    """Fine-tune a language model with GRPO on a task of your own."""
+    """Fine-tune a language model with GRPO on a task of your own. --debug shows the traceback of an error, with any
+    command."""
     if version:
         typer.echo(f"aitrain {aitrain.__version__}")
     if constraints:
@@ -114,7 +115,8 @@ def _run() -> int:
             from aitrain.launch.launched_ranks import start_rank  # here, because no other process needs it
 
             start_rank(sys.argv[1:])
-        return int(app(standalone_mode=False, prog_name="aitrain") or 0)
+        words = [word for word in sys.argv[1:] if word != "--debug"]
+        return int(app(words, standalone_mode=False, prog_name="aitrain") or 0)
     except AitrainError as error:
         write_error_file(error)
         return _print_error(str(error), error.exit_code, error)
@@ -122,11 +124,11 @@ def _run() -> int:
         return _print_error(_usage(error), 2, error)
     except (typer.Abort, KeyboardInterrupt):
         return 130
-    except PermissionError as error:  # of another user's run folder, at the first file that a command looks at
-        return _print_error(f"{error.filename or 'a file'}: {error.strerror}", 2, error)
     except BrokenPipeError:  # `aitrain grpo --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # such as of another user's run folder, at the first file that a command looks at
+        return _print_error(f"{error.filename or 'a file'}: {error.strerror or error}", 2, error)
 
 
 def _usage(error: typer.TyperException) -> str:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import tempfile
-import time
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from aitrain import packages
 from aitrain.cli.flags import AsJson, Flag, given_flags, run_argument, with_options
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.reading import resolve
 from aitrain.options.run import ModelOptions
 from aitrain.packages import named_folder
-from aitrain.runs.requests import DTYPES, ExportRequest
+from aitrain.runs.requests import ExportRequest
 
 
 @with_options(GenerationOptions)
@@ -31,9 +29,7 @@ def chat(
         run_argument("MODEL", "A run folder, a checkpoint, an adapter, a model folder, a Hub name, or tiny."),
     ],
     *,
-    only: Annotated[
-        str | None, typer.Option(metavar="base|tuned", autocompletion=lambda: ["base", "tuned"], help="One of the two.")
-    ] = None,
+    only: Annotated[Literal["base", "tuned"] | None, typer.Option(metavar="base|tuned", help="One of the two.")] = None,
     system: Annotated[str, typer.Option(help="Begin with this system prompt.")] = "",
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the answers.")] = 0,
@@ -59,7 +55,9 @@ def export(
     model: Annotated[str, run_argument("RUN", "A run, a checkpoint, an adapter, or the folder of a whole model.")],
     *,
     out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder to write; unset: exports/NAME.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; unset: that of the base.")] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Type of weights; unset: that of the base.")
+    ] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the base model.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -73,8 +71,6 @@ def export(
     from aitrain.runs.new_folder import refuse_existing
 
     request = ExportRequest(model, out, dtype, trust_remote_code, as_json)
-    if dtype not in (None, *DTYPES):
-        raise ConfigError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
         raise ConfigError(f"{model} is no run, checkpoint or adapter here\nList the runs with: aitrain show")
@@ -85,7 +81,6 @@ def export(
     return run_on_terminal("aitrain.jobs.export", asdict(request))
 
 
-POLL_SECONDS = 0.5
 RECORDED = ("dtype", "model_max_length")
 """Options that are those of the training, unless they are given."""
 
@@ -108,15 +103,16 @@ def serve(
 ) -> int:
     """Serve a trained model with vLLM on 127.0.0.1, an adapter beside its base, each by its own name.
 
-    Prints vLLM's command first. Clients must send a key: VLLM_API_KEY of the environment, else a random one, which is
-    shown. Thinking, type and length are those of the training where they are not given.
+    Prints vLLM's command, and becomes vLLM, whose output follows. Clients must send a key: VLLM_API_KEY of the
+    environment, else a random one, which is shown. Thinking, type and length are those of the training where they are
+    not given.
     """
     from aitrain.launch.hardware import visible_gpus  # these here, because help needs none of them
     from aitrain.rollout.thinking import template_variables
     from aitrain.runs.json_values import as_object
     from aitrain.runs.model_reference import read_model, run_options
-    from aitrain.vllm.server_arguments import KEY_VARIABLE, common_arguments
-    from aitrain.vllm.server_process import VLLMServer, adapter_arguments, adapter_rank, running
+    from aitrain.vllm.server_arguments import KEY_VARIABLE, LOOPBACK, common_arguments
+    from aitrain.vllm.server_process import GUARD, VLLMServer, adapter_arguments, adapter_rank
 
     reference, gpus = read_model(model), visible_gpus()
     if reference.kind == "url":
@@ -126,9 +122,6 @@ def serve(
     config = resolve(ServeConfig, None, given_flags(flags), recorded)
     folder = named_folder(reference.base) or Path(reference.base).expanduser()
     name = reference.base if reference.kind == "hub" else reference.label
-    base = folder.name if folder.is_dir() and named_folder(reference.base) is None else reference.base
-    if base == name and reference.adapter is not None:
-        base = f"{name}-base"
     gpus = gpus[: config.vllm_tensor_parallel_size]
     arguments = common_arguments(
         str(folder.resolve()) if folder.is_dir() else reference.base,
@@ -144,51 +137,25 @@ def serve(
     variables = as_object(as_object(options.get("trl")).get("chat_template_kwargs"))
     if variables := {**variables, **template_variables(options.get("thinking"))}:
         arguments["default_chat_template_kwargs"] = variables
-    first = name if reference.adapter is None else base
+    first = name if reference.adapter is None else f"{name}-base"
     server = VLLMServer(arguments, Path(os.devnull), gpus, first, takes_weights=False, port=port)
     command = server.shell_command()
-    typer.echo(json.dumps({"command": command}) if as_json else command)
     if print_only:
+        typer.echo(json.dumps({"command": command}) if as_json else command)
         return 0
     if packages.installed("vllm") is None:
         raise ConfigError('vLLM is not installed here: pip install "aitrain[vllm]", or run the command where it is.')
-    check_port(port)
-    handle, log = tempfile.mkstemp(prefix="aitrain-serve-", suffix=".log")
-    os.close(handle)
-    server.log = Path(log)
-    for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore Ctrl-C by default
-        signal.signal(number, signal.default_int_handler)
-    typer.echo(f"starting vLLM, whose output is in {server.log}", err=True)
-    with running([server]):
-        try:
-            key = {} if os.environ.get(KEY_VARIABLE) else {KEY_VARIABLE: server.key}
-            if as_json:
-                shown_base = None if first == name else first
-                typer.echo(json.dumps({"url": f"{server.url}/v1", "model": name, "base": shown_base, **key}))
-            else:
-                typer.echo(f"\nserving at {server.url}/v1  (stop with Ctrl-C)\n  model {name}")
-                if first != name:
-                    typer.echo(f"  model {first}, the base without the adapter")
-                for variable, value in key.items():
-                    typer.echo(f"  export {variable}={value}")
-            while (code := server.poll()) is None:
-                time.sleep(POLL_SECONDS)
-        except KeyboardInterrupt:
-            typer.echo("stopping vLLM", err=True)
-            server.log.unlink(missing_ok=True)
-            return 0
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    raise RunFailed(f"vLLM's server ended by itself ({how})\nSee {server.log}")
-
-
-def check_port(port: int) -> None:
-    """Check that nothing listens on the port: vLLM would share it with another vLLM without an error.
-
-    Raises:
-        ConfigError: something does.
-    """
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
+    try:  # vLLM would share the port with another vLLM without an error
+        socket.create_server((LOOPBACK, port)).close()
     except OSError as error:
-        why = f"port: cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno or 0)}"
-        raise ConfigError(f"{why}\nChoose another with --port.") from None
+        raise ConfigError(
+            f"port: cannot listen on {LOOPBACK}:{port}: {error.strerror}\nChoose another with --port."
+        ) from None
+    facts = {"url": f"{server.url}/v1", "model": name}
+    if first != name:
+        facts["base"] = first
+    if not os.environ.get(KEY_VARIABLE):
+        facts[KEY_VARIABLE] = server.key
+    shown = json.dumps(facts) if as_json else "\n".join(f"{what} {text}" for what, text in facts.items())
+    print(shown if as_json else f"{command}\n\n{shown}\n", flush=True)
+    os.execve(sys.executable, [*server.words(), GUARD], server.environment())

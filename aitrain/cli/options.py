@@ -4,36 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from itertools import groupby
+from typing import Annotated, Literal
 
 import typer
 
-from aitrain.cli.flags import AsJson, print_json, write_options
+from aitrain.cli.flags import AsJson, print_json
 from aitrain.errors import ConfigError
 from aitrain.events import events_schema
 from aitrain.options.other_names import unknown_option
-from aitrain.options.section import field_docstrings, json_schema, options_of, options_with
+from aitrain.options.section import json_schema, options_of
 from aitrain.options.train import TrainConfig
-from aitrain.runs.records import LINE, RECORD, MetricsLine, RolloutRecord
+from aitrain.runs.records import LINE, RECORD
 
 
 def metrics_schema() -> dict[str, object]:
     """Of a metrics line: named numbers, and others by the names of what they measure."""
-    found = _described(MetricsLine, LINE.json_schema(), "Metrics line")
+    found = LINE.json_schema()
     del found["properties"]["values"]
     return found | {"required": ["schema", "step"], "additionalProperties": {"type": ["number", "null"]}}
-
-
-def _described(kind: type, schema: dict[str, Any], title: str) -> dict[str, Any]:
-    for name, text in field_docstrings(kind).items():
-        schema["properties"][name]["description"] = text
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title, "required": ["step"]}
 
 
 SCHEMAS: dict[str, Callable[[], dict[str, object]]] = {
     "config": lambda: json_schema(TrainConfig),
     "events": events_schema,
-    "rollouts": lambda: _described(RolloutRecord, RECORD.json_schema(), "Rollout record"),
+    "rollouts": RECORD.json_schema,
     "metrics": metrics_schema,
 }
 
@@ -45,10 +40,9 @@ def options(
     ] = None,
     *,
     schema: Annotated[
-        str | None,
+        Literal["config", "events", "rollouts", "metrics"] | None,
         typer.Option(
             metavar="WHAT",
-            autocompletion=lambda: list(SCHEMAS),
             help="Print a JSON schema: of config, the files of --config; events, the lines of --json; rollouts or"
             " metrics, the lines of a run folder.",
         ),
@@ -64,11 +58,14 @@ def options(
     # yaml-language-server: $schema=config.schema.json
     """
     if schema is not None:
-        if schema not in SCHEMAS:
-            raise ConfigError(f"--schema {schema}: use one of {', '.join(SCHEMAS)}")
         print_json(SCHEMAS[schema]())
         return 0
-    found = options_with(TrainConfig, words or [])
+    wanted = [word.lstrip("-").lower() for word in words or ()]
+    found = [
+        one
+        for one in options_of(TrainConfig)
+        if all(word in " ".join(map(str, asdict(one).values())).lower() for word in wanted)
+    ]
     if not found:
         message = unknown_option(f"--{(words or [''])[0].lstrip('-')}", TrainConfig.model_fields)
         found = [option for option in options_of(TrainConfig) if f"{option.flag}." in message]
@@ -77,9 +74,17 @@ def options(
     if as_json:
         print_json([asdict(option) for option in found])
         return 0
-    from aitrain.cli.main import load_command
-
-    names, formatter = {option.name for option in found}, ctx.make_formatter()
-    write_options(ctx, formatter, [one for one in load_command("grpo").params if one.name in names])
+    formatter = ctx.make_formatter()
+    for section, its in groupby(found, lambda option: option.section):
+        with formatter.section(section):
+            formatter.write_dl(
+                [
+                    (
+                        f"{one.flag} {'' if one.is_switch else one.placeholder}",
+                        f"{one.description} [{one.shown_default}]",
+                    )
+                    for one in its
+                ]
+            )
     typer.echo(formatter.getvalue().strip("\n"))
     return 0

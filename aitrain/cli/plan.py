@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.batch import describe_rollout, schedule_cases
-from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
+from aitrain.batch import describe_rollout
+from aitrain.cli.flags import AsJson, ConfigFile, Flag, Verbosity, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
-from aitrain.options.algorithms import PRESETS
-from aitrain.options.reading import as_command
 from aitrain.options.train import TrainConfig
 from aitrain.ui.output import escape_controls
 
@@ -37,12 +34,11 @@ def plan(
         typer.Option(metavar="KIND", help="Plan for these GPUs, such as H100 or H100x8, and not for this machine."),
     ] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Machines with these GPUs [--nnodes].")] = None,
-    options_only: OptionsOnly = False,
-    debug: Debug = False,
     as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
-    """Show what a run would do, and what it needs of memory and disk.
+    """Show what a run would do, and what it needs of memory and disk. Nothing is started; aitrain grpo --dry-run also
+    loads the environment and the tokenizer.
 
     aitrain plan --model tiny --rl-env path/to/file.py:Class
 
@@ -56,13 +52,12 @@ def plan(
         raise ConfigError("nodes: of which GPUs?\nAdd --gpu, such as --gpu H100x8.")
     options = resolve(TrainConfig, config, given_flags(flags))
     hardware = None if gpu is None else Hardware.of(gpu, nodes or options.nnodes or 1)
-    show_plan(check(options, hardware=hardware), options_only, debug, as_json)
+    show_plan(check(options, hardware=hardware), as_json)
     return 0
 
 
-def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = False) -> None:
-    """Show a plan, after it the notes of the process that checks it, unless it is for other hardware, and what is not
-    checked.
+def show_plan(plan: RunPlan, as_json: bool, dry_run: Verbosity | None = None) -> None:
+    """Show a plan, for a dry run the notes of a training process that checks it as well, and what is not checked.
 
     Raises:
         AitrainError: the run would be refused.
@@ -77,8 +72,8 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
         sys.stdout.flush()  # the process takes seconds
-    notes = [f"! {note}" for note in plan.notes] + ([] if options_only or hardware else _dry_run(plan, debug))
-    left = not_checked(plan, with_environment=not options_only)
+    notes = [f"! {note}" for note in plan.notes] + ([] if dry_run is None else _dry_run(plan, dry_run.verbose))
+    left = not_checked(plan, with_environment=dry_run is not None)
     if not as_json:
         for line in (*notes, *(f"not checked: {what}" for what in left)):
             typer.echo(line)
@@ -98,7 +93,7 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
     print_json(document)
 
 
-def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
+def _dry_run(plan: RunPlan, verbose: bool) -> list[str]:
     """The notes of a training process that loads all but the weights."""
     from rich.console import Console
 
@@ -107,10 +102,8 @@ def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
     def show_output(text: str) -> None:
         print(escape_controls(text), file=sys.stderr)
 
-    with Console(stderr=True, highlight=False, markup=False).status("checking") as status:
-        notes = dry_run(
-            plan, show_output if debug else None, lambda phase: status.update(f"checking: {escape_controls(phase)}")
-        )
+    with Console(stderr=True).status("checking in a training process"):
+        notes = dry_run(plan, show_output if verbose else None)
     return [note.mark + escape_controls(note.text) for note in notes]
 
 
@@ -120,17 +113,12 @@ def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
 def _run(plan: RunPlan) -> Iterator[Line]:
     config = plan.config
     yield "model", config.model
-    yield from _named("environment", _environments(plan))
     yield "batch", str(plan.batch)
     yield "rollout", describe_rollout(config, plan.batch)
-    if config.rl_preset is not None:
-        yield "preset", f"{config.rl_preset}: {PRESETS[config.rl_preset].source}; given options win"
-    custom = config.custom_loss and f"{config.custom_loss}, averaged over all tokens"
-    yield "loss", custom or config.rl_loss_type
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan)
-    yield "options", shlex.join(as_command(config))
+    yield "options", ", ".join(f"{name} {value}" for name, value in config.changed().items())
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     yield "processes", f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}"
     if config.starts_vllm_servers:
@@ -144,27 +132,11 @@ def _run(plan: RunPlan) -> Iterator[Line]:
         yield "left to do", "nothing"
 
 
-def _named(name: str, texts: Iterator[str]) -> Iterator[Line]:
-    """The lines of several texts, the first one with the name."""
-    for number, text in enumerate(texts):
-        yield "" if number else name, text
-
-
-def _environments(plan: RunPlan) -> Iterator[str]:
-    """Where each environment is."""
-    if not plan.sources:
-        yield "from Python"
-    for name, source in plan.sources.items():
-        place = plan.config.environments[name].env_place if source.adapter else str(source.file or source.module)
-        yield f"{name}: {place}" if len(plan.sources) > 1 else place
-
-
 def _steps(plan: RunPlan) -> str:
     """Number of steps, and what ends the run earlier."""
     config, updates = plan.config, plan.config.repeated_updates
     repeated = f" x {updates} updates with each batch" if updates > 1 else ""
-    rounded = "rounded up to whole rollouts" if schedule_cases(config, plan.batch).updates > 1 else "rounded up"
-    cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, {rounded}"
+    cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
     ends = f", fewer after {config.patience} evaluations in a row without a better one"
     return f"{config.max_steps or cases}{ends if config.patience is not None else ''}"
 
@@ -223,17 +195,13 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     config, changes = plan.config, estimate.changes
     yield "hardware", str(estimate.hardware)
     lacks_room = estimate.cached_episodes is not None and estimate.cached_episodes < 1
-    why = ": vLLM has too little room" if lacks_room else ", whatever the options"
-    verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else f"no{why}"
+    verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else "no"
     yield "fits", f"{verdict} ({TIGHT:.0%} of the memory may be used)"
     if estimate.cached_episodes is not None:
-        place = "inside the training processes"
-        if config.vllm_mode == "server":
-            place = f"on GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "on GPUs of its own"
         room = f"a cache for {estimate.cached_episodes:,.0f} of the longest episodes"
         if lacks_room:
             room = "too little (--vllm-gpu-memory-utilization, --vllm-tensor-parallel-size)"
-        yield "vLLM", f"{place}, with {config.vllm_memory:.0%} of each GPU: {room}"
+        yield "vLLM", f"with {config.vllm_memory:.0%} of each GPU: {room}"
     kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"
     prompts = "shared" if plan.batch.shares_prompts else "computed for each completion"
     scored = f" and {estimate.scoring_passes} without gradients" if estimate.scoring_passes else ""

@@ -99,8 +99,6 @@ def run_in(
         is_kept = _has_results(folder, plan) or (has_failed and not isinstance(plan.config, EvalConfig))
         if is_kept:
             write_report(folder, show)
-    if verbosity.debug and folder.log.exists():
-        print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Ended):
         return end
     where = ""
@@ -162,20 +160,14 @@ def _show_result(folder: RunFolder, verbosity: Verbosity) -> None:
 
 
 def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
-    """What a run begins with: model, environment, devices, its folder, how to watch it, and defaults of AITraining."""
+    """What a run begins with: its folder, its devices, how to watch it, and defaults of AITraining."""
     config = plan.config
-    environment = ", ".join(config.environments) or config.rl_env or config.rl_env_module
-    device = f"GPU {', '.join(plan.gpus)}" if plan.gpus else "CPU"
-    many = f", {plan.processes} processes" if plan.processes > 1 else ""
-    trained = "a LoRA adapter" if config.peft else "all weights"
-    lines = [
-        f"model {config.model} ({trained}), environment {environment}, on {device}{many}",
-        f"run folder {folder.path}; watch it with: aitrain view {shlex.quote(str(folder.path))}",
-    ]
-    given = config.model_fields_set
-    usual = [f"{name} {getattr(config, name)}" for name in ("rl_kl_coef", "rl_num_generations") if name not in given]
-    if usual and config.rl_preset is None and plan.folder is None:  # a resumed run has what it began with
-        lines.append(f"{', '.join(usual)}: defaults of AITraining; --rl-preset recommended sets ours")
+    device = f"GPU {', '.join(plan.gpus)}" if plan.gpus else "the CPU"
+    lines = [f"run folder {folder.path}, on {device}; watch it with: aitrain view {shlex.quote(str(folder.path))}"]
+    is_new = plan.folder is None  # a resumed run has what it began with
+    if is_new and config.rl_preset is None and not {"rl_kl_coef", "rl_num_generations"} <= config.model_fields_set:
+        usual = f"rl_kl_coef {config.rl_kl_coef}, rl_num_generations {config.rl_num_generations}"
+        lines.append(f"{usual}: the defaults are those of AITraining; --rl-preset recommended sets ours")
     return lines
 
 

@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
-import webbrowser
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from aitrain.cli.flags import AsJson, print_json, run_argument
 from aitrain.errors import ConfigError, WorseError
-from aitrain.runs.run_folder import RUNS, write_text
+from aitrain.runs.run_folder import write_text
 from aitrain.ui.dashboard import duration, number
 from aitrain.ui.output import escape_controls
 
-DAY = 86400
+LONGEST_NAME = 24
+"""Characters of a name in the table of runs, whose end is left out beyond them."""
 COLOURS = {
     "running": "green",
     "failed": "red",
@@ -55,7 +52,7 @@ def show(
     """Show a run in the terminal: scores, curve, rollouts; or list the runs of a folder with status and scores."""
     from aitrain.ui.run_registry import RunRegistry, is_run, is_sweep, places
 
-    folder = places([run])[0] if run is not None else Path(RUNS)
+    (folder,) = places([] if run is None else [run])
     has_filter = step is not None or case is not None or worst or failed
     if not is_run(folder) or is_sweep(folder):
         if has_filter:
@@ -65,7 +62,7 @@ def show(
         if as_json:
             print_json(rows)
         elif rows:
-            Console(highlight=False, markup=False).print(_table(rows))
+            Console(highlight=False).print(_table(rows), soft_wrap=True)
         else:
             typer.echo(f"There are no runs in {folder}.")
         return 0
@@ -118,26 +115,17 @@ def page(console: Console, parts: Iterable[RenderableType]) -> None:
 # -- the runs of a folder
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """One line for each run; a name that is too long loses its end."""
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("run")  # the only one that may be narrower than its cells
-    for name in ("status", "step", "", "scores", "age"):
-        table.add_column(name, justify="right" if name in ("step", "age") else "left", no_wrap=True)
+def _table(rows: Sequence[dict[str, Any]]) -> Text:
+    """One line for each run."""
+    from aitrain.ui.terminal import text_table
+
+    lines: list[list[str | Text]] = [["run", "status", "step", "", "scores", "age"]]
     for row in rows:
-        age = max(0.0, time.time() - row["heartbeat"])
-        table.add_row(
-            Text(
-                "".join(letter if letter.isprintable() else "?" for letter in row["name"]),
-                no_wrap=True,
-                overflow="ellipsis",
-            ),
-            Text(row["status"], COLOURS.get(row["status"], "")),
-            "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None),
-            *_scores(row),
-            duration(age).split()[0] if age < DAY else f"{int(age // DAY)}d",
-        )
-    return table
+        steps = "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None)
+        status = Text(row["status"], COLOURS.get(row["status"], ""))
+        age = duration(max(0.0, time.time() - row["heartbeat"])).split()[0] if row["heartbeat"] else ""
+        lines.append([" ".join(escape_controls(row["name"]).split())[:LONGEST_NAME], status, steps, *_scores(row), age])
+    return text_table(lines)
 
 
 def _scores(row: dict[str, Any]) -> tuple[str, str]:
@@ -153,53 +141,38 @@ def _scores(row: dict[str, Any]) -> tuple[str, str]:
     return kind, last if row["job"] == "eval" else f"{first} -> {last}"
 
 
-PORT = 8765
-TRIES = 20
-
-
 def view(
     runs: Annotated[
         list[str] | None,
         run_argument("[RUN]...", "Run folders, or folders of them."),
     ] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8765,
     as_json: AsJson = False,
 ) -> int:
-    """Show runs as a page in the browser, on 127.0.0.1 only.
+    """Show runs as a page in the browser, on 127.0.0.1 only: prints its address.
 
     The address holds a key, without which other users of the machine get nothing.
     """
     from aitrain.ui.run_registry import RunRegistry, places
     from aitrain.ui.server import PageServer
 
-    registry, tried = RunRegistry(places(runs or [])), range(PORT, PORT + TRIES) if port is None else [port]
-    for candidate in tried:
-        with suppress(OSError):
-            server = PageServer(registry, candidate)
-            break
-    else:
-        raise ConfigError(f"port: cannot listen on 127.0.0.1:{tried[-1]}\nChoose another with --port.")
-    with NamedTemporaryFile("w", suffix=".html") as page:
-        typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
-        has_desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-        if not no_browser and has_desktop and not os.environ.get("SSH_CONNECTION"):
-            page.write(f'<meta http-equiv="refresh" content="0; url={server.address}">')
-            page.flush()
-            webbrowser.open(f"file://{page.name}")  # other users see a browser's arguments, and cannot read the file
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
-        try:
-            server.run()
-        except KeyboardInterrupt:
-            return 0
+    try:
+        server = PageServer(RunRegistry(places(runs or [])), port)
+    except OSError as error:
+        why = f"port: cannot listen on 127.0.0.1:{port}: {error.strerror}"
+        raise ConfigError(f"{why}\nChoose another with --port; 0 is a free one.") from None
+    typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
+    with suppress(KeyboardInterrupt):
+        server.run()
     return 0
 
 
 def compare(
     models: Annotated[
-        list[str] | None,
+        list[str],
         run_argument("A B...", "Trainings and evals: run folders, or names in runs/."),
-    ] = None,
+    ],
     *,
     fail_if_worse: Annotated[
         float | None,
@@ -229,15 +202,11 @@ def compare(
     from aitrain.runs.held_out import interval_text
     from aitrain.runs.recorded_scoring import read_scorings
     from aitrain.ui.comparison_view import comparison_texts, page_of_comparisons
+    from aitrain.ui.run_registry import run_named
 
-    if not models:
-        raise ConfigError("Name what is compared: aitrain compare RUN, or aitrain compare A B")
-    comparisons = compare_all(read_scorings([_folder(model) for model in models]))
+    comparisons = compare_all(read_scorings([run_named(model).path for model in models]))
     if html is not None:
-        try:
-            write_text(html, page_of_comparisons(comparisons))
-        except OSError as error:
-            raise ConfigError(f"--html: cannot write {html}: {error.strerror}") from None
+        write_text(html, page_of_comparisons(comparisons))
     if as_json:
         print_json({"comparisons": [one.to_json() for one in comparisons]})
     else:
@@ -253,17 +222,3 @@ def compare(
     if worse:
         raise WorseError("\n".join(worse))
     return 0
-
-
-def _folder(model: str) -> Path:
-    """The run folder that an argument names.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    from aitrain.ui.run_registry import is_run
-
-    path = next(filter(is_run, (Path(model).expanduser(), Path(RUNS) / model)), None)
-    if path is None:
-        raise ConfigError(f"{model} is no run and no eval\nScore it first with: aitrain eval {model}")
-    return path

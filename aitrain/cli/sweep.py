@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from aitrain.cli.flags import AsJson, Debug, DryRun, Quiet, print_json
+from aitrain.cli.flags import AsJson, DryRun, Quiet, given_flags, print_json
 from aitrain.errors import ConfigError
 from aitrain.packages import installed
 from aitrain.redaction import to_json_object
@@ -32,7 +32,6 @@ def sweep(
     as_json: AsJson = False,
     *,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> int:
     """Search the options of a run: each trial is a run, and the held-out score after it says which is best."""
     if installed("optuna") is None or installed("plotly") is None:
@@ -44,7 +43,7 @@ def sweep(
     from aitrain.ui.sweep_page import best_trial, open_study
     from aitrain.ui.terminal import Screen, on_standard_error
 
-    flags: dict[str, object] = {} if trials is None else {"trials": trials}
+    flags = given_flags({"trials": trials})
     if resume:
         plan = check_sweep(SweepConfig(**{**open_study(file).user_attrs.get("config", {}), **flags}))
     else:

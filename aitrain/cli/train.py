@@ -18,10 +18,8 @@ from aitrain.cli.flags import (
     AsEvents,
     AsJson,
     ConfigFile,
-    Debug,
     DryRun,
     Flag,
-    OptionsOnly,
     Quiet,
     RunName,
     SectionedCommand,
@@ -38,7 +36,6 @@ from aitrain.options.reading import place_of_run, read_recipe, recipes, resolve
 from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
-from aitrain.packages import version_of
 from aitrain.runs.run_folder import RunFolder, read_object
 
 if TYPE_CHECKING:
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
 def grpo(
     config: ConfigFile = None,
     dry_run: DryRun = False,
-    options_only: OptionsOnly = False,
     *,
     resume: Annotated[
         bool,
@@ -57,7 +53,6 @@ def grpo(
     ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    debug: Debug = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
@@ -68,7 +63,7 @@ def grpo(
     First steps: aitrain demo, then aitrain env init.
     """
     options = train_options(config, flags, resume)
-    return train(options, Verbosity(quiet, verbose, debug, as_json), dry_run, options_only)
+    return train(options, Verbosity(quiet, verbose, as_json), dry_run)
 
 
 def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:
@@ -78,7 +73,7 @@ def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) 
     return resolve(TrainConfig, config, {**place, **given})
 
 
-def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, options_only: bool = False) -> int:
+def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False) -> int:
     """Check the options, and train, or for a dry run show the plan; returns the exit code.
 
     Raises:
@@ -87,12 +82,10 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
     from aitrain.launch.machines import find_nodes, launched_rank  # these here, because help needs none of them
     from aitrain.launch.preflight import check
 
-    if options_only and not dry_run:
-        raise ConfigError("--options-only: add --dry-run, or omit it to train")
     if dry_run:
         from aitrain.cli.plan import show_plan
 
-        show_plan(check(options), options_only, verbosity.debug, verbosity.as_json)
+        show_plan(check(options), verbosity.as_json, verbosity)
         return 0
     group, rank = None, launched_rank()
     if rank is not None:
@@ -131,18 +124,15 @@ def recipe_list(*, as_json: AsJson = False) -> int:
         print_json([one.document() for one in recipes()])
         return 0
     for one in recipes():
-        typer.echo(f"{one.name:20}{one.facts['title']}\n{'':20}{one.hardware}")
+        how = "measured by us" if one.measured else "by the memory estimate; not measured by us"
+        typer.echo(f"{one.name:20}{one.title}\n{'':20}{one.hardware}, {how}")
     return 0
 
 
 @recipe.command(cls=SectionedCommand)
-def show(name: Name, *, as_json: AsJson = False) -> int:
+def show(name: Name) -> int:
     """Show a recipe: hardware, expected scores, options, command."""
-    found = read_recipe(name)
-    if as_json:
-        print_json(found.document())
-    else:
-        typer.echo(write_yaml(found.document()).rstrip())
+    typer.echo(write_yaml(read_recipe(name).document()).rstrip())
     return 0
 
 
@@ -155,13 +145,12 @@ def run(
     dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    debug: Debug = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
     """Train a recipe. The flags are those of aitrain grpo, and override its options."""
     options = resolve(TrainConfig, None, given_flags(flags), read_recipe(name).options(tiny))
-    return train(options, Verbosity(quiet, verbose, debug, as_json), dry_run)
+    return train(options, Verbosity(quiet, verbose, as_json), dry_run)
 
 
 DEMO: dict[str, object] = {
@@ -184,12 +173,11 @@ def demo(
     *,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    debug: Debug = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
-    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), Verbosity(quiet, verbose, debug, as_json))
+    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), Verbosity(quiet, verbose, as_json))
 
 
 def reproduce(
@@ -201,13 +189,12 @@ def reproduce(
     *,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    debug: Debug = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a run again from its folder, and compare records, metrics and weights."""
     from aitrain.runs.reproduction import compare_repetition  # here, because help needs none of it
 
-    verbosity = Verbosity(quiet, verbose, debug)
+    verbosity = Verbosity(quiet, verbose)
     before = _ended_run(run)
     with redirect_stdout(sys.stderr):  # standard output is for the comparison
         code, after = (0, _ended_run(again)) if again is not None else _train_again(before, verbosity)
@@ -253,20 +240,14 @@ def _train_again(before: RunFolder, verbosity: Verbosity) -> tuple[int, RunFolde
 
 
 def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
-    """The options of the repetition, and notes on what is known to differ already."""
+    """The options of the repetition, and notes on its environment."""
     from aitrain.runs.model_reference import ModelReference, found_places, run_options
 
     options = run_options(ModelReference(str(before.path), "run", "", run=before.path))
     options |= {"project_name": f"{before.path.resolve().name}-again", "output_dir": str(before.path.parent)}
     if options.get("nnodes") is None and options.get("launcher") == "local":
         options["num_processes"] = before.processes
-    made = read_object(before.environment)
-    packages: dict[str, str] = made.get("packages", {})
-    notes = [
-        f"{name} was {version}, and is {here or 'not installed'} here."
-        for name, version in packages.items()
-        if (here := version_of(name)) != version
-    ]
+    made, notes = read_object(before.environment), list[str]()
     given, kept = options.get("rl_env") or "", before.environment_source
     places = found_places(given, made, lambda name, place, facts: _place(place, facts, kept / name, notes))
     if places != given:
@@ -295,24 +276,16 @@ def _place(place: str, made: dict[str, Any], kept: Path, notes: list[str]) -> st
             f"Check out the commit of the run ({made.get('git_commit') or 'unknown'}), and repeat the command."
         )
     if file is not None:
-        notes.append(f"{file} has changed since the run or is gone: this is the source that the run kept.")
-        if source_hash(with_imported([found])) != made.get("sha256"):
-            notes.append(f"{found} is not what ran, bit by bit: secrets in it are masked.")
+        notes.append(
+            f"{file} has changed since the run or is gone: this is the source that the run kept, with secrets masked."
+        )
     return f"{os.path.relpath(found)}:{kind}"
 
 
 def _print(compared: Reproduction) -> None:
-    from rich.console import Console
-
     from aitrain.ui.output import escape_controls
-    from aitrain.ui.terminal import text_table
 
-    console = Console(highlight=False)
-    shown = list(compared.facts) if compared.first_difference else compared.differing_facts
-    if shown:
-        rows = [("", compared.run.name, compared.again.name), *((name, *compared.facts[name]) for name in shown)]
-        console.print(text_table([[*map(escape_controls, row)] for row in rows]), "\n", soft_wrap=True)
     for part in compared.parts:
-        style = {"different": "red", "not compared": "yellow"}.get(part.same, "green")
-        console.print(f"{part.name:8} [{style}]{part.same}[/]: ", end="")
-        console.print(escape_controls(part.about), markup=False, soft_wrap=True)
+        typer.echo(escape_controls(f"{part.name:8} {part.same}: {part.about}"))
+    for name in compared.facts if compared.first_difference else compared.differing_facts:
+        typer.echo(escape_controls(f"{name:14} {'  |  '.join(compared.facts[name])}"))

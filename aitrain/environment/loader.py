@@ -78,11 +78,10 @@ def find_env(config: TrainConfig) -> EnvSource:
     adapter = adapter_named(place)
     if adapter is not None:
         return _adapter_source(adapter, class_name)
-    wanted = class_name or config.rl_env_class
     file = file_of(place) if place.endswith(".py") else None
     if file is None:
-        return _find_module("rl_env", place, wanted)
-    return EnvSource(f"aitrain_environment_{file.stem}", file, wanted, is_module=False)
+        return _find_module("rl_env", place, class_name or None)
+    return EnvSource(f"aitrain_environment_{file.stem}", file, class_name or None, is_module=False)
 
 
 def find_environments(config: TrainConfig) -> dict[str, EnvSource]:
@@ -191,7 +190,7 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
             module = import_module(source.module) if file is None else import_file(source.module, file)
         except (Exception, SystemExit) as error:
             raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
-        name = source.class_name or _only_class(module)
+        name = source.class_name or _only_class(source, module)
         factory = member(module, name, "rl_env_class")
         if not callable(factory):
             raise ConfigError(f"rl_env_class: {name} is not a class, but {factory!r}")
@@ -215,15 +214,16 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
     return environment
 
 
-def _only_class(module: ModuleType) -> str:
+def _only_class(source: EnvSource, module: ModuleType) -> str:
     own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
     classes = [name for name, value in own.items() if inspect.isclass(value) and not name.startswith("_")]
     found = [name for name in classes if hasattr(own[name], "build_dataset")]
     if len(found) != 1:
+        place = source.file or source.module
         raise ConfigError(
-            f"rl_env_class: {getattr(module, '__file__', module.__name__)} has {len(found)} classes with build_dataset"
+            f"rl_env_class: {place} has {len(found)} classes with build_dataset"
             f" (classes there: {', '.join(classes) or 'none'}).\n"
-            f"Name one, also one that is imported there, such as --rl-env-class {(found or ['MyEnv'])[-1]}"
+            f"Name one, also one that is imported there, as in --rl-env {place}:{(found or ['MyEnv'])[-1]}"
         )
     return found[0]
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted
-from aitrain.events import DRY_RUN_VARIABLE, Event, Failed, Note, Phase
+from aitrain.events import DRY_RUN_VARIABLE, Event, Failed, Note
 from aitrain.execution.process_tree import end_with_parent, on_stop_signals
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan
@@ -23,13 +23,9 @@ from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder
 
 
-def dry_run(
-    plan: RunPlan,
-    show_output: Callable[[str], None] | None = None,
-    show_phase: Callable[[str], None] = lambda _: None,
-) -> list[Note]:
+def dry_run(plan: RunPlan, show_output: Callable[[str], None] | None = None) -> list[Note]:
     """Check a run in a process of its own, as far as that is possible without its weights; returns its notes.
-    `show_output` gets what the libraries and the environment printed, `show_phase` what the process begins to do.
+    `show_output` gets what the libraries and the environment printed.
 
     Raises:
         AitrainError: the run would be refused, by the same error.
@@ -39,8 +35,6 @@ def dry_run(
     def hear(event: Event) -> None:
         if isinstance(event, Note):
             notes.append(event)
-        elif isinstance(event, Phase):
-            show_phase(event.text)
 
     with tempfile.TemporaryDirectory(prefix="aitrain-dry-run-") as parent:
         folder = RunFolder(Path(parent))

@@ -28,7 +28,7 @@ from aitrain.options.train import TrainConfig
 
 MEET_SECONDS = 600.0
 """Seconds for the launcher's processes to connect."""
-SHOWS = ("--dry-run", "--help", "--help-all", "-h")
+SHOWS = ("--dry-run", "--help", "-h")
 """Flags with which `aitrain grpo` trains nothing."""
 
 

@@ -21,7 +21,7 @@ from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
 from aitrain.launch.resource_estimate import check_resources, choose_batch_size, device_memory, memory_of
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import VLLMOptions
-from aitrain.options.other_names import check_trl_effects, check_trl_fields
+from aitrain.options.other_names import check_trl_fields
 from aitrain.options.reading import resolve
 from aitrain.options.run import LoRAOptions
 from aitrain.options.train import TrainConfig
@@ -118,7 +118,6 @@ def check(
         ConfigError: the run cannot work.
         EnvironmentFailed: the environment's file is not valid Python.
     """
-    check_trl_effects(config)
     sources = _check_options(config, has_environment)
     check_functions(config)
     if hardware is None or named_folder(config.model) is None:  # else it is made where the run starts
@@ -246,7 +245,7 @@ def not_checked(plan: RunPlan, with_environment: bool = True) -> list[str]:
         "how the environment takes the model's own answers (aitrain env check tries many)",
         "memory beyond the estimate of aitrain plan, vLLM, connections to other processes, and logins",
     ]
-    return rest if with_environment else [f"{environment}, and what TRL refuses (--options-only)", *rest]
+    return rest if with_environment else [f"{environment}, and what TRL refuses (--dry-run checks them)", *rest]
 
 
 def absolute(path: str) -> str:

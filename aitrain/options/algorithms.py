@@ -11,8 +11,8 @@ A setting of the loss is the option that the user gave, else the algorithm's own
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import ModelWrapValidatorHandler, model_validator
@@ -31,8 +31,6 @@ from aitrain.options.value_types import (
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from aitrain.options.train import TrainConfig
 
 LossName = Literal["grpo", "dr_grpo", "dapo", "gspo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 PresetName = Literal["recommended", "grpo", "dr_grpo", "dapo", "gspo", "cispo"]
@@ -188,37 +186,6 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def settle(options: TrainConfig) -> Algorithm:
-    """The algorithm of a run, with the given settings of the loss in place of its own."""
-    kind = ALGORITHMS[options.rl_loss_type]
-    low, high = kind.clip
-    if (given := options.rl_clip_range) is not None:
-        low, high = given, max(high, given) if low != high else given
-    return replace(
-        kind,
-        clip=(low, options.rl_clip_range_high or high),
-        scale=options.rl_scale_rewards or kind.scale,
-        trl={name: value for name, value in kind.trl.items() if options.use_vllm and name not in options.trl},
-    )
-
-
-IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
-"""Fields of GRPOConfig that weight the losses of TRL's own types."""
-
-
-def contradictions(options: TrainConfig) -> Iterator[str]:
-    """The rules about the loss that are broken."""
-    high = options.rl_clip_range_high
-    for name in IGNORED_BY_CUSTOM_LOSS:
-        if options.custom_loss is not None and name in options.trl:
-            yield f"custom_loss: trl {name} weights the losses of TRL's own types only\nLeave one of the two out."
-    if options.rl_loss_type == "cispo" and high is not None and high < 1:
-        yield (
-            f"rl_clip_range_high: for cispo it is the largest ratio, and {high:g} would shrink every gradient\n"
-            f"Give 1 or more, or leave it out for {CISPO_BOUND:g}."
-        )
-
-
 # -- presets
 
 
@@ -232,13 +199,6 @@ def preset_settings(name: object, thinking: object = None) -> dict[str, object]:
     if isinstance(answer := settings.get("rl_max_new_tokens"), int):
         settings["rl_max_new_tokens"] = answer + thought_tokens(thinking)
     return settings
-
-
-def overlong_buffer(name: str | None, max_new_tokens: int) -> int | None:
-    """The overlong buffer of a preset for completions of up to this length; None if it has none. It is no default of
-    the option, as an environment may declare the length later."""
-    preset = PRESETS.get(str(name))
-    return max(1, max_new_tokens // 5) if preset is not None and preset.overlong else None
 
 
 # -- options

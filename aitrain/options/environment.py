@@ -117,13 +117,11 @@ class EnvironmentOptions(Options):
         """One environment, named once, or several."""
         if self.rl_env is not None and self.rl_env_module is not None:
             yield "rl_env and rl_env_module both name an environment: give one of them"
+        if self.rl_env_class is not None and self.rl_env_module is None:
+            yield "rl_env_class: it is a class of rl_env_module; with rl_env, name it there, as in file.py:Class"
         if isinstance(self.rl_env, list):
             yield from self._rules_of_several(self.rl_env)
             return
-        if self.rl_env_class is not None and self.rl_env is None and self.rl_env_module is None:
-            yield f"rl_env_class: the module of {self.rl_env_class} is missing: add rl_env_module"
-        if self.rl_env_class is not None and self.env_place.partition(":")[2] not in ("", self.rl_env_class):
-            yield f"rl_env: {self.rl_env} and rl_env_class: {self.rl_env_class} name two classes: give one of them"
         if self.rl_env_weights is not None:
             yield "rl_env_weights: there is one environment: leave the weights out"
         if self.env_place.startswith(_URLS) and self.rl_env_isolation == "process":
@@ -135,8 +133,6 @@ class EnvironmentOptions(Options):
         names = [name for name, _ in map(named_place, places)]
         if "" in names or len(set(names)) < len(names):
             yield f"rl_env: each of several environments has its own name, as in NAME={named_place(places[-1])[1]}"
-        if self.rl_env_class is not None:
-            yield "rl_env_class: with several environments, name the class of each in rl_env, as in file.py:Class"
         if self.rl_env_weights is not None and len(weights_of(self.rl_env_weights)) != len(names):
             yield f"rl_env_weights: {len(weights_of(self.rl_env_weights))} weights for {len(names)} environments"
         if self.is_env_on_ray:

@@ -26,7 +26,7 @@ class EvalOptions(Options):
     """The model's name at an OpenAI-compatible address, which needs one."""
 
 
-class EvalConfig(EvalOptions, TrainConfig):
+class EvalConfig(TrainConfig, EvalOptions):
     """The options of one eval.
 
     Cases, seeds and episodes are those of a training with the same options, so that both give the same scores.

@@ -67,8 +67,7 @@ class GenerationOptions(Options):
     rl_top_p: PositiveFraction = 1.0
     """Sample from the most likely tokens that hold this fraction of the probability; 1: from all."""
     rl_stop: Texts | None = None
-    """Stop string, or several as a JSON list: the token that completes one ends the completion, and the text stays in
-    it."""
+    """Stop string; may be repeated. The token that completes one ends the completion, and the text stays in it."""
 
     @model_validator(mode="before")
     @classmethod

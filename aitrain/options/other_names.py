@@ -59,94 +59,74 @@ SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "fsdp_config", "
 """Fields that aitrain sets by itself."""
 
 _FIELD_ADVICE = {
-    "use save_best": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-    "model/ is uploaded by aitrain, at the end: use push_to_hub, repo_id and hub_private": (
+    "Aitrain sets it by itself: leave it out.": SET_BY_AITRAIN,
+    "Use save_best.": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    "The folder model/ is uploaded by aitrain, at the end: use push_to_hub, repo_id and hub_private.": (
         "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
     ),
-    "held-out cases are scored by aitrain: use eval_cases, eval_strategy and eval_steps": (
+    "Held-out cases are scored by aitrain: use eval_cases, eval_strategy and eval_steps.": (
         "do_eval", "eval_delay", "eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches",
         "eval_use_gather_object", "batch_eval_metrics", "include_for_metrics", "num_generations_eval",
         "per_device_eval_batch_size", "prediction_loss_only",
     ),
-    "aitrain generates one batch at a time with transformers: use use_vllm": (
+    "Aitrain generates one batch at a time with transformers: use use_vllm.": (
         "use_transformers_continuous_batching", "use_transformers_paged", "transformers_continuous_batching_config",
     ),
-    "sampling has rl_temperature, rl_top_k, rl_top_p and rl_stop, which mean the same on every engine": (
+    "Sampling has rl_temperature, rl_top_k, rl_top_p and rl_stop, which mean the same on every engine.": (
         "generation_kwargs", "min_p", "repetition_penalty",
     ),
-    "aitrain keeps the caches of transformers itself: leave it out": ("cache_implementation",),
-    "GRPO does not use it: leave it out": (
+    "Aitrain keeps the caches of transformers itself: leave it out.": ("cache_implementation",),
+    "GRPO does not use it: leave it out.": (
         "do_train", "do_predict", "label_names", "label_smoothing_factor", "length_column_name",
         "train_sampling_strategy",
     ),
-    "aitrain has a client of its own: use --vllm-server-url": (
+    "Aitrain has a client of its own: use vllm_server_url.": (
         "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
     ),
-}  # fmt: skip
-
-WITHOUT_EFFECT = {name: advice for advice, names in _FIELD_ADVICE.items() for name in names} | {
-    "vllm_structured_outputs_regex": (
-        "log-probabilities of constrained completions cannot be compared with the trainer's:\nlet the environment score"
-        " the format"
+    "Log-probabilities of constrained completions cannot be compared with the trainer's: score the format.": (
+        "vllm_structured_outputs_regex",
     ),
-    "generation_batch_size": "use rl_updates_per_rollout",
-    "max_tool_calling_iterations": "use rl_max_turns",
-    "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
-}
+    "Use rl_updates_per_rollout.": ("generation_batch_size",),
+    "Use rl_max_turns.": ("max_tool_calling_iterations",),
+    "Tokens are taken from HF_TOKEN or the hub login only.": ("hub_token",),
+}  # fmt: skip
+WITHOUT_EFFECT = {name: advice for advice, names in _FIELD_ADVICE.items() for name in names}
 """Fields that would change nothing in a run, and what to use in their place."""
 
 _SOURCES = (("trl", "trainer/grpo_config.py"), ("trl", "trainer/base_config.py"), ("transformers", "training_args.py"))
 
 
 def check_trl_fields(config: TrainConfig) -> None:
-    """Refuse a field that TRL does not have, that an option exists for, or whose value has the wrong type.
-
-    Raises:
-        ConfigError: for the first of them.
-    """
-    fields, options = trl_fields() if config.trl else {}, type(config).model_fields
-    for name, value in config.trl.items():
-        if option := OPTION_OF_FIELD.get(name, name if name in options else ""):
-            raise ConfigError(f"trl: {name}: aitrain has an option for it: {option}")
-        if name in SET_BY_AITRAIN:
-            raise ConfigError(f"trl: {name}: aitrain sets it by itself: leave it out")
-        if fields and name not in fields:
-            raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
-        if fields and not has_type(fields[name], value):
-            raise ConfigError(f"trl: {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
-
-
-OPTION_FOR_LOADING = {
-    "dtype": "dtype",
-    "torch_dtype": "dtype",
-    "attn_implementation": "attn_implementation",
-    "trust_remote_code": "trust_remote_code",
-    "quantization_config": "quantization",
-}
-"""Keys that `model_init_kwargs` may not hold, and the option to use instead."""
-
-
-def check_trl_effects(config: TrainConfig) -> None:
-    """Refuse fields that this run would not use.
+    """Refuse a field that TRL does not have, that has an option, whose value has the wrong type, or that this run would
+    not use.
 
     Raises:
         ConfigError: for the first of them, with what to use in its place.
     """
-    for name, what_to_do in _without_effect(config):
-        raise ConfigError(f"trl: {name}: has no effect here\n{what_to_do[0].upper()}{what_to_do[1:]}.")
+    for name, why in _wrong_fields(config):
+        raise ConfigError(f"trl: {name}: {why}")
 
 
-def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    yield from ((name, WITHOUT_EFFECT[name]) for name in config.trl if name in WITHOUT_EFFECT)
-    for name in [name for name, value in config.trl.items() if value is not None and value is not False]:
-        if name.startswith("vllm_") and not config.use_vllm:
-            yield name, "add use_vllm, or leave it out"
-    given = config.trl_table("model_init_kwargs")
-    if given and config.use_vllm:
-        yield "model_init_kwargs", "it would not reach vLLM: use a model folder whose config.json has these settings"
-    for key in given:
-        if key in OPTION_FOR_LOADING:
-            yield f"model_init_kwargs: {key}", f"use {OPTION_FOR_LOADING[key]}"
+def _wrong_fields(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    fields, options = trl_fields() if config.trl else {}, type(config).model_fields
+    for name, value in config.trl.items():
+        kind = fields.get(name)
+        if option := OPTION_OF_FIELD.get(name, name if name in options else ""):
+            yield name, f"aitrain has an option for it: {option}"
+        elif name in WITHOUT_EFFECT:
+            yield name, f"has no effect here\n{WITHOUT_EFFECT[name]}"
+        elif fields and kind is None:
+            yield name, f"TRL has no such field.{did_you_mean(name, fields)}"
+        elif kind is not None and not has_type(kind, value):
+            yield name, f"must be {kind.replace(' | ', ' or ')}, not {value!r}"
+        elif name.startswith("vllm_") and value not in (None, False) and not config.use_vllm:
+            yield name, "has no effect here\nAdd use_vllm, or leave it out."
+    for key in config.trl_table("model_init_kwargs"):
+        option = SAME_AS.get(key, key).partition("=")[0]
+        if option in options:
+            yield f"model_init_kwargs: {key}", f"aitrain has an option for it: {option}"
+        if config.use_vllm:
+            yield "model_init_kwargs", "would not reach vLLM: use a model folder whose config.json has these settings"
 
 
 @cache
@@ -178,6 +158,7 @@ def has_type(annotation: str, value: object) -> bool:
 
 SAME_AS = {
     **OPTION_OF_FIELD,
+    "gradient_checkpointing": "",  # see ADVICE
     # TRL's ModelConfig, ScriptArguments and generation fields
     "model_name_or_path": "model",
     "use_peft": "peft",
@@ -219,17 +200,14 @@ SAME_AS = {
     "lora_rank": "lora_r",
     "max_lora_rank": "lora_r",
     "random_state": "seed",
-}
-"""Option by foreign name, with its value where the name implies one; `rl_` alone may be missing in any case."""
-
-OF_ANOTHER_COMMAND = {
-    "eval_cases": "cases",
-    "eval_samples": "samples",
+    # transformers
+    "quantization_config": "quantization",
+    # other commands
     "cases": "eval_cases",
     "samples": "eval_samples",
     "greedy": "decoding=greedy",
 }
-"""Option by the name that another command of aitrain, or a like tool, has for it."""
+"""Option by foreign name, with its value where the name implies one; `rl_` alone may be missing in any case."""
 
 _COMMON_ADVICE = {
     "The environment builds its dataset: leave it out, or pass it to the environment with rl_env_config.": (
@@ -269,20 +247,15 @@ def unknown_option(name: str, known: Collection[str], where: str = "") -> str:
 
 def _advice(key: str, known: Collection[str], is_flag: bool) -> str:
     """What to use in place of a name; empty where nothing is known or near."""
-    options = [*([] if key in ADVICE else [SAME_AS.get(key, "")]), OF_ANOTHER_COMMAND.get(key, ""), f"rl_{key}"]
-    for option, _, value in (one.partition("=") for one in options):
+    for option, _, value in (one.partition("=") for one in (SAME_AS.get(key, ""), f"rl_{key}")):
         if option in known and is_flag:
             return f"Use --{option.replace('_', '-')}{value and ' ' + value}."
         if option in known:
             return f"Use {option}{value and ': ' + value}."
     if "trl" in known:  # a job that trains
         positive = key.removeprefix("no_") if is_flag else key
-        if advice := ADVICE.get(positive):
+        if advice := ADVICE.get(positive) or WITHOUT_EFFECT.get(positive):
             return advice
-        if why := WITHOUT_EFFECT.get(positive):
-            return f"{why[0].upper()}{' '.join(why[1:].split())}."
-        if positive in SET_BY_AITRAIN:
-            return "aitrain sets it by itself: leave it out."
         if positive in trl_fields():
             return f"Use --trl {positive}=VALUE." if is_flag else f"Use trl: {{{positive}: VALUE}}."
     near = did_you_mean(key, known).strip()

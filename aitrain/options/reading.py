@@ -1,12 +1,11 @@
-"""Options of a command: read from a file and from flags, and written back as a command; recipes, folders with the
-options of a training (config.yaml) and what is known about it (recipe.yaml).
+"""Options of a command: read from a file and from flags; recipes, folders with the options of a training (config.yaml)
+and what is known about it (recipe.yaml).
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +16,7 @@ import yaml
 from aitrain.errors import ConfigError, did_you_mean, no_file
 from aitrain.options.algorithms import OF_PAPERS, preset_settings
 from aitrain.options.other_names import unknown_option
-from aitrain.options.section import Options, options_of
+from aitrain.options.section import Options
 from aitrain.options.value_types import TABLES
 from aitrain.options.yaml_text import read_yaml
 from aitrain.packages import PACKAGE
@@ -51,7 +50,7 @@ def resolve(
         for name, value in layer.items():
             below = values.get(name) or {}
             if name in TABLES and isinstance(value, list) and isinstance(below, dict):
-                value = {**below, **dict(key_and_value(text, name, TABLES[name]) for text in value)}
+                value = {**below, **dict(_key_and_value(text, name, TABLES[name]) for text in value)}
             values[name] = value
     return job(**values)
 
@@ -63,14 +62,10 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
         ConfigError: it cannot be read, is not a mapping, or has a key that is no option.
     """
     place = os.path.expanduser(path)
-    if os.path.isdir(place):
-        raise ConfigError(f"{path} is a folder\nThe options of a run are in its file {path / 'config.yaml'}.")
     try:
         loaded = read_yaml(Path(place).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(no_file(path)) from None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         why = " is not a YAML text"
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
@@ -91,16 +86,12 @@ def place_of_run(file: Path) -> dict[str, object]:
     folder = Path(os.path.abspath(os.path.expanduser(file))).parent
     if file.name != "config.yaml" or not (folder / "status.json").is_file():
         return {}
-    parent, here = folder.parent, Path.cwd()
-    shown = parent.relative_to(here) if parent.is_relative_to(here) else parent
-    return {"project_name": folder.name, "output_dir": str(shown)}
+    return {"project_name": folder.name, "output_dir": os.path.relpath(folder.parent)}
 
 
-def key_and_value(
-    text: str, option: str, example: str, read: Callable[[str], object] | None = None
-) -> tuple[str, object]:
-    """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like, or by another
-    function; the text itself if it cannot be read.
+def _key_and_value(text: str, option: str, example: str) -> tuple[str, object]:
+    """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like; the text itself if
+    it cannot be read.
 
     Raises:
         ConfigError: it has another form; the message has the option and the example.
@@ -109,86 +100,61 @@ def key_and_value(
     if not (key.strip() and equals):
         raise ConfigError(f"{option}: write KEY=VALUE, like {example}, not {text}")
     try:
-        return key.strip(), (read or read_yaml)(value)
-    except (ValueError, RecursionError, yaml.YAMLError):
+        return key.strip(), read_yaml(value)
+    except yaml.YAMLError:
         return key.strip(), value
-
-
-def as_command(config: Options, *command: str) -> list[str]:
-    """The words of the command that sets these options, with a flag for each that differs from its default."""
-    words = list(command)
-    changed = config.changed()
-    for option in options_of(type(config)):
-        value = changed.get(option.name)
-        if option.is_switch and value is not None:
-            words.append(option.flag if value else f"--no-{option.flag[2:]}")
-            continue
-        values: list[object] = value if option.is_repeated and isinstance(value, list) else [value]
-        if option.name in TABLES and isinstance(value, dict):
-            values = [f"{key}={json.dumps(field)}" for key, field in value.items()]
-        for one in values:
-            if one is not None:
-                words += [option.flag, json.dumps(one) if isinstance(one, (dict, list)) else str(one)]
-    return words
 
 
 # -- recipes
 
 RECIPES = next((place for place in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if place.is_dir()), PACKAGE)
 """Beside the package in a checkout, inside it in a wheel."""
-FACTS = ("title", "about", "hardware", "before", "after", "source", "needs")
-"""What recipe.yaml says: the hardware that it is for, the expected held-out scores, where these are from, and the extra
-that it needs, if there is one."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe."""
+    """A folder with the options of a training, and what its recipe.yaml says."""
 
     folder: Path
-    known: dict[str, Any]
-    """What recipe.yaml says, `tiny` too: options that make of it a run of seconds on the CPU."""
+    title: str
+    about: str
+    hardware: str
+    """What it is for."""
+    before: object
+    """The held-out score that is expected before the training."""
+    after: object
+    source: str
+    """Where the scores are from."""
+    measured: bool
+    """Whether we have measured it."""
+    tiny: dict[str, object]
+    """Options that make of it a run of seconds on the CPU."""
+    needs: str = ""
+    """The extra that it needs."""
 
     @property
     def name(self) -> str:
         """The name of its folder."""
         return self.folder.name
 
-    @property
-    def config(self) -> Path:
-        """The file of its options."""
-        return self.folder / "config.yaml"
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What recipe.yaml says under the names in FACTS; empty where it says nothing."""
-        return {name: str(self.known.get(name, "")) for name in FACTS}
-
-    @property
-    def hardware(self) -> str:
-        """What it is for, and whether it was measured there."""
-        how = ", measured by us" if self.known["measured"] else " by the memory estimate; not measured by us"
-        return self.facts["hardware"] + how
-
     def options(self, tiny: bool = False) -> dict[str, object]:
         """Its options, with the files of its folder as paths that work from everywhere."""
-        given = _mapping(self.config) | (self.known["tiny"] if tiny else {})
-        place, colon, name = str(given["rl_env"]).partition(":")
-        if place.endswith(".py"):
-            given["rl_env"] = f"{(self.folder / place).resolve()}{colon}{name}"
-        if str(given.get("chat_template", "")).endswith(".jinja"):
-            given["chat_template"] = str((self.folder / str(given["chat_template"])).resolve())
+        given = _mapping(self.folder / "config.yaml") | (self.tiny if tiny else {})
+        for name in ("rl_env", "chat_template"):
+            place, colon, rest = str(given.get(name, "")).partition(":")
+            if place.endswith((".py", ".jinja")):
+                given[name] = f"{(self.folder / place).resolve()}{colon}{rest}"
         return {"project_name": self.name, **given}
 
     def document(self) -> dict[str, object]:
         """What there is to know, for programs."""
-        about = {"name": self.name, **self.facts, "is_measured": self.known["measured"]}
-        return {**about, "command": f"aitrain recipe run {self.name}", "options": self.options()}
+        known = {name: value for name, value in vars(self).items() if name not in ("folder", "tiny")}
+        return {"name": self.name, **known, "command": f"aitrain recipe run {self.name}", "options": self.options()}
 
 
 def recipes() -> list[Recipe]:
     """All recipes, by name."""
-    return [Recipe(file.parent, _mapping(file)) for file in sorted(RECIPES.glob("*/recipe.yaml"))]
+    return [Recipe(file.parent, **_mapping(file)) for file in sorted(RECIPES.glob("*/recipe.yaml"))]
 
 
 def read_recipe(name: str) -> Recipe:
@@ -197,13 +163,13 @@ def read_recipe(name: str) -> Recipe:
     Raises:
         ConfigError: there is none.
     """
-    names = [file.parent.name for file in RECIPES.glob("*/recipe.yaml")]
-    if name not in names:
-        raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, names)}\nList them with: aitrain recipe list")
-    return Recipe(RECIPES / name, _mapping(RECIPES / name / "recipe.yaml"))
+    found = {recipe.name: recipe for recipe in recipes()}
+    if name not in found:
+        raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, found)}\nList them with: aitrain recipe list")
+    return found[name]
 
 
-def _mapping(file: Path) -> dict[str, object]:
+def _mapping(file: Path) -> dict[str, Any]:
     loaded = read_yaml(file.read_text(encoding="utf-8"))
     assert isinstance(loaded, dict), file
-    return {str(key): value for key, value in loaded.items()}
+    return loaded

@@ -8,16 +8,16 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.options.value_types import REPEATED, TABLES, leaves, normalize, shown
+from aitrain.options.value_types import TABLES, leaves, normalize, shown
 
 T = TypeVar("T")
 RESUME_SAFE = "resume_safe"
@@ -28,8 +28,9 @@ ResumeSafe = Annotated[T, RESUME_SAFE]
 class Options(BaseModel):
     """A section of options, or a job: a class that inherits from the sections that it needs.
 
-    A section sets `section`, its title, and has one annotated field with a docstring for each option. Unknown names and
-    invalid values raise ConfigError. Messages name options as here, which flags, files and Python take alike.
+    A section sets `section`, its title, and has one annotated field with a docstring for each option. A method `rules`
+    yields the rules about several options that are broken; the first one is the error. Unknown names and invalid values
+    raise ConfigError. Messages name options as here, which flags, files and Python take alike.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -47,6 +48,11 @@ class Options(BaseModel):
             except ValidationError as error:
                 raise ConfigError(_message(error, type(self))) from None
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: object) -> None:
+        for name, text in field_docstrings(cls).items():
+            cls.model_fields[name].description = text
+
     @field_validator("*", mode="before")
     @classmethod
     def _normalize(cls, value: object, info: ValidationInfo) -> object:
@@ -60,14 +66,9 @@ class Options(BaseModel):
                     raise ValueError(message)
         return self
 
-    def rules(self) -> Iterator[str]:
-        """The rules about several options of this class that are broken; the first one is the error."""
-        yield from ()
-
     def written(self) -> dict[str, object]:
         """The values in the form that a YAML file holds, in the order of the docs."""
-        values = self.model_dump()
-        return {name: values[name] for name in option_names(type(self))}
+        return self.model_dump()
 
     def changed(self) -> dict[str, object]:
         """Those of `written` that differ from their defaults."""
@@ -77,21 +78,8 @@ class Options(BaseModel):
 
 @cache
 def sections_of(job: type[Options]) -> tuple[type[Options], ...]:
-    """The sections that a job inherits from, in the order in which it names them."""
-    return tuple(owner for owner in job.__mro__ if issubclass(owner, Options) and "section" in vars(owner))
-
-
-@cache
-def option_names(job: type[Options]) -> tuple[str, ...]:
-    """The names of a job's options, section by section."""
-    own = [vars(section).get("__annotations__", {}) for section in sections_of(job)]
-    return tuple(name for annotations in own for name in annotations if name in job.model_fields)
-
-
-@cache
-def descriptions(job: type[Options]) -> dict[str, str]:
-    """The docstring of each option."""
-    return {name: text for section in sections_of(job) for name, text in field_docstrings(section).items()}
+    """The sections that a job inherits from, in the order of its fields: the last base is the first one."""
+    return tuple(owner for owner in reversed(job.__mro__) if issubclass(owner, Options) and "section" in vars(owner))
 
 
 @cache
@@ -133,7 +121,7 @@ def _message(error: ValidationError, job: type[Options]) -> str:
             expected = "must be as described here"
         near = did_you_mean(str(first["input"]), re.findall("'(.+?)'", expected))
         text = f"{expected}, not {shown(first['input'])}{near and '.' + near}"
-    return f"{name}: {text}\n{descriptions(job).get(name, '')}".rstrip() if name else text
+    return f"{name}: {text}\n{job.model_fields[name].description or ''}" if name else text
 
 
 # -- options, one by one
@@ -174,11 +162,6 @@ class Option:
         return self.type_name == "switch"
 
     @property
-    def is_repeated(self) -> bool:
-        """Whether the flag may be repeated."""
-        return self.name in REPEATED
-
-    @property
     def shown_default(self) -> str:
         """The default as it would be typed."""
         if self.is_switch:
@@ -189,43 +172,32 @@ class Option:
 @cache
 def options_of(job: type[Options]) -> tuple[Option, ...]:
     """Every option of a job, section by section."""
-    owners = {name: section for section in sections_of(job) for name in section.model_fields}
-    fields, options = job.model_fields, []
-    for name in option_names(job):
-        field, parts = fields[name], leaves(fields[name].annotation)
-        choices = tuple(part for part in parts if isinstance(part, str))
-        type_name = "text" if choices else next(text for kind, text in _TYPE_NAMES.items() if kind in parts)
-        numbers = ("N",) if choices and int in parts else ()
-        bounds = [
-            f"{text} {getattr(part, bound)}"
-            for part in (*parts, *field.metadata)
-            for bound, text in _BOUNDS.items()
-            if hasattr(part, bound)
-        ]
-        options.append(
-            Option(
-                name,
-                "--" + name.replace("_", "-"),
-                owners[name].section,
-                type_name,
-                ", ".join((*choices, *numbers) or (type_name, *bounds)),
-                choices,
-                field.default,
-                owners[name].resume_safe or RESUME_SAFE in field.metadata,
-                descriptions(job).get(name, ""),
-            )
-        )
-    return tuple(options)
+    return tuple(
+        _option(section, name, field) for section in sections_of(job) for name, field in section.model_fields.items()
+    )
 
 
-def options_with(job: type[Options], words: Collection[str]) -> list[Option]:
-    """The options that have all of the words in their name, section or description."""
-    wanted = [word.lstrip("-").lower() for word in words]
-    return [
-        one
-        for one in options_of(job)
-        if all(word in " ".join(map(str, asdict(one).values())).lower() for word in wanted)
+def _option(section: type[Options], name: str, field: FieldInfo) -> Option:
+    parts = leaves(field.annotation)
+    choices = tuple(part for part in parts if isinstance(part, str))
+    type_name = "text" if choices else next(text for kind, text in _TYPE_NAMES.items() if kind in parts)
+    bounds = [
+        f"{text} {getattr(part, bound)}"
+        for part in (*parts, *field.metadata)
+        for bound, text in _BOUNDS.items()
+        if hasattr(part, bound)
     ]
+    return Option(
+        name,
+        "--" + name.replace("_", "-"),
+        section.section,
+        type_name,
+        ", ".join((*choices, *(["N"] if int in parts else [])) if choices else (type_name, *bounds)),
+        choices,
+        field.default,
+        section.resume_safe or RESUME_SAFE in field.metadata,
+        field.description or "",
+    )
 
 
 # -- JSON schema
@@ -235,10 +207,5 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 @cache
 def json_schema(job: type[Options]) -> dict[str, object]:
-    """The schema: every option with its description, default and values, and no other key. A run writes it twice, and
-    making it takes as long as an optimizer step of the tiny model."""
-    made = job.model_json_schema()
-    properties = {
-        name: {**made["properties"][name], "description": descriptions(job)[name]} for name in option_names(job)
-    }
-    return {"$schema": DRAFT, **made, "title": f"Options of {job.__name__}", "properties": properties}
+    """The schema: every option with its description, default and values, and no other key."""
+    return {"$schema": DRAFT, **job.model_json_schema(), "title": f"Options of {job.__name__}"}

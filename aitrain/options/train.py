@@ -5,14 +5,15 @@ AITraining's wherever it has the option.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from aitrain.options.algorithms import (
+    ALGORITHMS,
+    CISPO_BOUND,
+    PRESETS,
     Algorithm,
     GRPOOptions,
     SamplingOptions,
-    contradictions,
-    overlong_buffer,
-    settle,
 )
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.generation import GenerationOptions, VLLMOptions
@@ -38,34 +39,46 @@ PASS_BY_PASS: dict[str, object] = {
     "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
 }  # fmt: skip
 """Fields of GRPOConfig whose effect depends on which completions share a forward pass, with the value that has none."""
+IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
+"""Fields of GRPOConfig that weight the losses of TRL's own types."""
 
 
 class TrainConfig(
-    ModelOptions,
-    EnvironmentOptions,
-    RunOptions,
-    LoggingOptions,
-    BatchOptions,
-    OptimizerOptions,
-    GRPOOptions,
-    SamplingOptions,
-    GenerationOptions,
-    VLLMOptions,
-    LoRAOptions,
-    EvaluationOptions,
-    StoppingOptions,
-    CheckpointOptions,
-    HubOptions,
-    HardwareOptions,
-    DistributedOptions,
+    # the last one first, in the help and in files
     TRLOptions,
+    DistributedOptions,
+    HardwareOptions,
+    HubOptions,
+    CheckpointOptions,
+    StoppingOptions,
+    EvaluationOptions,
+    LoRAOptions,
+    VLLMOptions,
+    GenerationOptions,
+    SamplingOptions,
+    GRPOOptions,
+    OptimizerOptions,
+    BatchOptions,
+    LoggingOptions,
+    RunOptions,
+    EnvironmentOptions,
+    ModelOptions,
 ):
     """The options of one training run. Unknown names and invalid values raise ConfigError."""
 
     @property
     def loss(self) -> Algorithm:
         """The algorithm, with the given settings of the loss in place of its own."""
-        return settle(self)
+        kind = ALGORITHMS[self.rl_loss_type]
+        low, high = kind.clip
+        if (given := self.rl_clip_range) is not None:
+            low, high = given, max(high, given) if low != high else given
+        return replace(
+            kind,
+            clip=(low, self.rl_clip_range_high or high),
+            scale=self.rl_scale_rewards or kind.scale,
+            trl={name: value for name, value in kind.trl.items() if self.use_vllm and name not in self.trl},
+        )
 
     @property
     def learning_rate(self) -> float:
@@ -74,8 +87,10 @@ class TrainConfig(
 
     @property
     def overlong_buffer(self) -> int | None:
-        """Tokens of the overlong buffer: the given ones, else those of the preset; None: nothing is subtracted."""
-        return self.rl_overlong_buffer or overlong_buffer(self.rl_preset, self.rl_max_new_tokens)
+        """Tokens of the overlong buffer: the given ones, else those of the preset; None: nothing is subtracted. No
+        default of the option, as an environment may declare the length later."""
+        has_one = self.rl_preset is not None and PRESETS[self.rl_preset].overlong
+        return self.rl_overlong_buffer or (max(1, self.rl_max_new_tokens // 5) if has_one else None)
 
     @property
     def weight_sync(self) -> str | None:
@@ -109,7 +124,6 @@ class TrainConfig(
 
     def rules(self) -> Iterator[str]:
         """Rules between sections."""
-        yield from self._weight_rules()
         if self.rl_ahead > 0 and self.weight_sync is None:
             yield (
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
@@ -124,23 +138,32 @@ class TrainConfig(
             )
         if self.launcher == "ray" and self.num_processes is None:
             yield "launcher: ray needs the number of training processes: add num_processes"
-        yield from fsdp_rules(self)
-        yield from contradictions(self)
-
-    def _weight_rules(self) -> Iterator[str]:
         if self.dtype == "float16" and not self.peft:
             yield (
                 "dtype: float16 weights cannot be trained themselves, their gradients overflow\n"
                 "Use mixed_precision fp16 and leave the weights in float32, or add peft."
             )
-        if self.quantization is None:
-            return
-        if not self.peft:
+        if self.quantization is not None and not self.peft:
             yield f"quantization: {self.quantization} weights cannot be trained themselves: add peft"
-        if self.use_vllm and self.vllm_mode == "colocate":
+        if self.quantization is not None and self.use_vllm and self.vllm_mode == "colocate":
             yield (
                 "quantization: a 4 or 8 bit base cannot be transferred to vLLM (TRL's #3466)\n"
                 "With vllm_mode server only the adapter is, and that works; else leave one of the two out."
+            )
+        shards = self.distributed_backend == "fsdp2"
+        if shards and self.quantization is not None:
+            yield "quantization: quantized weights cannot be sharded with fsdp2\nLeave one of the two out."
+        if shards and self.optimizer not in FSDP_OPTIMIZERS:
+            known = ", ".join(FSDP_OPTIMIZERS)
+            yield f"optimizer: the state of {self.optimizer} cannot be sharded with fsdp2\nUse {known}."
+        for name in IGNORED_BY_CUSTOM_LOSS:
+            if self.custom_loss is not None and name in self.trl:
+                yield f"custom_loss: trl {name} weights the losses of TRL's own types only\nLeave one of the two out."
+        high = self.rl_clip_range_high
+        if self.rl_loss_type == "cispo" and high is not None and high < 1:
+            yield (
+                f"rl_clip_range_high: for cispo it is the largest ratio, and {high:g} would shrink every gradient\n"
+                f"Give 1 or more, or leave it out for {CISPO_BOUND:g}."
             )
 
 
@@ -165,17 +188,6 @@ def reshards_after_forward(config: TrainConfig, weights: int) -> bool:
     backward pass, in a model with this number of weights."""
     # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
     return config.peft or weights >= FSDP_SMALL
-
-
-def fsdp_rules(config: TrainConfig) -> Iterator[str]:
-    """Options that FSDP2 does not go together with."""
-    if config.distributed_backend != "fsdp2":
-        return
-    if config.quantization is not None:
-        yield "quantization: quantized weights cannot be sharded with fsdp2\nLeave one of the two out."
-    if config.optimizer not in FSDP_OPTIMIZERS:
-        known = ", ".join(FSDP_OPTIMIZERS)
-        yield f"optimizer: the state of {config.optimizer} cannot be sharded with fsdp2\nUse {known}."
 
 
 OF_THE_RUN = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from contextlib import suppress
 from pathlib import PurePath
 from typing import Annotated, get_args, get_origin
 
@@ -26,7 +25,7 @@ ProperFraction = Annotated[float, Ge(0), Lt(1)]
 
 TABLES = {"trl": "num_iterations=2", "vllm_args": "max_num_seqs=64"}
 """Options that are tables, given as KEY=VALUE and repeated; each with an example."""
-REPEATED = (*TABLES, "rl_env")
+REPEATED = (*TABLES, "rl_env", "rl_stop")
 """Options whose flag may be repeated."""
 
 _EXAMPLE = '{"key": 1}'
@@ -59,8 +58,7 @@ def normalize(value: object, annotation: object) -> object:
 
 def shown(value: object) -> str:
     """A given value in an error message, at most 60 characters."""
-    is_plain = isinstance(value, str) and value.isprintable()
-    text = "null" if value is None else str(value) if is_plain else repr(value)
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -115,26 +113,18 @@ def _joined(value: object) -> object:
     return ",".join(str(item).strip() for item in items) if isinstance(items, (list, tuple)) else value
 
 
-def _texts(value: object) -> object:
-    """One text, or several as a JSON list."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            if isinstance(listed := json.loads(value), list):
-                return listed
-        return [value]
-    return value
-
-
 def _environments(value: object) -> object:
     """One place, or a list of several; a list of one is that one."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    places = [str(one) if isinstance(one, PurePath) else one for one in value]
-    return places[0] if len(places) == 1 else places
+    return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
 Names = Annotated[str, BeforeValidator(_joined), _ONE_OR_SEVERAL]
-Texts = Annotated[list[_NonEmpty], MinLen(1), BeforeValidator(_texts), _ONE_OR_SEVERAL]
+Texts = Annotated[
+    list[_NonEmpty],
+    MinLen(1),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    _ONE_OR_SEVERAL,
+]
 Environments = Annotated[_NonEmpty | list[_NonEmpty], MinLen(1), BeforeValidator(_environments), _ONE_OR_SEVERAL]
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 from aitrain.errors import ConfigError
-from aitrain.options.reading import as_command, resolve
+from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.packages import NAMED_MODELS
 from aitrain.redaction import redact, without_secrets
@@ -23,7 +22,7 @@ from aitrain.ui.overview import Overview, short_name
 from aitrain.ui.page import asset
 
 FOLDERS = re.compile(r"(?<![\w.:/])[/~][^:\"']*/")
-"""Matches the folders of this machine in a word of a command, but not an address."""
+"""Matches the folders of this machine in an option, but not an address."""
 
 
 def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
@@ -52,7 +51,7 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
     made, rewards = overview.environment, overview.rewards
     env_config = without_secrets(config.rl_env_config)
     masked = config.model_copy(update={"rl_env_config": env_config, "trl": without_secrets(config.trl)})
-    command = shlex.join(FOLDERS.sub("", word) for word in as_command(masked, "aitrain", "grpo"))
+    options = (f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in masked.changed().items())
     templates = Environment(loader=FunctionLoader(asset), trim_blocks=True, finalize=finalize)
     text: str = templates.get_template("card.md").render(
         header=_header(place, config.model),
@@ -67,7 +66,7 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
         made=made,
         environments=list((made.get("environments") or {"": made}).values()),
         env_config=json.dumps(env_config, ensure_ascii=False) if env_config else "",
-        command=escape_controls(command),
+        options=escape_controls("\n".join(FOLDERS.sub("", option) for option in options)),
     )
     return text
 

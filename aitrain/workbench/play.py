@@ -164,7 +164,7 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
             text = Path(options.script).read_text(encoding="utf-8")
             replies = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--policy script: {options.script} cannot be read: {error}") from None
+            raise ConfigError(f"--script: {options.script} cannot be read: {error}") from None
         policy = Script(tuple(map(str, replies)))
     elif options.policy == "reference":
         try:

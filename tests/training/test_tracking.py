@@ -45,7 +45,7 @@ def test_the_card_of_several_environments_names_each_without_folders_and_has_the
     folder.model.mkdir()
     assert cards.try_to_write_card(folder) is None
     text = (folder.model / "README.md").read_text().replace("\\", "")
-    for said in ("0.500 [0.250, 0.750]", "more.py, SHA", "sums=sums.py --rl-env hard=more.py:Hard"):
+    for said in ("0.500 [0.250, 0.750]", "more.py, SHA", 'rl_env: ["sums=sums.py", "hard=more.py:Hard"]'):
         assert said in text
     assert "/elsewhere" not in text
 

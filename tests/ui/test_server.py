@@ -154,7 +154,7 @@ def test_links_and_other_files_are_no_runs(kinds: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_serves_until_it_is_interrupted(kinds: Path) -> None:
-    command = [sys.executable, "-m", "aitrain", "view", "--no-browser", "--port", "0", "better"]
+    command = [sys.executable, "-m", "aitrain", "view", "--port", "0", "better"]
     with subprocess.Popen(command, cwd=kinds, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
         port, key = re.findall(r"http://127\.0\.0\.1:(\d+)/\?key=([\w-]+) ", line)[0]

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,15 +52,22 @@ def serving(folder: Path, model: str) -> Iterator[Any]:
     process = subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        up = next(said for line in process.stdout if "url" in (said := json.loads(line)))
+        up = json.loads(process.stdout.readline())
+        while not is_listening(port):  # until vLLM, which the command has become, is ready
+            assert process.poll() is None
+            time.sleep(0.2)
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=up["url"], api_key="none", max_retries=0).models.list()
         yield openai.OpenAI(base_url=up["url"], api_key=up["VLLM_API_KEY"], max_retries=0)
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
+    assert not is_listening(port)
+
+
+def is_listening(port: int) -> bool:
     with socket.socket() as attempt:
-        assert attempt.connect_ex(("127.0.0.1", port)) != 0
+        return attempt.connect_ex(("127.0.0.1", port)) == 0
 
 
 def said_by_vllm(client: Any, model: str) -> list[str]:
@@ -80,15 +88,15 @@ def said_by_transformers(model: Any) -> list[str]:
 
 def test_the_adapter_and_its_base_are_served_and_say_what_transformers_says(folder: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(TINY_FOLDER)
-    wanted = {"tiny": said_by_transformers(base)}
+    wanted = {"mine-base": said_by_transformers(base)}
     wanted["mine"] = said_by_transformers(PeftModel.from_pretrained(base, str(folder / "runs/mine/model")))
-    assert wanted["tiny"] != wanted["mine"]
+    assert wanted["mine-base"] != wanted["mine"]
     assert said_by_transformers(AutoModelForCausalLM.from_pretrained(folder / "exports/mine")) == wanted["mine"]
 
     with serving(folder, "mine") as client:
         served = {model.id: model for model in client.models.list().data}
         assert served.keys() == wanted.keys()
-        assert served["tiny"].max_model_len == 256
+        assert served["mine-base"].max_model_len == 256
         assert {name: said_by_vllm(client, name) for name in wanted} == wanted
         message = {"role": "user", "content": "3+4="}
         stream = client.chat.completions.create(model="mine", messages=[message], max_tokens=4, stream=True)

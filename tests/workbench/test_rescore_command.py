@@ -75,7 +75,9 @@ def test_an_unchanged_scorer_changes_nothing_but_what_had_failed() -> None:
 @pytest.mark.usefixtures("run")
 def test_another_environment_is_given_by_name_with_its_keywords(here: Path) -> None:
     (here / "kinder.py").write_text(ENVIRONMENT.replace("text == answer", "text.strip() == answer"))
-    found = json.loads(run_in_process("env rescore mine --env kinder.py -E rows=2 --json")[1])
+    found = json.loads(
+        run_in_process("""env rescore mine --rl-env kinder.py --rl-env-config '{"rows": 2}' --json""")[1]
+    )
     assert found["phases"]["training"]["mean_after"] == 1.0
     assert found["scored_with_saved_rows"] == 2  # two of the four rows are gone
     assert [one["case"] for one in found["most_changed"]] == [3, 1]
@@ -87,6 +89,6 @@ def test_one_step_can_be_chosen_and_a_scorer_that_always_fails_is_shown(here: Pa
         assert json.loads(run_in_process(f"env rescore mine --json {chosen}")[1])["episodes"] == cases
     assert run_in_process("env rescore mine --step 7")[0] == 2
     (here / "broken.py").write_text(ENVIRONMENT.replace("float(text == answer)", "1 / 0"))
-    code, _, err = run_in_process("env rescore mine --env broken.py")
+    code, _, err = run_in_process("env rescore mine --rl-env broken.py")
     assert code == 3
     assert "broken.py, line 10, in score_episode: return 1 / 0" in err

@@ -46,7 +46,7 @@ def check(arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments.split()], capture_output=True, text=True, check=False, env=environment)
 
 
-@pytest.mark.parametrize("environment", ["guess_number", "hotel_booking -E cases=20 -E held_out=5"])
+@pytest.mark.parametrize("environment", ["guess_number", 'hotel_booking --rl-env-config={"cases":20,"held_out":5}'])
 @pytest.mark.slow
 def test_the_bundled_environments_pass(environment: str) -> None:
     done = check(f"envs.{environment} --json")
