@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,12 +22,11 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from aitrain import activity
-from aitrain.cells import html_table, is_notebook, name_cells
+from aitrain.cells import is_notebook, name_cells
 from aitrain.errors import AitrainError, ConfigError, to_aitrain_error
-from aitrain.events import SERVER_VARIABLE, Ended, Event, Note
+from aitrain.events import Ended, Event, Note
 from aitrain.execution.process_tree import on_stop_signals
 from aitrain.launch.hardware import SystemRecorder
-from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check, done_text
 from aitrain.options.train import TrainConfig
@@ -41,7 +40,6 @@ from aitrain.runs.requests import ChatSetup
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.card import try_to_write_card
-from aitrain.ui.output import escape_controls
 from aitrain.ui.page import write_report
 from aitrain.ui.terminal import Screen
 
@@ -76,12 +74,13 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
         if not _training.acquire(blocking=False):  # the two would share torch's random numbers
             raise ConfigError("train: another run trains in this process\nWait for its end, or use another process.")
         locks.callback(_training.release)
-        is_one = config.launcher != "ray" and not config.is_env_on_ray and (config.num_processes or 1) == 1
+        uses_others = config.launcher == "ray" or config.is_env_on_ray or config.starts_vllm_servers
+        is_one = not uses_others and (config.num_processes or 1) == 1
         plan = check(config.model_copy(update={"num_processes": 1}), environment is not None, locks) if is_one else None
         if plan is None or plan.nodes is not None or plan.launched is not None:
             raise ConfigError(
-                "num_processes, nnodes, launcher, rl_env_workers: aitrain.train runs in this one process\n"
-                "Use aitrain grpo for several processes, machines, and Ray."
+                "num_processes, nnodes, launcher, rl_env_workers, vllm_mode: aitrain.train runs in this one process\n"
+                "Use aitrain grpo for several processes, machines, Ray, and vLLM servers."
             )
         if plan.folder is not None and plan.is_done:
             print(done_text(plan.folder), file=sys.stderr)
@@ -164,15 +163,9 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         again = 'resume_from_checkpoint="auto"'  # config.yaml does not have an environment of this process
         for note in (*plan.notes, *remarks(folder, plan.config.project_name, again), *filter(None, [required])):
             show(Note(note))
-        server = stack.enter_context(managed_server(plan, folder, show))
-        stack.callback(os.environ.update, {name: os.environ[name] for name in server if name in os.environ})
-        for name in server:
-            stack.callback(os.environ.pop, name, None)
-        os.environ.update(server)
         stop = StopRequest(raises_on_second=True)
         stack.enter_context(on_stop_signals(stop.request))
-        served = {"vllm_server_url": server[SERVER_VARIABLE]} if server else {}
-        config = runner.config.model_copy(update={"project_name": folder.path.name, **served})
+        config = runner.config.model_copy(update={"project_name": folder.path.name})
         activity.own.enter("starting", moves_files=True)  # not the last phase of this process's run before
         heartbeat.start()
         screen.start()  # the thread that redraws the clocks, after forking
@@ -199,43 +192,6 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
     return result
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What the models answered, by their names; a notebook shows them side by side."""
-
-    texts: dict[str, str]
-    titles: dict[str, str] = field(repr=False)
-
-    def _repr_html_(self) -> str:
-        texts = [escape_controls(text) for text in self.texts.values()]
-        return html_table([self.titles[name] for name in self.texts], [texts])
-
-
-class Chat:
-    """A conversation with a model, or with a model and its base at the same time: call it with what you say."""
-
-    def __init__(self, session: ChatSession) -> None:
-        self._session = session
-
-    def __call__(self, question: str) -> Answers:
-        """The answers to what you say; the next call continues the conversation.
-
-        Raises:
-            ConfigError: the conversation leaves no room for an answer.
-        """
-        with errors_in_python():
-            return Answers(self._session.ask(question), self._session.titles)
-
-    def reset(self, system: str | None = None) -> None:
-        """Begin a new conversation, with another system prompt if one is given."""
-        self._session.system = self._session.system if system is None else system
-        self._session.reset()
-
-    def close(self) -> None:
-        """End its thread."""
-        self._session.close()
-
-
 def chat(
     model: str | Path,
     *,
@@ -244,8 +200,9 @@ def chat(
     greedy: bool = False,
     seed: int = 0,
     **options: Any,
-) -> Chat:
-    """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`.
+) -> ChatSession:
+    """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`
+    returns the answers by the models' names, and the next call continues the conversation.
 
     `options` are the sampling options of a run.
 
@@ -260,7 +217,7 @@ def chat(
         limit = options.get("rl_max_new_tokens")
         given = chat_options(model, only, options)
         request = ChatSetup(model, given, only, system, greedy, seed, answer_tokens=limit)
-        return Chat(open_session(request))
+        return open_session(request)
 
 
 # -- the display

@@ -13,6 +13,7 @@ from aitrain import redaction
 from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
 from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.result import Result
+from aitrain.ui.dashboard import event_line
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.terminal import LogTail, Screen, run_texts
@@ -83,9 +84,11 @@ def test_in_a_pipe_there_are_few_lines_and_no_control_characters() -> None:
         "loading",
         "! 2 dropped",
         "held-out score before: 0.250 sampled, 0.100 greedy",
-        "step 9/9  0s left  reward 0.900  groups 12% flat  (all scores equal)  episodes 3% truncated  0% failed"
-        "  speed 1,234 tokens/s  0.60s a step  generate 0.25s  environment 0.05s  optimize 0.30s",
     ]
+    assert event_line(STEPS[-1]) == (
+        "step 9/9  0s left  reward 0.900  groups 12% flat  (all scores equal)  episodes 3% truncated  0% failed"
+        "  speed 1,234 tokens/s  0.60s a step  generate 0.25s  environment 0.05s  optimize 0.30s"
+    )
 
 
 # -- what the libraries say

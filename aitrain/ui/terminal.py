@@ -19,10 +19,10 @@ from typing import Self
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, RunStarted, Step
+from aitrain.events import Evaluated, Event, Note, Playing, RunStarted, Step
 from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.held_out import VERDICT_STYLES, table_texts, verdict_sentence
 from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, reward_line
@@ -147,14 +147,11 @@ class Screen:
             self._live.stop()
 
     def _show(self, event: Event) -> None:
-        """Where nothing can be drawn over, print an event as a plain line: scores and the ends always, others at most
-        one every LINE_EVERY seconds."""
+        """Where nothing can be drawn over, print an event as a plain line: scores always, others at most one every
+        LINE_EVERY seconds."""
         line = "" if self._live else event_line(event)
-        is_end = isinstance(event, Step) and event.step == event.steps
-        is_end |= isinstance(event, Evaluating) and event.done == event.episodes
-        is_score = isinstance(event, Evaluated)
-        if line and (is_score or is_end or time.monotonic() - self._last_line > LINE_EVERY):
-            self._last_line = self._last_line if is_score else time.monotonic()
+        if line and (isinstance(event, Evaluated) or time.monotonic() - self._last_line > LINE_EVERY):
+            self._last_line = time.monotonic()
             self._print(Text(line))
 
     def _print(self, text: Text) -> None:
@@ -179,17 +176,32 @@ def run_texts(overview: Overview) -> Iterator[Text]:
     counts = {"cases": result.get("train_cases"), "held out": result.get("eval_cases")}
     parts = [overview.model, overview.environment_name, *(f"{count} {name}" for name, count in counts.items() if count)]
     yield Text(escape_controls(", ".join(filter(None, parts))) + "\n", "dim")
-    yield from outcome_texts(overview)
+    if rows := table_texts(overview.scores):
+        yield text_table([[Text(title, "bold") for title in ("held-out", "before", "after", "change")], *rows])
+    else:
+        yield Text(f"no held-out cases were scored{' yet' if overview.status == 'running' else ''}")
+    if verdict := overview.verdict:
+        yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
+    if overview.advice:
+        yield Text(overview.advice)
+    if result.get("selection_score") is not None:
+        how = "on other held-out cases" if result["selection_cases"] else "with new samples"
+        best = f"whose score of {result['selection_score']:.3f} was the best of {result['selection_scorings']}"
+        yield Text(f"model/ has the weights of step {result['model_step']}, {best}; after: its score {how}", "dim")
+    for finding in findings_of(overview.run):
+        yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
+    if len(overview.rewards) > 1:
+        yield Text("\nreward    ").append_text(reward_line(overview.rewards))
     command = f"aitrain show {shlex.quote(str(run.path))}"
-    if (counted := overview.episodes) and counted["all"]:
+    counted = overview.episodes
+    if counted and counted["all"]:
         ended = f"ended: {_numbers(counted['stops'])}"
-        yield Text(f"\n{counted['all']} episodes, {counted['held_out']} of them held out; {ended}")
-        if counted["failed"]:
-            yield Text(f"failed: {_numbers(counted['failures'])}", "red")
+        yield Text(f"\n{counted['all']:,} episodes, {counted['held_out']:,} of them held out; {ended}")
         yield Text(escape_controls(f"episodes: {command} --worst, --failed, --step N, --case N"), "dim")
-    elif failures := result.get("failures"):
-        failed = f"failures: {sum(failures.values()):,} of {result['episodes']:,} episodes ({_numbers(failures)})"
-        yield Text(escape_controls(f"\n{failed}: {command} --failed"), "red")
+    if failures := counted["failures"] if counted else result.get("failures"):
+        of = counted["all"] if counted else result["episodes"]
+        failed = f"{sum(failures.values()):,} of {of:,} episodes ({_numbers(failures)})"
+        yield Text(escape_controls(f"\nfailures: {failed}: {command} --failed"), "red")
     yield Text()
     merged = run.model / "merged"
     places = {"model": run.model, "merged with its base": merged, "run folder": run.path, "report": run.report}
@@ -199,27 +211,6 @@ def run_texts(overview: Overview) -> Iterator[Text]:
     if next_steps := overview.next_steps:
         yield Text("\nnext", "bold")
         yield text_table([(Text(f"  {step['what']}", "dim"), escape_controls(step["command"])) for step in next_steps])
-
-
-def outcome_texts(overview: Overview) -> Iterator[Text]:
-    """Scores, verdict, advice, findings and reward of a run, now or at its end."""
-    if rows := table_texts(overview.scores):
-        yield text_table([[Text(title, "bold") for title in ("held-out", "before", "after", "change")], *rows])
-    else:
-        yield Text(f"no held-out cases were scored{' yet' if overview.status == 'running' else ''}")
-    if verdict := overview.verdict:
-        yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
-    if overview.advice:
-        yield Text(overview.advice)
-    result = overview.result
-    if result.get("selection_score") is not None:
-        how = "on other held-out cases" if result["selection_cases"] else "with new samples"
-        best = f"whose score of {result['selection_score']:.3f} was the best of {result['selection_scorings']}"
-        yield Text(f"model/ has the weights of step {result['model_step']}, {best}; after: its score {how}", "dim")
-    for finding in findings_of(overview.run):
-        yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
-    if len(overview.rewards) > 1:
-        yield Text("\nreward    ").append_text(reward_line(overview.rewards))
 
 
 def _numbers(counts: Mapping[str, int]) -> str:
@@ -243,8 +234,6 @@ def text_table(rows: Sequence[Sequence[str | Text]]) -> Text:
 
 SIDE_BY_SIDE = 70
 """Columns of a terminal from which two answers are shown side by side."""
-DRAW_AT_MOST = 0.05
-"""Minimum seconds between two redraws."""
 
 
 class ChatView:
@@ -252,23 +241,19 @@ class ChatView:
 
     def __init__(self, console: Console, titles: Mapping[str, str]) -> None:
         self.console = console
-        self.parts = {name: [Text(escape_controls(title), "bold")] for name, title in titles.items()}
-        self._answers: dict[str, Text] = {}
-        self._live = Live(console=console, get_renderable=lambda: self, auto_refresh=False, transient=True)
-        self._last_drawn = 0.0
+        self.parts = {name: [Text(escape_controls(title), "bold"), Text()] for name, title in titles.items()}
+        """Title, answer and notes of each model."""
+        self._live = Live(console=console, get_renderable=lambda: self, refresh_per_second=10, transient=True)
+        if can_be_drawn_over(console):
+            self._live.start()
 
     def answer(self, name: str, text: str) -> None:
-        """Show the text so far of a model's present answer."""
-        if name not in self._answers:
-            self._answers[name] = Text()
-            self.parts[name].append(self._answers[name])
-        self._answers[name].plain = escape_controls(text)
-        self._draw()
+        """Show the text so far of a model's answer."""
+        self.parts[name][1].plain = escape_controls(text)
 
     def note(self, name: str, text: str, style: str) -> None:
         """Show a line below the model's answer, such as why it was cut off."""
         self.parts[name].append(Text(escape_controls(text), style))
-        self._draw()
 
     def finish(self) -> None:
         """Print the answers in full; they then scroll with the terminal."""
@@ -285,14 +270,6 @@ class ChatView:
         columns = [Group(*parts) for parts in self.parts.values()]
         if len(columns) < 2 or self.console.width < SIDE_BY_SIDE:
             return Group(*columns)
-        table = Table.grid(padding=(0, 1), expand=True)
-        for _ in columns:
-            table.add_column(ratio=1, overflow="fold")
+        table = Table.grid(*(Column(ratio=1, overflow="fold") for _ in columns), padding=(0, 1), expand=True)
         table.add_row(*columns)
         return table
-
-    def _draw(self) -> None:
-        if can_be_drawn_over(self.console) and time.monotonic() - self._last_drawn > DRAW_AT_MOST:
-            self._last_drawn = time.monotonic()
-            self._live.start()
-            self._live.refresh()
