@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -20,9 +20,6 @@ from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_objec
 from aitrain.runs.records import RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.ui.overview import evenly
-
-Group = list[int]
-"""Numbers of episodes."""
 
 FACTS = (
     "step", "eval_phase", "group", "case", "case_idx", "score", "advantage", "stop", "failure", "turns", "tokens",
@@ -66,25 +63,23 @@ class Query:
         )
 
 
-def groups_of(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[Group]:
+def in_order(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[int]:
     """Numbers of episodes, group by group, in the order of the training."""
-    groups = grouped((entries[number].group_key, number) for number in numbers).values()
 
-    def place(group: Group) -> tuple[int, str, int]:
-        first = entries[group[0]]
-        return first.step, first.eval_phase, first.group
+    def place(number: int) -> tuple[int, str, int, int, str]:
+        step, phase, group, case = entries[number].group_key
+        return step, phase, group, len(case), case
 
-    return sorted(groups, key=place)
+    return sorted(numbers, key=place)
 
 
 def find(rollouts: RolloutIndex, query: Query) -> list[int]:
     """Numbers of all episodes that match a query, group by group."""
     entries = rollouts.entries
     by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
-    numbers = [number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx)]
-    if query.text:
-        numbers = list(_searched(rollouts, numbers, query.text))
-    return list(chain(*groups_of(entries, numbers)))
+    numbers = (number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx))
+    found = in_order(entries, numbers)
+    return list(_searched(rollouts, found, query.text)) if query.text else found
 
 
 def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
@@ -113,7 +108,8 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
     Until the page is full: held-out cases before and after, the first and the last steps, failures, and groups from
     evenly spread steps. Groups are not split, as an advantage has no meaning without the group.
     """
-    groups = groups_of(entries, range(len(entries)))
+    ordered = in_order(entries, range(len(entries)))
+    groups = list(grouped((entries[number].group_key, number) for number in ordered).values())
     training = [group for group in groups if not entries[group[0]].eval_phase]
     cases = grouped(
         ((entry.eval_phase.endswith("greedy"), entry.case), number)
@@ -212,17 +208,16 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
 
 def _views(messages: Sequence[TranscriptMessage], most: int) -> list[JsonObject]:
     """Messages for a page."""
-    views: list[JsonObject] = []
-    for message in messages:
-        view: JsonObject = {"role": message.role, **_cut(message.text, most)}
-        if message.name:
-            view["name"] = message.name
-        if message.thought:
-            view["thought"] = message.thought[:most]
-        if message.calls:
-            view["calls"] = [[name, arguments[:most]] for name, arguments in message.calls]
-        views.append(view)
-    return views
+    return [
+        {
+            "role": message.role,
+            "name": message.name,
+            "thought": message.thought[:most],
+            "calls": [[name, arguments[:most]] for name, arguments in message.calls],
+            **_cut(message.text, most),
+        }
+        for message in messages
+    ]
 
 
 def _cut(text: str, most: int) -> JsonObject:
@@ -243,40 +238,30 @@ def tool_name(schema: JsonObject) -> str:
 # -- cases
 
 
-@dataclass(frozen=True)
-class CaseRow:
-    """One case with its scores, None if nothing was scored."""
-
-    case: str
-    case_idx: str
-    """The environment's name for it."""
-    is_held_out: bool
-    prompt: str
-    first: float | None
-    last: float | None
-    change: float | None
-    """`last` less `first`; None if the case was played at one time only."""
-    best: float | None
-    """The highest score of its last group or scoring."""
-    environment: str = ""
-    """Name of its environment, in a run with several."""
-
-
-def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
+def case_rows(rollouts: RolloutIndex) -> list[dict[str, Any]]:
     """A row for each case, in the order of their first episodes; without greedy scorings, which are no samples of the
-    policy."""
+    policy. Scores are None if nothing was scored; `change` is None, too, if the case was played at one time only."""
     sampled = (entry for entry in rollouts.entries if not entry.eval_phase.endswith("greedy"))
-    rows = list[CaseRow]()
+    rows = list[dict[str, Any]]()
     for (is_held_out, case), entries in grouped(((entry.is_held_out, entry.case), entry) for entry in sampled).items():
         visits = grouped(
             ((entry.step, entry.eval_phase.startswith("after"), entry.group), entry.score) for entry in entries
         )
         ends = [[score for score in visits[end] if score is not None] for end in (min(visits), max(visits))]
         first, last = (fmean(scores) if scores else None for scores in ends)
-        change = None if first is None or last is None or len(visits) < 2 else last - first
-        best, prompt = max(ends[1], default=None), rollouts.prompts.get((is_held_out, case), "")
-        of = entries[0]
-        rows.append(CaseRow(case, of.case_idx, is_held_out, prompt, first, last, change, best, of.environment))
+        rows.append(
+            {
+                "case": case,
+                "case_idx": entries[0].case_idx,
+                "is_held_out": is_held_out,
+                "prompt": rollouts.prompts.get((is_held_out, case), ""),
+                "first": first,
+                "last": last,
+                "change": None if first is None or last is None or len(visits) < 2 else last - first,
+                "best": max(ends[1], default=None),
+                "environment": entries[0].environment,
+            }
+        )
     return rows
 
 
@@ -284,5 +269,5 @@ def cases_json(rollouts: RolloutIndex, most: int) -> JsonObject:
     """The cases for a page: at most `most`, the held-out ones and those whose score changed most."""
     rows = shown = case_rows(rollouts)
     if len(rows) > most:
-        shown = sorted(rows, key=lambda row: (not row.is_held_out, -abs(row.change or 0.0)))[:most]
-    return {"rows": list(map(asdict, shown)), "count": len(rows)}
+        shown = sorted(rows, key=lambda row: (not row["is_held_out"], -abs(row["change"] or 0.0)))[:most]
+    return {"rows": shown, "count": len(rows)}

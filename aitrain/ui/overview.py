@@ -6,12 +6,10 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeVar
 
 from aitrain.options.evaluate import EvalConfig
@@ -21,11 +19,9 @@ from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.heartbeat import read_nodes, state_of
 from aitrain.runs.held_out import (
-    DECODINGS,
     IntervalValues,
     ScoreRow,
     ScoreTable,
-    Scoring,
     Verdict,
     grouped,
     recorded_table,
@@ -35,7 +31,7 @@ from aitrain.runs.held_out import (
 from aitrain.runs.json_values import JsonObject, as_float, parse_object, regular
 from aitrain.runs.model_reference import read_options
 from aitrain.runs.records import MetricsLine, read_metrics
-from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.runs.statistics import (
     Mixture,
@@ -54,11 +50,6 @@ MOST_METRICS = 32 * 2**20
 """Bytes at the end of metrics.jsonl that the table of runs reads."""
 LOG_BYTES, LOG_LINES = 16_000, 60
 """Limits of the end of train.log that a page shows."""
-SHOWN_RESULTS = (
-    "seconds", "steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap",
-    "model_step", "selection_score", "selection_scorings", "selection_cases", "lengths", "metrics",
-)  # fmt: skip
-"""What a page shows of result.json beside the scores."""
 OF_A_PLACE = ("project_name", "output_dir")
 """Options that differ in any two runs."""
 
@@ -108,9 +99,6 @@ class Overview:
     def step(self) -> int | None:
         """Steps done: optimizer steps, episodes of an eval, trials of a sweep."""
         step = self.recorded.get("step")
-        if self.status != "running":  # the last ones may have come after the last heartbeat
-            logged = re.findall(rb'"step": (\d+)', self.metrics)[-1:]
-            step = max(step or 0, *map(int, logged)) if logged else step
         return self.result.get("steps") if step is None else step
 
     @property
@@ -154,16 +142,15 @@ class Overview:
         """Its options with their defaults, as text, in the order of the job's options."""
         fields = (EvalConfig if self.job == "eval" else TrainConfig).model_fields
         defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-        known = [name for name in (*fields, *self.options) if name in self.options]
-        values = {name: without_secrets(self.options[name]) for name in known}
+        named = {name: self.options[name] for name in (*fields, *self.options) if name in self.options}
         return [
             {
                 "name": str(name),
-                "value": _as_shown(value),
+                "value": _as_shown(without_secrets(value)),
                 "default": _as_shown(defaults.get(name)),
                 "is_default": value == defaults.get(name),
             }
-            for name, value in values.items()
+            for name, value in named.items()
         ]
 
     def mixture(self) -> Mixture:
@@ -203,14 +190,19 @@ class Overview:
         For the step of model/, the scores after training replace earlier ones."""
         entries = [entry for entry in self.rollouts.entries if entry.eval_phase] if self.rollouts else []
         mixture, during = self.mixture(), {entry.case for entry in entries if entry.eval_phase.startswith("step")}
-        versions = grouped((entry.weight_version, entry) for entry in entries if entry.case in during or not during)
-        curve = list[JsonObject]()
-        for step, found in sorted(versions.items()):
-            phases = _scorings(found)
-            sampled, greedy = (_newest(phases, name, mixture) for name in DECODINGS)
-            each = {one.name: _newest(phases, "sampled", (one,)) for one in named(mixture)}
-            curve.append({"step": step, "sampled": sampled, "greedy": greedy, "environments": each})
-        return curve
+        scorings = grouped(
+            ((entry.weight_version, entry.eval_phase.startswith("after"), entry.eval_phase), entry)
+            for entry in entries
+            if entry.case in during or not during
+        )
+        curve = dict[int, JsonObject]()
+        for (step, _, phase), found in sorted(scorings.items()):
+            scores = grouped((entry.case, entry.score) for entry in found if entry.score is not None)
+            point = curve.setdefault(step, {"step": step})
+            point[phase.rpartition("_")[2]] = interval_of_mean(scores, mixture)
+            if phase.endswith("sampled"):
+                point["environments"] = {one.name: interval_of_mean(scores, (one,)) for one in named(mixture)}
+        return list(curve.values())
 
     # -- curves
 
@@ -228,14 +220,12 @@ class Overview:
         return [value for value in self.curves[1].get("reward", []) if value is not None]
 
     def machine(self, node: int = 0) -> JsonObject:
-        """The use of CPU, memory and GPUs over the minutes in which the run was running, at its usual sampling rate: a
-        pause until it was resumed does not count."""
+        """The use of CPU, memory and GPUs over the minutes since the run began."""
         lines = list(read_lines(self.run.system_of(node)))
         times = [float(str(line.pop("time"))) for line in lines]
-        every = median(later - earlier for earlier, later in pairwise(times)) if len(times) > 1 else 0.0
         names = {name: None for line in lines for name in line}
         return {
-            "minutes": [round(number * every / 60, 3) for number in range(len(lines))],
+            "minutes": [round((time - times[0]) / 60, 3) for time in times],
             "series": {name: [line.get(name) for line in lines] for name in names},
         }
 
@@ -332,7 +322,7 @@ class Overview:
             **self.state,
             "name": self.run.path.name,
             "model": self.model,
-            "result": {name: self.result.get(name) for name in SHOWN_RESULTS},
+            "result": self.result,
             "environment": self.environment,
             "options": self.option_rows,
             "curves": {"step": step, "series": series},
@@ -406,21 +396,6 @@ def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
     if len(items) <= most:
         return items
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
-
-
-def _scorings(entries: Iterable[IndexEntry]) -> dict[str, dict[str, list[float]]]:
-    """The scores of each case's samples by their scoring, such as `before_sampled`."""
-    phases = grouped((entry.eval_phase, entry) for entry in entries)
-    return {
-        phase: grouped((entry.case, entry.score) for entry in found if entry.score is not None)
-        for phase, found in phases.items()
-    }
-
-
-def _newest(phases: Mapping[str, Scoring], decoding: str, mixture: Mixture) -> IntervalValues | None:
-    """The mean score of a decoding; that after training, if there are several."""
-    names = sorted((name for name in phases if name.endswith(decoding)), key=lambda name: name.startswith("after"))
-    return interval_of_mean(phases[names[-1]], mixture) if names else None
 
 
 def _bare(mean: float | None) -> IntervalValues | None:
