@@ -60,8 +60,8 @@ function holds(episode, wanted) {
 
 /** Group by group, in the order of the training. */
 function sorted(episodes) {
-  const groups = grouped([...episodes].sort((one, other) => one.step - other.step || one.eval_phase.localeCompare(other.eval_phase) || one.group - other.group));
-  return groups.flatMap((group) => group.members);
+  const byCase = (one, other) => (one.eval_phase ? one.case.length - other.case.length || one.case.localeCompare(other.case) : 0);
+  return [...episodes].sort((one, other) => one.step - other.step || one.eval_phase.localeCompare(other.eval_phase) || one.group - other.group || byCase(one, other));
 }
 
 /** The data of `aitrain view`. */
