@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
 from rich.console import Console, Group
 from rich.text import Text
@@ -40,6 +40,7 @@ from aitrain.runs.requests import ChatSetup
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.card import try_to_write_card
+from aitrain.ui.dashboard import Dashboard, note_text
 from aitrain.ui.page import write_report
 from aitrain.ui.terminal import Screen
 
@@ -168,7 +169,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         config = runner.config.model_copy(update={"project_name": folder.path.name})
         activity.own.enter("starting", moves_files=True)  # not the last phase of this process's run before
         heartbeat.start()
-        screen.start()  # the thread that redraws the clocks, after forking
+        screen.start()
         if not plan.gpus and is_small(config.model) and "OMP_NUM_THREADS" not in os.environ:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)  # best for such a model, as in training processes
@@ -226,40 +227,48 @@ WIDTH = 90
 PAGE = '<pre style="font-family:ui-monospace,monospace;font-size:13px;line-height:1.4;color:inherit">{code}</pre>'
 
 
-class NotebookDisplay(Screen):
+class NotebookDisplay:
     """Shows the lines of the terminal as one output of the cell that updates itself, without scripts.
 
     It needs IPython's display handles only, so it works in Jupyter, VS Code and Colab. Its last state stays in the
     saved notebook. All text is escaped.
     """
 
-    draw_at_most, draw_every = 0.3, 2.0  # each drawing is a message to the browser
-
     def __init__(self) -> None:
-        super().__init__()
-        self._notes = list[Text]()
+        self.dashboard, self._notes = Dashboard(), list[Text]()
         self._handle: Any = None
+        self._over = threading.Event()
         # an update from another thread belongs to this cell, not to the one that runs by then
-        self._ticker = threading.Thread(target=contextvars.copy_context().run, args=[self._tick], daemon=True)
+        self._thread = threading.Thread(target=contextvars.copy_context().run, args=[self._draw], daemon=True)
 
-    def _open(self) -> None:
+    def __enter__(self) -> Self:
         self._handle = import_module("IPython.display").display(self._bundle(), raw=True, display_id=True)
+        return self
 
-    def _close(self, error: BaseException | None) -> None:
+    def start(self) -> None:
+        """Update the output every second. Call it after forking: a fork copies locks that the thread holds."""
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Show the last state, which stays in the notebook."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
         if error is not None:
             self.dashboard.phase = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._redraw()
+        self._handle.update(self._bundle(), raw=True)
 
-    def _show(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:
+        """Take one event, which the next update shows."""
+        self.dashboard.take(event)
+        if isinstance(event, Note):
+            self._notes.append(note_text(event))
         if isinstance(event, Ended):
             self.dashboard.phase = event.status if event.because is None else f"{event.status}: {event.because}"
 
-    def _print(self, text: Text) -> None:
-        self._notes.append(text)
-
-    def _redraw(self) -> None:
-        self._handle.update(self._bundle(), raw=True)
+    def _draw(self) -> None:
+        while not self._over.wait(1.0):  # each drawing is a message to the browser
+            self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, str]:
         """The state as HTML, and as text where a notebook is shown without HTML."""

@@ -10,10 +10,10 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -22,7 +22,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from aitrain.events import Evaluated, Event, Note, Playing, RunStarted, Step
+from aitrain.events import Evaluating, Event, Note, Playing, RunStarted, Step
 from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.held_out import VERDICT_STYLES, table_texts, verdict_sentence
 from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, reward_line
@@ -31,6 +31,8 @@ from aitrain.ui.overview import Overview
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines in a pipe or in CI."""
+LOOK = 0.2
+"""Seconds between two looks into a log."""
 
 
 def on_standard_error() -> Console:
@@ -67,99 +69,75 @@ class LogTail:
 
 
 class Screen:
-    """Shows the events of a run. `new_lines` returns new lines of the libraries' output, which are shown above it.
+    """Shows the events of a run: a block that is drawn over, below its notes; where nothing can be, plain lines."""
 
-    `start` starts the thread that redraws the clocks. Call it after forking: a fork copies locks that a thread holds.
-    """
-
-    draw_at_most, draw_every = 0.1, 1.0
-    """Seconds between two drawings: at least, when steps are fast, and without an event, for the clocks."""
-
-    def __init__(self, console: Console | None = None, new_lines: Callable[[], list[str]] = list) -> None:
-        self.console, self.new_lines = console or on_standard_error(), new_lines
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or on_standard_error()
         self.dashboard = Dashboard()
         self._live: Live | None = None
-        self._last_line = self._last_drawn = 0.0
-        self._lock, self._closed = threading.Lock(), threading.Event()
-        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        self._last_line = 0.0
 
-    def __enter__(self) -> Self:
-        self._open()
-        return self
-
-    def start(self) -> Self:
-        """Redraw every second, and show new lines of the libraries' output."""
-        self._ticker.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._closed.set()
-        if self._ticker.is_alive():
-            self._ticker.join()
-        with self._lock:
-            self._print_new_lines()
-            self._close(error)
-
-    def __call__(self, event: Event) -> None:
-        """Show one event."""
-        with self._lock:
-            self._print_new_lines()
-            if isinstance(event, RunStarted):  # a trial of a sweep, after another one
-                self.dashboard = Dashboard()
-            self.dashboard.take(event)
-            if isinstance(event, Note):
-                self._print(note_text(event))
-            else:
-                self._show(event)
-            if time.monotonic() - self._last_drawn > self.draw_at_most or not isinstance(event, (Step, Playing)):
-                self._last_drawn = time.monotonic()
-                self._redraw()
-
-    def _tick(self) -> None:
-        while not self._closed.wait(self.draw_every):
-            with self._lock:
-                self._print_new_lines()
-                self._redraw()
-
-    def _print_new_lines(self) -> None:
-        for line in self.new_lines():
-            self._print(Text(escape_controls(line), style="dim"))
-
-    # -- in a terminal
-
-    def _open(self) -> None:
+    def start(self) -> None:
+        """Draw the block from now on. Call it after forking: a fork copies locks that the drawing thread holds."""
         if can_be_drawn_over(self.console):
             self._live = Live(
                 console=self.console,
                 get_renderable=lambda: self.dashboard,
-                auto_refresh=False,
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
-            self._live.start(refresh=True)
+            self._live.start()
 
-    def _close(self, error: BaseException | None) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Erase the block if the run has ended, as the result follows; leave it if the run failed."""
         if self._live is not None:
             self._live.transient = self.dashboard.is_over
             self._live.stop()
 
-    def _show(self, event: Event) -> None:
-        """Where nothing can be drawn over, print an event as a plain line: scores always, others at most one every
-        LINE_EVERY seconds."""
-        line = "" if self._live else event_line(event)
-        if line and (isinstance(event, Evaluated) or time.monotonic() - self._last_line > LINE_EVERY):
-            self._last_line = time.monotonic()
-            self._print(Text(line))
+    def __call__(self, event: Event) -> None:
+        """Show one event. Plain lines of progress come once in LINE_EVERY seconds at most."""
+        if isinstance(event, RunStarted):  # a trial of a sweep, after another one
+            self.dashboard = Dashboard()
+        self.dashboard.take(event)
+        if isinstance(event, Note):
+            self.print(note_text(event))
+        elif self._live is None and (line := event_line(event)):
+            is_progress = isinstance(event, (Step, Evaluating, Playing))
+            if not is_progress:
+                self.print(Text(line))
+            elif time.monotonic() - self._last_line > LINE_EVERY:
+                self._last_line = time.monotonic()
+                self.print(Text(line))
 
-    def _print(self, text: Text) -> None:
+    def print(self, text: Text) -> None:
+        """Print a text above the block."""
         self.console.print(text, soft_wrap=self._live is None)
 
-    def _redraw(self) -> None:
-        if self._live is not None:
-            self._live.refresh()
+
+@contextmanager
+def shown_log(path: Path, screen: Screen) -> Iterator[None]:
+    """Context in which a screen shows the lines that are written into a log."""
+    over, tail = threading.Event(), LogTail(path)
+
+    def show() -> None:
+        for line in tail():
+            screen.print(Text(escape_controls(line), style="dim"))
+
+    def follow() -> None:
+        while not over.wait(LOOK):
+            show()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        show()
 
 
 # -- when it is over
