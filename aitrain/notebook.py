@@ -10,8 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -32,14 +31,12 @@ from aitrain.launch.preflight import RunPlan, check, done_text
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream, disable_telemetry
 from aitrain.runs.checkpoint import has_steps
-from aitrain.runs.diagnosis import RecordedDiagnosis
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.model_reference import chat_options
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.requests import ChatSetup
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.card import try_to_write_card
 from aitrain.ui.dashboard import Dashboard, note_text
 from aitrain.ui.page import write_report
 from aitrain.ui.terminal import Screen
@@ -71,7 +68,7 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     _silence_tqdm()
-    with errors_in_python(), ExitStack() as locks:
+    with ExitStack() as locks:
         if not _training.acquire(blocking=False):  # the two would share torch's random numbers
             raise ConfigError("train: another run trains in this process\nWait for its end, or use another process.")
         locks.callback(_training.release)
@@ -109,8 +106,7 @@ def compare(run: Result | Path | str, other: Result | Path | str | None = None) 
     from aitrain.runs.recorded_scoring import read_scorings
 
     folders = [one.folder if isinstance(one, Result) else Path(one) for one in (other, run) if one is not None]
-    with errors_in_python():
-        return compare_all(read_scorings(folders))[0]
+    return compare_all(read_scorings(folders))[0]
 
 
 def _silence_tqdm() -> None:
@@ -118,32 +114,17 @@ def _silence_tqdm() -> None:
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 
-@contextmanager
-def errors_in_python() -> Iterator[None]:
-    """Context whose errors name cells in place of the kernel's temporary files."""
-    try:
-        yield
-    except AitrainError as error:
-        error.args = (name_cells(str(error)), *error.args[1:])
-        raise
-
-
 def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
     is_cell = is_notebook()
     screen: NotebookDisplay | Screen = NotebookDisplay() if is_cell else Screen()
     with screen, ExitStack() as stack:
-
-        def show(event: Event) -> None:
-            screen(replace(event, text=name_cells(event.text)) if isinstance(event, Note) else event)
-
         if is_cell:
             # a line for each score would push the display out of sight; stays open for those who keep sys.stdout
             log = folder.log.open("a", buffering=1, encoding="utf-8")
             stack.enter_context(redirect_stdout(cast(TextIO, RedactedStream(log))))
-            show(Note(f"What the environment prints goes to {folder.log}.", "info"))
-        stack.callback(lambda: write_report(folder, show) if folder.metrics.exists() else None)
-        heartbeat = Heartbeat(folder, Progress(), announce=show)
-        stack.enter_context(heartbeat)
+            screen(Note(f"What the environment prints goes to {folder.log}.", "info"))
+        stack.callback(lambda: write_report(folder, screen) if folder.metrics.exists() else None)
+        heartbeat = stack.enter_context(Heartbeat(folder, Progress(), announce=screen))
         disable_telemetry()
         import torch
 
@@ -155,7 +136,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
 
         required = ""
         if environment is None:
-            runner = load_runner(plan.config, show)
+            runner = load_runner(plan.config, screen)
         else:
             config, required = with_requirements(plan.config, environment)
             runner = start_runner(environment, config)
@@ -163,7 +144,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             folder.write_config(runner.config)
         again = 'resume_from_checkpoint="auto"'  # config.yaml does not have an environment of this process
         for note in (*plan.notes, *remarks(folder, plan.config.project_name, again), *filter(None, [required])):
-            show(Note(note))
+            screen(Note(note))
         stop = StopRequest(raises_on_second=True)
         stack.enter_context(on_stop_signals(stop.request))
         config = runner.config.model_copy(update={"project_name": folder.path.name})
@@ -179,14 +160,12 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
                 config,
                 folder,
                 runner,
-                show,
+                screen,
                 partial(describe_run, runner),
                 stop,
                 plan.checkpoint,
                 heartbeat.progress,
                 check_environments if environment is None else lambda _: None,
-                try_to_write_card,
-                RecordedDiagnosis(folder, config, show).see,
             )
         )
     assert result is not None  # as it is no dry run
@@ -214,11 +193,9 @@ def chat(
     _silence_tqdm()
     from aitrain.jobs.chat import open_session
 
-    with errors_in_python():
-        limit = options.get("rl_max_new_tokens")
-        given = chat_options(model, only, options)
-        request = ChatSetup(model, given, only, system, greedy, seed, answer_tokens=limit)
-        return open_session(request)
+    given = chat_options(model, only, options)
+    request = ChatSetup(model, given, only, system, greedy, seed, answer_tokens=options.get("rl_max_new_tokens"))
+    return open_session(request)
 
 
 # -- the display
@@ -262,7 +239,7 @@ class NotebookDisplay:
         """Take one event, which the next update shows."""
         self.dashboard.take(event)
         if isinstance(event, Note):
-            self._notes.append(note_text(event))
+            self._notes.append(note_text(replace(event, text=name_cells(event.text))))
         if isinstance(event, Ended):
             self.dashboard.phase = event.status if event.because is None else f"{event.status}: {event.because}"
 

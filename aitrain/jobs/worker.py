@@ -135,10 +135,8 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     gc.disable()  # garbage collections would take a fifth of the import's time
     run = importlib.import_module("aitrain.jobs.evaluate" if is_eval else "aitrain.jobs.grpo").run
     from aitrain.jobs.env_loading import check_environments, describe_run
-    from aitrain.runs.diagnosis import RecordedDiagnosis
     from aitrain.training.distributed import shutdown_group
     from aitrain.training.run_context import RunContext, StopRequest
-    from aitrain.ui.card import try_to_write_card
 
     gc.enable()
 
@@ -171,8 +169,6 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
                 checkpoint,
                 heartbeat.progress,
                 check_environments,
-                try_to_write_card,
-                RecordedDiagnosis(folder, config, channel).see,
                 dry_run_of=int(os.environ.get(DRY_RUN_VARIABLE, "0")),
             )
         )
