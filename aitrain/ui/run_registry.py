@@ -14,7 +14,7 @@ from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.runs.heartbeat import state_of
-from aitrain.runs.json_values import JsonObject, as_float
+from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder, read_object
 from aitrain.ui.overview import Overview
@@ -51,16 +51,10 @@ class OpenRun:
             self.is_ready = True
 
     def overview(self) -> JsonObject:
-        """The run's page above its cases; `version` changes with any of its values."""
+        """The run's page above its cases."""
         self.look()
-        seen = (self.is_ready, len(self.rollouts.entries), *stamp(self.path))
-        known = {"is_ready": self.is_ready, "version": str(hash(seen))}
-        return {**_overview(self, seen), **known, **_heartbeat(self.path)}
-
-
-@lru_cache(maxsize=32)
-def _overview(run: OpenRun, seen: tuple[object, ...]) -> JsonObject:
-    return Overview(run.path, run.rollouts if run.is_ready else None).to_json()
+        overview = Overview(self.path, self.rollouts if self.is_ready else None)
+        return {**overview.to_json(), "is_ready": self.is_ready}
 
 
 @lru_cache(maxsize=2 * MOST_RUNS)
@@ -68,19 +62,11 @@ def _row(folder: Path, seen: tuple[object, ...]) -> dict[str, Any]:
     return Overview(folder).row()
 
 
-def _heartbeat(folder: Path) -> JsonObject:
-    """The last sign of life, which changes every two seconds."""
-    heartbeat = as_float(read_object(RunFolder(folder).status).get("heartbeat"))
-    return {"heartbeat": heartbeat} if heartbeat else {}
-
-
 def stamp(folder: Path) -> tuple[object, ...]:
-    """Changes whenever the row of a run changes, and not with the heartbeat alone."""
+    """Changes whenever the row of a run changes."""
     run = RunFolder(folder)
-    status = read_object(run.status)
-    known = {name: value for name, value in status.items() if name != "heartbeat"}
-    stamps: list[object] = [str(known), state_of(status)]
-    for path in (run.metrics, run.result, run.config, run.system):
+    stamps: list[object] = [state_of(read_object(run.status))]
+    for path in (run.status, run.metrics, run.result, run.config):
         with suppress(OSError):
             stat = path.stat()
             stamps += [stat.st_size, stat.st_mtime_ns]
@@ -115,7 +101,6 @@ class RunRegistry:
         ids = {path: id for id, path in paths.items()}
         return [
             {**_row(path, stamp(path)), "id": id, "sweep": ids.get(path.parent), "is_given": path in self.places}
-            | _heartbeat(path)
             for id, path in paths.items()
         ]
 

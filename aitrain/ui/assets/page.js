@@ -3,6 +3,7 @@
 
 const POLL = 2000;
 const POLL_WHILE_READING = 500;
+const POLL_AFTERWARDS = 10_000; // it may be resumed
 const CASES_EVERY = 15_000;
 const FIRST_OF_SOURCE = 12_000; // characters
 
@@ -188,6 +189,12 @@ function comparison(runs) {
   );
 }
 
+/** Whether anything of a run has changed but what its line of progress tells. */
+function isOther(one, other) {
+  const told = { heartbeat: 0, ends_at: 0, phase: "" };
+  return JSON.stringify({ ...one, ...told }) !== JSON.stringify({ ...other, ...told });
+}
+
 function beside(id, summary) {
   return { id, name: summary.name, summary };
 }
@@ -371,7 +378,8 @@ class Page {
   schedule() {
     if (!this.source.isServed) return;
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.follow(), this.isReady ? POLL : POLL_WHILE_READING);
+    const isRunning = [this.summary, this.other?.summary].some((one) => one?.status === "running");
+    this.timer = setTimeout(() => this.follow(), !this.isReady ? POLL_WHILE_READING : isRunning ? POLL : POLL_AFTERWARDS);
   }
 
   async follow() {
@@ -380,7 +388,7 @@ class Page {
       const news = await this.source.run(run);
       const others = this.otherRun && (await this.source.run(this.otherRun));
       if (this.run !== run || (others && others.id !== this.otherRun)) return;
-      const isNews = news.version !== this.summary.version || (others && others.version !== this.other.summary.version);
+      const isNews = isOther(news, this.summary) || (others && isOther(others, this.other.summary));
       if (isNews) await this.take(news, others);
       else if (news.status === "running") this.head.querySelector(".live").textContent = progress(news);
       this.lost = false;
