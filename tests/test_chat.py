@@ -105,11 +105,12 @@ def test_ctrl_c_ends_an_answer_which_is_in_no_conversation() -> None:
 def test_control_characters_of_a_model_reach_no_terminal() -> None:
     terminal = Terminal(80)
     shown = ChatView(terminal.console(), {"tuned": "tuned: model"})
+    shown.answer("tuned", "a\x1b[2J")
     shown.answer("tuned", "a\x1b[2Jb\x07")
     shown.note("tuned", "\x1b]0;title\x07", "red")
     shown.finish()
 
-    assert terminal.shown[1:] == ["a\\x1b[2Jb\\x07", "\\x1b]0;title\\x07"]
+    assert terminal.shown[1:] == ["a\\x1b[2Jb\\x07", "tuned: \\x1b]0;title\\x07"]
 
 
 def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: Path) -> None:

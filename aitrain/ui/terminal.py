@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console
 from rich.live import Live
-from rich.segment import Segment
-from rich.table import Column, Table
 from rich.text import Text
 
 from aitrain.events import Evaluating, Event, Note, Playing, RunStarted, Step
@@ -210,44 +208,29 @@ def text_table(rows: Sequence[Sequence[str | Text]]) -> Text:
 
 # -- a chat
 
-SIDE_BY_SIDE = 70
-"""Columns of a terminal from which two answers are shown side by side."""
-
 
 class ChatView:
-    """The answers to one question. `titles` are the models' names with what they are."""
+    """The answers to one question, one model after the other, written as they come. `titles` are the models' names with
+    what they are."""
 
     def __init__(self, console: Console, titles: Mapping[str, str]) -> None:
-        self.console = console
-        self.parts = {name: [Text(escape_controls(title), "bold"), Text()] for name, title in titles.items()}
-        """Title, answer and notes of each model."""
-        self._live = Live(console=console, get_renderable=lambda: self, refresh_per_second=10, transient=True)
-        if can_be_drawn_over(console):
-            self._live.start()
+        self.console, self.titles = console, titles
+        self._shown = dict[str, str]()
 
     def answer(self, name: str, text: str) -> None:
-        """Show the text so far of a model's answer."""
-        self.parts[name][1].plain = escape_controls(text)
+        """Show the text so far of a model's answer: what was not shown yet."""
+        if name not in self._shown:
+            self._write(("\n" if self._shown else "") + self.titles[name] + "\n", "bold")
+        self._write(text[len(self._shown.get(name, "")) :])
+        self._shown[name] = text
 
     def note(self, name: str, text: str, style: str) -> None:
-        """Show a line below the model's answer, such as why it was cut off."""
-        self.parts[name].append(Text(escape_controls(text), style))
+        """Show a line below the answers, such as why one was cut off."""
+        self._write(f"\n{name}: {text}", style)
 
     def finish(self) -> None:
-        """Print the answers in full; they then scroll with the terminal."""
-        self._live.stop()
-        self.console.print(self._columns())
+        """End the last line."""
+        self._write("\n")
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The last lines, as many as the terminal has room for."""
-        for line in console.render_lines(self._columns(), options.update(height=None))[2 - console.height :]:
-            yield from line
-            yield Segment.line()
-
-    def _columns(self) -> RenderableType:
-        columns = [Group(*parts) for parts in self.parts.values()]
-        if len(columns) < 2 or self.console.width < SIDE_BY_SIDE:
-            return Group(*columns)
-        table = Table.grid(*(Column(ratio=1, overflow="fold") for _ in columns), padding=(0, 1), expand=True)
-        table.add_row(*columns)
-        return table
+    def _write(self, text: str, style: str = "") -> None:
+        self.console.print(Text(escape_controls(text), style), end="", soft_wrap=True)
