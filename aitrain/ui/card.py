@@ -13,13 +13,13 @@ from pathlib import Path
 from aitrain.errors import ConfigError
 from aitrain.options.reading import as_command, resolve
 from aitrain.options.train import TrainConfig
-from aitrain.packages import NAMED_MODELS
+from aitrain.packages import NAMED_MODELS, public_base
 from aitrain.redaction import redact, without_secrets
 from aitrain.runs.held_out import recorded_table, table_texts
 from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
 from aitrain.ui.output import escape_controls
-from aitrain.ui.overview import Overview, short_name
+from aitrain.ui.overview import Overview
 from aitrain.ui.page import asset
 
 FOLDERS = re.compile(r"(?<![\w.:/])[/~][^:\"']*/")
@@ -57,7 +57,7 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
     text: str = templates.get_template("card.md").render(
         header=_header(place, config.model),
         config=config,
-        model=short_name(config.model),
+        model=public_base(config.model),
         result=overview.result,
         samples=overview.result.get("eval_samples") or 1,
         is_adapter=_is_adapter(place),

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
+from aitrain.packages import public_base
 from aitrain.redaction import redact
 from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome, compare_all, telling_samples
 from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_text
@@ -18,8 +19,7 @@ from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.ui.dashboard import number
 from aitrain.ui.episodes import Limit, episode
 from aitrain.ui.output import escape_controls
-from aitrain.ui.overview import short_name
-from aitrain.ui.page import asset, rendered
+from aitrain.ui.page import rendered
 from aitrain.ui.terminal import text_table
 from aitrain.ui.transcript import MIDDLE, messages_text, score_text
 
@@ -31,7 +31,6 @@ MOST_CASES: dict[Outcome, int] = {"lost": 60, "won": 60, "equal": 20, "unscored"
 """Maximum number of cases with transcripts, of each outcome."""
 MOST_ROWS = 5_000
 """Maximum number of cases that are listed."""
-MOST_SAMPLES = 4
 IN_THE_PAGE = Limit(text=6_000, first=40, last=10)
 SHOWN_OUTCOMES: tuple[Outcome, ...] = ("lost", "won")
 
@@ -52,7 +51,7 @@ def comparison_texts(
             (VERDICT_WORDS[verdict], f"bold {VERDICT_STYLES[verdict]}"),
         )
         for scoring in (a, b):
-            yield Text(escape_controls(f"{scoring.label}: {short_name(scoring.model)}  {scoring.folder}"), "dim")
+            yield Text(escape_controls(f"{scoring.label}: {public_base(scoring.model)}  {scoring.folder}"), "dim")
         yield Text()
         yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"))
         yield Text()
@@ -119,8 +118,8 @@ def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
     """The page of some models that are compared with the same one."""
     return rendered(
         "comparison.html",
-        list(map(asset, STYLES)),
-        list(map(asset, SCRIPTS)),
+        STYLES,
+        SCRIPTS,
         title=f"{comparisons[0].b.label} compared with {comparisons[0].a.label}",
         views=list(map(_view, comparisons)),
         written=time.strftime("%Y-%m-%d %H:%M"),
@@ -129,7 +128,7 @@ def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
         interval=interval_text,
         p_text=p_text,
         shown=escape_controls,
-        short_name=short_name,
+        short_name=public_base,
     )
 
 
@@ -146,15 +145,13 @@ def _view(comparison: Comparison) -> JsonObject:
     }
 
 
-def _sides(comparison: Comparison, pair: CasePair) -> list[list[JsonObject]]:
-    """Some episodes of a case by each model, beginning with the one that shows the difference best; nothing of a case
-    that an interrupted eval lacks."""
-    cases = [(comparison.a, pair.a), (comparison.b, pair.b)]
-    if not all(case.samples[comparison.decoding] for _, case in cases):
+def _sides(comparison: Comparison, pair: CasePair) -> list[JsonObject]:
+    """The episode of a case by each model that shows the difference best; nothing of a case that an interrupted eval
+    lacks."""
+    if not all(case.samples[comparison.decoding] for case in (pair.a, pair.b)):
         return []
-    sides = []
-    for (scoring, case), first in zip(cases, telling_samples(comparison, pair), strict=True):
-        numbers = [sample.number for sample in case.samples[comparison.decoding].values()]
-        numbers.sort(key=lambda number: number != first.number)
-        sides.append([episode(scoring.rollouts, number, IN_THE_PAGE) for number in numbers[:MOST_SAMPLES]])
-    return sides
+    scorings = (comparison.a, comparison.b)
+    return [
+        episode(scoring.rollouts, sample.number, IN_THE_PAGE)
+        for scoring, sample in zip(scorings, telling_samples(comparison, pair), strict=True)
+    ]

@@ -185,15 +185,14 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
     """
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
-    other = rollouts.rendered.get(entry.group_key)  # another episode of the group may have the rendered prompt
-    rendered = record.rendered_prompt or (rollouts.record(other).rendered_prompt if other else "")
+    holder = rollouts.rendered.get(entry.group_key)  # the episode of the group that has the rendered prompt
     prompt, messages = record.transcript()
     answers = _views(messages, limit.text)
     left_out = max(0, len(messages) - limit.first - limit.last)
     return {
         **_row(number, entry, record),
         "row": [{"name": name, **_cut(_as_shown(value), limit.text)} for name, value in record.row.items()],
-        "rendered": _cut(rendered, limit.text),
+        "rendered": _cut(rollouts.record(holder).rendered_prompt if holder else "", limit.text),
         "tools": [{"name": tool_name(tool), **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
         "asked": _views(prompt[: limit.first], limit.text),
         "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
@@ -202,7 +201,6 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
         "error": {name: text[: limit.text] for name, text in asdict(record.error).items()} if record.error else {},
         "metrics": dict(record.metrics),
         "seconds": record.seconds,
-        "seed": "" if record.seed is None else str(record.seed),
     }
 
 

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
+from aitrain.packages import public_base
 from aitrain.redaction import is_secret_name, redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import findings_of
-from aitrain.runs.heartbeat import read_nodes, state_of
+from aitrain.runs.heartbeat import NodeInfo, read_nodes, state_of
 from aitrain.runs.held_out import (
     IntervalValues,
     ScoreRow,
@@ -129,7 +130,7 @@ class Overview:
         """The model's name; of one in a folder of this machine, that of the folder."""
         given = self.result.get("model")
         of_eval = given.get("label") if isinstance(given, dict) else ""
-        return short_name(redact(str(self.result.get("base_model") or of_eval or self.options.get("model") or "")))
+        return public_base(redact(str(self.result.get("base_model") or of_eval or self.options.get("model") or "")))
 
     @property
     def environment_name(self) -> str:
@@ -261,7 +262,8 @@ class Overview:
     @property
     def learned(self) -> bool:
         """Whether the completions of a group differed in score in a step, so that it changed the weights."""
-        return not self.steps or any(step.values.get("frac_reward_zero_std") != 1.0 for step in self.steps)
+        shares = re.findall(rb'"frac_reward_zero_std": ([\d.]+)', self.metrics)
+        return not shares or any(float(share) != 1.0 for share in shares)
 
     @property
     def advice(self) -> str:
@@ -326,15 +328,9 @@ class Overview:
             "environment": self.environment,
             "options": self.option_rows,
             "curves": {"step": step, "series": series},
-            "system": self.machine(),
             "machines": [
-                {
-                    "host": node.host,
-                    "address": node.address,
-                    "processes": node.processes,
-                    "system": self.machine(node.rank),
-                }
-                for node in read_nodes(self.recorded)
+                {**asdict(node), "system": self.machine(node.rank)}
+                for node in read_nodes(self.recorded) or [NodeInfo(0, "", "", 0)]
             ],
             "scores": self.scores,
             "bounds": bounds_of_mean(self.mixture()),
@@ -369,7 +365,7 @@ class Overview:
             "after": after or _bare(as_float(newest.get("eval_score"))),
             "after_step": newest.get("step") if after is None else None,
             "change": change,
-            "learned": b'"frac_reward_zero_std": 1.0' not in self.metrics or self.learned,
+            "learned": self.learned,
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
             "heartbeat": as_float(self.recorded.get("heartbeat")) or 0.0,
@@ -384,11 +380,6 @@ class Overview:
             for name, value in re.findall(r"^(\w+): ([^{\[].{0,99})$", text, re.MULTILINE)
             if name not in OF_A_PLACE and (value.isdecimal() or not is_secret_name(name))  # tokens_per_pass: 64 is none
         }
-
-
-def short_name(model: str) -> str:
-    """The name of a model's folder instead of its whole path; any other name as it is."""
-    return Path(model).name if model.startswith(("/", "~")) else model
 
 
 def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:

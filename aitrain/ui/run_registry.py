@@ -154,6 +154,4 @@ def places(names: Iterable[str]) -> list[Path]:
             near = did_you_mean(name, [path.name for path in runs.iterdir()] if runs.is_dir() else [])
             raise ConfigError(f"There is no run, folder or file {name}.{near}\nList the runs with: aitrain show")
         found.append(path)
-    if not found and not runs.exists():
-        raise ConfigError(f"There is no folder {runs} here: no run to show yet\nGive a path: aitrain view PATH")
     return found or [runs]

@@ -26,7 +26,8 @@ from aitrain.runs.json_values import JsonObject
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.comparison_view import comparison_page
 from aitrain.ui.episodes import Query, cases_json, episode, find, page_of
-from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, problem_page, served
+from aitrain.ui.output import escape_controls
+from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
 if TYPE_CHECKING:
@@ -73,19 +74,15 @@ class PageServer:
         self.server.run([self.listener])
 
     async def _respond(self, request: Request) -> Response:
-        """The response, or an error as JSON, or as a page where one was asked for."""
+        """The response, or an error as plain text."""
         from starlette.concurrency import run_in_threadpool
-        from starlette.responses import HTMLResponse
+        from starlette.responses import PlainTextResponse
 
         try:
             response = await run_in_threadpool(self._answer, request)
-        except (RefusedRequestError, ConfigError) as refused:
-            status = refused.status if isinstance(refused, RefusedRequestError) else 400
-            response = _json({"error": str(refused)}, status)
-            if request.scope["path"] in PAGES:
-                response = HTMLResponse(problem_page(str(refused)), status)
         except Exception as error:
-            response = _json({"error": str(error) or type(error).__name__}, 500)
+            status = 400 if isinstance(error, ConfigError) else getattr(error, "status", 500)
+            response = PlainTextResponse(escape_controls(str(error) or type(error).__name__), status)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         return response
@@ -96,7 +93,7 @@ class PageServer:
         path, parameters = request.scope["path"], {name: text for name, text in request.query_params.items() if text}
         _check_origin(request)
         folder, _, name = path[1:].partition("/")
-        if folder == "assets" and name in (*STYLES, *SERVED_SCRIPTS):  # also of the page that says: no key
+        if folder == "assets" and name in (*STYLES, *SERVED_SCRIPTS):
             kind = "text/css" if name.endswith(".css") else "text/javascript"
             return Response(asset(name), media_type=kind)
         given = parameters.pop("key", None) if path in PAGES else None
@@ -133,11 +130,11 @@ def _check_origin(request: Request) -> None:
         raise RefusedRequestError(403, "Requests from other pages are refused.")
 
 
-def _json(content: object, status: int = 200) -> Response:
+def _json(content: object) -> Response:
     """JSON in ASCII, as texts of models may hold what UTF-8 cannot."""
     from starlette.responses import Response
 
-    return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
+    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 
 
 # -- pages

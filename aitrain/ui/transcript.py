@@ -25,15 +25,10 @@ LONGEST_ROW = 300
 
 
 def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
-    """Scored episodes, lowest score first: those of the query; by default of the newest sampled scoring of held-out
-    cases, else of the last step."""
+    """Scored episodes that match a query, lowest score first, of equal ones the newest first."""
     entries = rollouts.entries
-    if query == Query():
-        phases = [entry.eval_phase for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
-        last = max((entry.step for entry in entries), default=0)
-        query = Query(eval_phase=phases[-1]) if phases else Query(eval_phase="training", step=last)
     scored = [number for number in find(rollouts, query) if entries[number].score is not None]
-    return sorted(scored, key=lambda number: entries[number].score or 0.0)
+    return sorted(scored, key=lambda number: (entries[number].score or 0.0, -entries[number].step))
 
 
 def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[RenderableType]:

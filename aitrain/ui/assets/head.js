@@ -97,7 +97,7 @@ function progress(summary) {
   if (step !== null && step !== undefined) parts.push(status === "running" && steps ? `${unit} ${count(step)} of ${count(steps)}` : plural(step, unit));
   if (summary.written) parts.push(`written ${new Date(1000 * summary.written).toLocaleString()}`);
   else if (status === "running") parts.push(timeLeft(summary), summary.phase, signOfLife(summary));
-  if (summary.machines?.length > 1) parts.push(`${plural(summary.machines.length, "machine")}: ${summary.machines.map(({ host, processes }) => `${host} (${plural(processes, "rank")})`).join(", ")}`);
+  if (summary.machines.length > 1) parts.push(`${plural(summary.machines.length, "machine")}: ${summary.machines.map(({ host, processes }) => `${host} (${plural(processes, "rank")})`).join(", ")}`);
   return parts.filter(Boolean).join(" · ");
 }
 

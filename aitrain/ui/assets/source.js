@@ -68,9 +68,8 @@ function sorted(episodes) {
 function served() {
   async function ask(what, parameters) {
     const answer = await fetch(`/api/${what}?${new URLSearchParams(parameters)}`);
-    const values = await answer.json();
-    if (!answer.ok) throw new Error(values.error);
-    return values;
+    if (!answer.ok) throw new Error(await answer.text());
+    return answer.json();
   }
   const [run, source, cases] = ["run", "source", "cases"].map((what) => (run) => ask(what, { run }));
   const episodes = (run, query, start = 0) => ask("episodes", { ...query, run, start });
