@@ -29,16 +29,13 @@ FOLDERS = re.compile(r"(?<![\w.:/])[/~][^:\"']*/")
 def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
     """Write the card of a run that has a result and a model: into model/, or into `place`, an export of that model.
     Returns an error message if that fails, as the run must not fail with it."""
+    place = place or folder.model
     try:
-        _write_card(folder, place or folder.model)
+        text = card_text(Overview(folder.path), place, resolve(TrainConfig, folder.config))
+        write_text(place / "README.md", redact(text) + "\n")
     except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
         return f"The model card could not be written: {type(error).__name__}: {error}"
     return None
-
-
-def _write_card(folder: RunFolder, place: Path) -> None:
-    text = card_text(Overview(folder.path), place, resolve(TrainConfig, folder.config))
-    write_text(place / "README.md", redact(text) + "\n")
 
 
 def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from aitrain.packages import public_base
@@ -37,7 +36,7 @@ SHOWN_OUTCOMES: tuple[Outcome, ...] = ("lost", "won")
 
 def comparison_texts(
     comparisons: Sequence[Comparison], most_cases: int = 2, detect: float | None = None
-) -> Iterator[RenderableType]:
+) -> Iterator[Text]:
     """The comparisons, each from its verdict to the transcripts of the `most_cases` that B lost and won most clearly.
     `detect`: the difference that the number of cases is computed for, unless it is the measured one."""
     if len(comparisons) > 1:
@@ -87,7 +86,7 @@ def p_text(p_value: float) -> str:
 # -- cases
 
 
-def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[RenderableType]:
+def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[Text]:
     """One case: its prompt, and what each model said, in the episodes that show the difference best."""
     a, b = comparison.a, comparison.b
     scores = f"{number(pair.score_a)} -> {number(pair.score_b)}"
@@ -98,7 +97,7 @@ def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[Re
             yield from messages_text(asked)
         yield Text.assemble("  ", (escape_controls(scoring.label), "bold"), "  ", score_text(sample.score))
         for message in messages_text(said):
-            message.text.truncate(LONGEST_TEXT, overflow="ellipsis")
+            message.truncate(LONGEST_TEXT, overflow="ellipsis")
             yield message
 
 

@@ -256,7 +256,6 @@ def case_rows(rollouts: RolloutIndex) -> list[dict[str, Any]]:
                 "first": first,
                 "last": last,
                 "change": None if first is None or last is None or len(visits) < 2 else last - first,
-                "best": max(ends[1], default=None),
                 "environment": entries[0].environment,
             }
         )

@@ -79,7 +79,6 @@ class RunRegistry:
     def __init__(self, places: Iterable[Path]) -> None:
         self.places = [place.resolve() for place in places]
         self._opened: dict[Path, OpenRun] = {}
-        self._lock = threading.Lock()
 
     def look(self) -> dict[str, OpenRun]:
         """All runs by id, a sweep before its trials, those of a folder with the newest first. An id is a name; a second
@@ -92,8 +91,7 @@ class RunRegistry:
             if is_sweep(path):
                 trials = sorted(trial for trial in path.iterdir() if _may_enter(trial) and is_run(trial))
                 found |= {f"{id}/{trial.name}": trial for trial in trials}
-        with self._lock:
-            return {id: self._opened.setdefault(path, OpenRun(path)) for id, path in islice(found.items(), MOST_RUNS)}
+        return {id: self._opened.setdefault(path, OpenRun(path)) for id, path in islice(found.items(), MOST_RUNS)}
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of runs; `is_given` is set for a run that was named itself, and not by its folder."""
