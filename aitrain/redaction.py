@@ -105,9 +105,13 @@ def disable_telemetry() -> None:
 
 def secret_values() -> dict[str, str]:
     """Environment variables that hold secrets, by name; existing paths do not count."""
-    named = {name: value for name, value in os.environ.items() if is_secret_name(name)}
-    long = {name: value for name, value in named.items() if len(value) >= MIN_SECRET_LENGTH}
-    return {name: value for name, value in long.items() if not (value.startswith("/") and Path(value).exists())}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if is_secret_name(name)
+        and len(value) >= MIN_SECRET_LENGTH
+        and not (value.startswith("/") and Path(value).exists())
+    }
 
 
 @lru_cache(maxsize=4096)

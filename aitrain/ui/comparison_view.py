@@ -4,6 +4,7 @@ Control characters of models are escaped."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from aitrain.redaction import redact
 from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome, compare_all, telling_samples
 from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_text
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.recorded_scoring import read_scorings
+from aitrain.runs.recorded_scoring import RecordedScoring, read_scorings
 from aitrain.ui.dashboard import number
-from aitrain.ui.episodes import Limit, episode
+from aitrain.ui.episodes import MOST_BYTES, episode
 from aitrain.ui.output import escape_controls
 from aitrain.ui.page import rendered
 from aitrain.ui.terminal import text_table
@@ -30,7 +31,6 @@ MOST_CASES: dict[Outcome, int] = {"lost": 60, "won": 60, "equal": 20, "unscored"
 """Maximum number of cases with transcripts, of each outcome."""
 MOST_ROWS = 5_000
 """Maximum number of cases that are listed."""
-IN_THE_PAGE = Limit(text=6_000, first=40, last=10)
 SHOWN_OUTCOMES: tuple[Outcome, ...] = ("lost", "won")
 
 
@@ -135,22 +135,27 @@ def _view(comparison: Comparison) -> JsonObject:
     ranked = sorted(comparison.pairs, key=lambda pair: -abs(pair.difference or 0.0))[:MOST_ROWS]
     changes = [row.change for row in comparison.rows.values()]
     limits = [abs(limit) for change in changes for limit in (change["low"], change["high"], change["mean"]) if limit]
-    told = {id(pair) for outcome, most in MOST_CASES.items() for pair in comparison.cases(outcome)[:most]}
+    left, room, cases = Counter(MOST_CASES), MOST_BYTES, []
+    for pair in ranked:
+        sides = _sides(comparison, pair) if left[pair.outcome] > 0 else []
+        size = sum(scoring.rollouts.entries[number].length for scoring, number in sides)
+        is_told = 0 < size <= room
+        if is_told:
+            room -= size
+            left[pair.outcome] -= 1
+        cases.append((pair, [episode(scoring.rollouts, number) for scoring, number in sides] if is_told else []))
     return {
         "c": comparison,
         "notes": [redact(note) for note in comparison.notes],
         "reach": max(limits, default=1.0),
-        "cases": [(pair, _sides(comparison, pair) if id(pair) in told else []) for pair in ranked],
+        "cases": cases,
     }
 
 
-def _sides(comparison: Comparison, pair: CasePair) -> list[JsonObject]:
-    """The episode of a case by each model that shows the difference best; nothing of a case that an interrupted eval
+def _sides(comparison: Comparison, pair: CasePair) -> list[tuple[RecordedScoring, int]]:
+    """The episode of a case by each model that shows the difference best; none of a case that an interrupted eval
     lacks."""
     if not all(case.samples[comparison.decoding] for case in (pair.a, pair.b)):
         return []
-    scorings = (comparison.a, comparison.b)
-    return [
-        episode(scoring.rollouts, sample.number, IN_THE_PAGE)
-        for scoring, sample in zip(scorings, telling_samples(comparison, pair), strict=True)
-    ]
+    samples = telling_samples(comparison, pair)
+    return [(comparison.a, samples[0].number), (comparison.b, samples[1].number)]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from aitrain.environment.completion_parser import short
 from aitrain.runs.held_out import grouped
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
-from aitrain.runs.records import RolloutRecord, TranscriptMessage
+from aitrain.runs.records import RolloutRecord
 from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.ui.overview import evenly
 
@@ -28,9 +28,7 @@ FACTS = (
 """Fields of the index that a page shows of each episode."""
 MOST_EPISODES = 2_000
 MOST_BYTES = 8_000_000
-"""Maximum bytes of the records in the files of which a sample is made; the page holds less of each."""
-LARGEST = 400_000
-"""Maximum bytes that one episode counts for, as a page shows only a part of a larger one."""
+"""Maximum bytes of the records that a page holds."""
 
 
 @dataclass(frozen=True, config=ConfigDict(str_max_length=1000, allow_inf_nan=False))
@@ -126,7 +124,7 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
     room = MOST_BYTES
     for group in chain(*wishes):
         new = [number for number in group if number not in chosen]
-        size = sum(min(entries[number].length, LARGEST) for number in new)
+        size = sum(entries[number].length for number in new)
         if size <= room and len(chosen) + len(new) <= MOST_EPISODES:
             chosen.update(new)
             room -= size
@@ -137,11 +135,10 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
 
 
 def page_of(rollouts: RolloutIndex, numbers: Sequence[int], start: int, size: int = 48) -> JsonObject:
-    """About `size` rows from `start` on, up to the end of a group unless it is huge, and the start of the next page."""
+    """About `size` rows from `start` on, up to the end of a group, and the start of the next page."""
     entries = rollouts.entries
     end = min(len(numbers), start + size)
-    most = min(len(numbers), start + 4 * size)
-    while start < end < most and entries[numbers[end - 1]].group_key == entries[numbers[end]].group_key:
+    while start < end < len(numbers) and entries[numbers[end - 1]].group_key == entries[numbers[end]].group_key:
         end += 1
     return {
         "rows": [_row(number, entries[number], rollouts.record(entries[number])) for number in numbers[start:end]],
@@ -166,60 +163,24 @@ def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
 # -- one episode
 
 
-class Limit(NamedTuple):
-    """Limits of an episode in a page: characters of a text, number of first and of last messages."""
-
-    text: int
-    first: int
-    last: int
-
-
-WHOLE = Limit(2_000_000, 20_000, 1_000)
-"""Limits of an episode that is shown alone."""
-
-
-def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonObject:
-    """An episode with its case's row, its tools and its messages.
-
-    A text above the limit is cut, and gets its full `length`; `skipped` messages are left out after the first ones.
-    """
+def episode(rollouts: RolloutIndex, number: int) -> JsonObject:
+    """An episode with its case's row, its tools and its messages."""
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
     holder = rollouts.rendered.get(entry.group_key)  # the episode of the group that has the rendered prompt
-    prompt, messages = record.transcript()
-    answers = _views(messages, limit.text)
-    left_out = max(0, len(messages) - limit.first - limit.last)
+    asked, said = (list(map(asdict, messages)) for messages in record.transcript())
     return {
         **_row(number, entry, record),
-        "row": [{"name": name, **_cut(_as_shown(value), limit.text)} for name, value in record.row.items()],
-        "rendered": _cut(rollouts.record(holder).rendered_prompt if holder else "", limit.text),
-        "tools": [{"name": tool_name(tool), **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
-        "asked": _views(prompt[: limit.first], limit.text),
-        "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
-        "skipped": {"after": limit.first, "count": left_out} if left_out else None,
+        "row": [{"name": name, "text": _as_shown(value)} for name, value in record.row.items()],
+        "rendered": rollouts.record(holder).rendered_prompt if holder else "",
+        "tools": [{"name": tool_name(tool), "text": _as_shown(tool)} for tool in record.tools],
+        "asked": asked,
+        "said": said,
         "weight_version": record.weight_version,
-        "error": {name: text[: limit.text] for name, text in asdict(record.error).items()} if record.error else {},
+        "error": asdict(record.error) if record.error else {},
         "metrics": dict(record.metrics),
         "seconds": record.seconds,
     }
-
-
-def _views(messages: Sequence[TranscriptMessage], most: int) -> list[JsonObject]:
-    """Messages for a page."""
-    return [
-        {
-            "role": message.role,
-            "name": message.name,
-            "thought": message.thought[:most],
-            "calls": [[name, arguments[:most]] for name, arguments in message.calls],
-            **_cut(message.text, most),
-        }
-        for message in messages
-    ]
-
-
-def _cut(text: str, most: int) -> JsonObject:
-    return {"text": text[:most]} | ({"length": len(text)} if len(text) > most else {})
 
 
 def _as_shown(value: object) -> str:

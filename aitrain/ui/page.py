@@ -20,7 +20,7 @@ from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, write_text
-from aitrain.ui.episodes import Limit, cases_json, choose, episode
+from aitrain.ui.episodes import cases_json, choose, episode
 from aitrain.ui.overview import Overview
 
 STYLES = ("uPlot.min.css", "page.css")
@@ -93,8 +93,6 @@ def hashes(texts: Sequence[str]) -> str:
 # -- report.html
 
 MOST_CASES = 2_000
-IN_THE_PAGE = Limit(20_000, 120, 30)
-"""Limits of an episode in the page; the rest is in the rollout files."""
 SHARED = ("asked", "row", "tools", "rendered")
 
 
@@ -111,7 +109,7 @@ def write_report(folder: RunFolder, announce: Announce) -> None:
 def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
     """The data of report.html. `shared` holds the values that all episodes of a group have in common."""
     shared: dict[str, int] = {}
-    episodes = [episode(rollouts, number, IN_THE_PAGE) for number in choose(rollouts.entries)]
+    episodes = [episode(rollouts, number) for number in choose(rollouts.entries)]
     for one in episodes:
         one |= {name: shared.setdefault(json.dumps(one[name]), len(shared)) for name in SHARED}
     return {

@@ -70,7 +70,7 @@ function endedEarly(summary, showFailures) {
     why && longText(why),
     isFailed && summary.episodes?.failed > 0 && el("button", { type: "button", class: "quiet", onclick: showFailures }, `Show the ${plural(summary.episodes.failed, "failed episode")}`),
     next && el("p", { class: "next" }, "Continue it with ", el("code", {}, isolated(next))),
-    log && el("details", { class: "fold", open: !reason }, el("summary", {}, `End of train.log (${plural(log.split("\n").length, "line")})`), el("div", { class: "log scroll", tabindex: "0", role: "region", "aria-label": "End of train.log" }, longText(log, log.length, 20_000))),
+    log && el("details", { class: "fold", open: !reason }, el("summary", {}, `End of train.log (${plural(log.split("\n").length, "line")})`), el("div", { class: "log scroll", tabindex: "0", role: "region", "aria-label": "End of train.log" }, longText(log, 20_000))),
   );
 }
 

@@ -166,7 +166,7 @@ function provenance(summary) {
 function sourceFiles(files, own) {
   if (!files.length) return el("div", { class: "card" }, note("This run has not kept the source of its environment."));
   const ownName = String(own ?? "").split(/[\\/]/).pop();
-  return el("div", { class: "card" }, files.map(({ name, text }) => el("details", { class: "fold source", open: files.length === 1 || name.split("/").pop() === ownName }, el("summary", {}, isolated(name)), longText(text, text.length, FIRST_OF_SOURCE))));
+  return el("div", { class: "card" }, files.map(({ name, text }) => el("details", { class: "fold source", open: files.length === 1 || name.split("/").pop() === ownName }, el("summary", {}, isolated(name)), longText(text, FIRST_OF_SOURCE))));
 }
 
 /** Two runs: their results and the options that differ. */
