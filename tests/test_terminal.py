@@ -15,7 +15,7 @@ from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.result import Result
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
-from aitrain.ui.terminal import LogTail, Screen, run_texts
+from aitrain.ui.terminal import Screen, read_on, run_texts
 from tests.conftest import json_lines, write
 from tests.runs.scorings import interval
 from tests.screens import Terminal
@@ -87,16 +87,18 @@ def test_in_a_pipe_there_are_few_lines_and_no_control_characters() -> None:
 
 
 def test_a_log_is_told_line_by_line_as_it_grows(tmp_path: Path) -> None:
-    tail = LogTail(tmp_path / "train.log")
-    assert tail() == []
-    with (tmp_path / "train.log").open("wb") as log:
+    path = tmp_path / "train.log"
+    assert read_on(path, 0) == ([], 0)
+    with path.open("wb") as log:
         log.write(b"one\ntwo\r\n 10%\r 20%\r100%\nhal")
         log.flush()
-        assert tail() == ["one", "two", "100%"]
+        lines, done = read_on(path, 0)
+        assert lines == ["one", "two", "100%"]
         log.write(b"f \xff\n")
         log.flush()
-        assert tail() == ["half �"]
-    assert tail() == []
+        lines, done = read_on(path, done)
+        assert lines == ["half �"]
+    assert read_on(path, done) == ([], done)
 
 
 def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
@@ -107,12 +109,12 @@ def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
     path = tmp_path / "train.log"
     with path.open("ab", buffering=0) as log:
         log.write(b"".join(b"line %d\n" % number for number in range(1000)))
-        tail = LogTail(path)
-        tail()
+        _, done = read_on(path, 0)
         redaction.cut(str(path))
-        assert tail() == []
+        lines, done = read_on(path, done)
+        assert lines == []
         log.write(b"the end\n")
-        assert tail() == ["the end"]
+        assert read_on(path, done)[0] == ["the end"]
 
     said = path.read_text()
     assert said.startswith("line 0\nline 1\n")

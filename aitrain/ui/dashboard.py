@@ -85,7 +85,7 @@ class Dashboard:
             lines["groups"] = _joined(flat, Text("(all scores equal)", "dim") if flat else flat)
             failed = _share(step.failed, "failed", "red" if step.failed else "")
             lines["episodes"] = _joined(_share(step.truncated, "truncated"), failed)
-            seconds = {name: brief(value) for name, value in step.seconds.items()}
+            seconds = {name: f"{value:.2f}s" for name, value in step.seconds.items()}
             whole = f"{seconds.pop('step')} a step" if "step" in seconds else ""
             lines["speed"] = _joined(Text(_tokens_per_second(step.tokens_per_second)), Text(whole))
             lines[""] = _joined(*(Text(f"{name} {value}") for name, value in seconds.items()))
@@ -131,11 +131,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02d}s"
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-
-
-def brief(seconds: float) -> str:
-    """Duration of a part of a step: `0.31s`, `12.4s`, `3m 05s`."""
-    return duration(seconds) if seconds >= 60 else f"{seconds:.2f}s" if seconds < 10 else f"{seconds:.1f}s"
 
 
 def _progress(done: int, of: int, rest: str, width: int) -> Text:

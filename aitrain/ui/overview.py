@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -117,7 +117,7 @@ class Overview:
             "step": self.step,
             "steps": self.recorded.get("steps"),
             "ends_at": self.recorded.get("ends_at") if is_running else None,
-            "heartbeat": self.recorded.get("heartbeat"),
+            "heartbeat": as_float(self.recorded.get("heartbeat")) or 0.0,
             "reason": DEAD if self.status == "dead" else reason or "",
             "next": self.continuing() if has_failed or self.status == "stopped" else "",
             "log": redact("\n".join(line.rpartition("\r")[2] for line in log.splitlines()[-LOG_LINES:])),
@@ -149,7 +149,6 @@ class Overview:
                 "name": str(name),
                 "value": _as_shown(without_secrets(value)),
                 "default": _as_shown(defaults.get(name)),
-                "is_default": value == defaults.get(name),
             }
             for name, value in named.items()
         ]
@@ -165,7 +164,10 @@ class Overview:
         """The held-out scores of result.json, those of an eval as scores after training; without a result, the score
         before training."""
         if self.job == "eval":
-            return {name: {"before": None, "after": value, "change": None} for name, value in self._eval_scores()}
+            most = self.result.get("samples", 1)
+            chances = {f"pass@{most}": self.result.get("pass_at", {}).get(str(most))} if most > 1 else {}
+            scores = {**self.result.get("scores", {}), **chances}
+            return {name: {"before": None, "after": value, "change": None} for name, value in scores.items() if value}
         table = recorded_table(self.result.get("scores"))
         return {"sampled": self._bare_scores()} if table is None or self.status == "running" else table
 
@@ -173,12 +175,6 @@ class Overview:
         before = self.result.get("score_before", self.recorded.get("score_before"))
         after = None if self.status == "running" else self.result.get("score_after")  # that of its earlier end
         return {"before": _bare(before), "after": _bare(after), "change": None}
-
-    def _eval_scores(self) -> Iterable[tuple[str, IntervalValues | None]]:
-        yield from self.result.get("scores", {}).items()
-        most, chances = self.result.get("samples", 1), self.result.get("pass_at", {})
-        if most > 1 and chances:
-            yield f"pass@{most}", chances.get(str(most))
 
     @property
     def verdict(self) -> Verdict | None:
@@ -257,7 +253,7 @@ class Overview:
         """Whether it is a training that came to its end, by its steps or by a rule; one that is being continued has the
         result of its earlier end."""
         has_ended = self.result.get("status") == "finished" or self.result.get("score_after") is not None
-        return self.job == "grpo" and has_ended and self.recorded.get("status") in (None, "finished", "stopped")
+        return self.job == "grpo" and has_ended and self.status in ("finished", "stopped")
 
     @property
     def learned(self) -> bool:
@@ -349,7 +345,7 @@ class Overview:
         rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
         scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
         newest = (parse_object(scorings[-1]) if scorings else None) or {}
-        row = self.scores.get("sampled") or self.scores.get("greedy") or self._bare_scores()
+        row = next(iter(self.scores.values()), self._bare_scores())
         after, change = row["after"], row["change"]
         state = self.state
         return {
@@ -368,7 +364,6 @@ class Overview:
             "learned": self.learned,
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
-            "heartbeat": as_float(self.recorded.get("heartbeat")) or 0.0,
         }
 
     def _plain_options(self) -> dict[str, str]:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -41,29 +40,21 @@ def on_standard_error() -> Console:
 def can_be_drawn_over(console: Console) -> bool:
     """Whether output goes to a terminal that can move its cursor, outside of CI; not for a pipe with FORCE_COLOR."""
     is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    is_watched = console.file.isatty() and console.is_interactive
-    return is_watched and not (console.is_dumb_terminal or console.quiet or is_ci)
+    return console.file.isatty() and console.is_interactive and not (console.quiet or is_ci)
 
 
-@dataclass
-class LogTail:
-    """Each call returns the lines written since the last call; for a progress bar (`\\r`), its last state."""
-
-    path: Path
-    done: int = 0
-
-    def __call__(self) -> list[str]:
-        """New complete lines."""
-        try:
-            with self.path.open("rb") as file:
-                self.done = min(self.done, file.seek(0, os.SEEK_END))  # a log that is too long is cut
-                file.seek(self.done)
-                whole, newline, _ = file.read().rpartition(b"\n")
-        except FileNotFoundError:
-            return []
-        self.done += len(whole) + len(newline)
-        lines = whole.decode("utf-8", errors="replace").split("\n") if newline else []
-        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+def read_on(path: Path, done: int) -> tuple[list[str], int]:
+    """The lines that were written into a log after its first `done` bytes, of a progress bar its last state; and the
+    number of bytes that are read now."""
+    try:
+        with path.open("rb") as file:
+            done = min(done, file.seek(0, os.SEEK_END))  # a log that is too long is cut
+            file.seek(done)
+            whole, newline, _ = file.read().rpartition(b"\n")
+    except FileNotFoundError:
+        return [], 0
+    lines = whole.decode("utf-8", errors="replace").split("\n") if newline else []
+    return [line.rstrip("\r").rpartition("\r")[2] for line in lines], done + len(whole) + len(newline)
 
 
 class Screen:
@@ -118,15 +109,15 @@ class Screen:
 @contextmanager
 def shown_log(path: Path, screen: Screen) -> Iterator[None]:
     """Context in which a screen shows the lines that are written into a log."""
-    over, tail = threading.Event(), LogTail(path)
-
-    def show() -> None:
-        for line in tail():
-            screen.print(Text(escape_controls(line), style="dim"))
+    over = threading.Event()
 
     def follow() -> None:
-        while not over.wait(LOOK):
-            show()
+        done, is_last = 0, False
+        while not is_last:
+            is_last = over.wait(LOOK)
+            lines, done = read_on(path, done)
+            for line in lines:
+                screen.print(Text(escape_controls(line), style="dim"))
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
@@ -135,7 +126,6 @@ def shown_log(path: Path, screen: Screen) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        show()
 
 
 # -- when it is over

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from aitrain.runs.records import RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
-from aitrain.ui.dashboard import brief, number
+from aitrain.ui.dashboard import number
 from aitrain.ui.episodes import Query, find, tool_name
 from aitrain.ui.output import escape_controls
 
@@ -62,7 +62,7 @@ def _heading(group: list[IndexEntry]) -> Text:
 def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
     facts = ["" if entry.advantage is None else f"advantage {entry.advantage:+.2f}", escape_controls(entry.stop)]
     facts += [f"{entry.turns} turns" if entry.turns > 1 else "", f"{entry.tokens} tokens"]
-    facts += [f"environment {brief(record.seconds)}"] if record.seconds and record.seconds >= 0.01 else []
+    facts += [f"environment {record.seconds:.2f}s"] if record.seconds and record.seconds >= 0.01 else []
     facts += [f"{escape_controls(name)} {value:.3g}" for name, value in record.metrics.items() if value is not None]
     return Text.assemble("  ", score_text(entry.score), ("  " + ", ".join(filter(None, facts)), "dim"))
 

@@ -133,9 +133,10 @@ function failureHint(episodes) {
 
 function configuration(summary, other) {
   if (!summary.options.length) return null;
-  const set = summary.options.filter((row) => !row.is_default);
-  const rest = summary.options.filter((row) => row.is_default);
-  const table = (rows) => el("table", { class: "options" }, el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, isolated(row.name)), el("td", {}, value(row.value)), el("td", { class: "hint" }, row.is_default ? "" : ["default ", value(row.default)])))));
+  const isDefault = (row) => row.value === row.default;
+  const set = summary.options.filter((row) => !isDefault(row));
+  const rest = summary.options.filter(isDefault);
+  const table = (rows) => el("table", { class: "options" }, el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, isolated(row.name)), el("td", {}, value(row.value)), el("td", { class: "hint" }, isDefault(row) ? "" : ["default ", value(row.default)])))));
   const value = (text) => (text === "" ? el("span", { class: "hint" }, "unset") : isolated(text, "value"));
   return section(
     "configuration",
