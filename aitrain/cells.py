@@ -4,17 +4,14 @@ HTML in which all text is escaped.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
 
-from aitrain.packages import BUNDLED, PACKAGE, is_installed
+from aitrain.packages import is_users_file
 
-_STANDARD = str(Path(os.__file__).parent)
 _KERNEL_FILE = re.compile(r"[^\s\"']*ipykernel_\d+[/\\]\d+\.py")
 
 
@@ -40,23 +37,15 @@ def _cell(file: str) -> str:
 def users_lines(error: BaseException) -> list[str]:
     """The frames of an exception and of its causes that are the user's own code, from the outermost, as text."""
     lines: list[str] = []
-    left: list[BaseException | None] = [error]
-    while left:
-        if (cause := left.pop(0)) is None:
-            continue
+    cause: BaseException | None = error
+    while cause is not None:
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
         for frame in traceback.extract_tb(cause.__traceback__):
-            if _is_users(frame.filename):
+            if is_users_file(frame.filename):
                 lines.append(f"{name_cells(frame.filename)}, line {frame.lineno}, in {frame.name}\n    {frame.line}")
-        left += [*(cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()), cause.__cause__]
+        cause = cause.__cause__
     return list(dict.fromkeys(lines))
-
-
-def _is_users(filename: str) -> bool:
-    path = Path(filename)
-    if path.is_relative_to(BUNDLED):
-        return True
-    is_known = filename.startswith(("<frozen", _STANDARD)) or is_installed(filename)
-    return not (is_known or path.is_relative_to(PACKAGE))
 
 
 # -- tables

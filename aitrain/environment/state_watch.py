@@ -39,8 +39,8 @@ from typing import Any
 
 from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
-from aitrain.execution.user_code import is_users_file, own_files
-from aitrain.packages import PACKAGE, is_installed
+from aitrain.execution.user_code import own_files
+from aitrain.packages import PACKAGE, is_installed, is_users_file
 
 MAX_REFERENCES = 3_000_000
 """Maximum references in a snapshot; comparing two snapshots of this size takes about 0.3 s."""

@@ -56,13 +56,11 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
         config=config,
         model=public_base(config.model),
         result=overview.result,
-        samples=overview.result.get("eval_samples") or 1,
         is_adapter=_is_adapter(place),
         is_merged_beside=(place / "merged").exists(),
         scores=table_texts(recorded_table(overview.result.get("scores")) or {}),
         curve=reward_line(rewards).plain if len(rewards) > 1 else "",
         made=made,
-        environments=list((made.get("environments") or {"": made}).values()),
         env_config=json.dumps(env_config, ensure_ascii=False) if env_config else "",
         command=escape_controls(command),
     )
