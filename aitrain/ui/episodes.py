@@ -21,11 +21,8 @@ from aitrain.runs.records import RolloutRecord
 from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.ui.overview import evenly
 
-FACTS = (
-    "step", "eval_phase", "group", "case", "case_idx", "score", "advantage", "stop", "failure", "turns", "tokens",
-    "discarded", "environment",
-)  # fmt: skip
-"""Fields of the index that a page shows of each episode."""
+OF_A_PLACE = ("file", "offset", "length")
+"""Fields of the index that say where a record is, which no page shows."""
 MOST_EPISODES = 2_000
 MOST_BYTES = 8_000_000
 """Maximum bytes of the records that a page holds."""
@@ -153,7 +150,7 @@ def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
     what = [record.messages, record.score, record.stop, record.error.kind if record.error else ""]
     return {
         "n": number,
-        **{name: getattr(entry, name) for name in FACTS},
+        **{name: value for name, value in asdict(entry).items() if name not in OF_A_PLACE},
         "prompt": prompt_excerpt(record),
         "answer": short(record.completion, EXCERPT),
         "same": hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest(),
@@ -176,7 +173,6 @@ def episode(rollouts: RolloutIndex, number: int) -> JsonObject:
         "tools": [{"name": tool_name(tool), "text": _as_shown(tool)} for tool in record.tools],
         "asked": asked,
         "said": said,
-        "weight_version": record.weight_version,
         "error": asdict(record.error) if record.error else {},
         "metrics": dict(record.metrics),
         "seconds": record.seconds,
