@@ -51,15 +51,11 @@ def users_lines(error: BaseException) -> list[str]:
 # -- tables
 
 
-def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table with a line of titles."""
+def html_summary(head: Sequence[str], rows: Sequence[Sequence[str]], lines: Iterable[str]) -> str:
+    """A table below a line of titles, unless it has no rows, and lines of text, without empty ones."""
     body = "".join(_row("td", row) for row in rows)
-    return f"<table><thead>{_row('th', head)}</thead><tbody>{body}</tbody></table>"
-
-
-def html_line(text: str) -> str:
-    """A line of text."""
-    return f"<div>{escape(text)}</div>"
+    table = f"<table><thead>{_row('th', head)}</thead><tbody>{body}</tbody></table>" if rows else ""
+    return table + "".join(f"<div>{escape(line)}</div>" for line in lines if line)
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:
