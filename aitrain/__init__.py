@@ -9,17 +9,24 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-_NAMES = {
-    "environment.contract": ("Score", "ToolResult"),
-    "environment.requirements": ("EnvRequirements",),
-    "environment.completion_parser": ("ToolCall",),
-    "errors": ("AitrainError", "ConfigError", "EnvironmentFailed", "EpisodeTruncated", "Interrupted", "RunFailed"),
-    "notebook": ("chat", "compare", "train"),
-    "options.train": ("TrainConfig",),
-    "runs.result": ("Result",),
+_MODULES = {
+    "AitrainError": "errors",
+    "ConfigError": "errors",
+    "EnvRequirements": "environment.requirements",
+    "EnvironmentFailed": "errors",
+    "EpisodeTruncated": "errors",
+    "Interrupted": "errors",
+    "Result": "runs.result",
+    "RunFailed": "errors",
+    "Score": "environment.contract",
+    "ToolCall": "environment.completion_parser",
+    "ToolResult": "environment.contract",
+    "TrainConfig": "options.train",
+    "chat": "notebook",
+    "compare": "notebook",
+    "train": "notebook",
 }
-"""By the module that has them."""
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+"""The module of each name."""
 __all__ = ["judges", *_MODULES]
 
 

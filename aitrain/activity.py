@@ -33,18 +33,16 @@ class Snapshot(ctypes.Structure):
     done: int
     """Of the episodes that are played at the same time, those whose conversation is over."""
     episodes: int
+    """Those episodes; 0 while none are played."""
     tokens: int
     """Tokens sampled in these episodes so far."""
     since: float
     """When they began, in seconds since 1970."""
-    ended: float
-    """When they ended; 0 while they are played, and before the first ones."""
     phase: bytes
     _fields_ = (
         ("count", ctypes.c_uint64),
         ("allows", ctypes.c_double),
         ("since", ctypes.c_double),
-        ("ended", ctypes.c_double),
         ("tokens", ctypes.c_uint64),
         ("done", ctypes.c_uint32),
         ("episodes", ctypes.c_uint32),
@@ -87,9 +85,8 @@ class Activity:
     def __init__(self, memory: Memory, rank: int = 0) -> None:
         self.memory, self.rank = memory, rank
         """Memory of all processes that share it, and the slot of this one."""
-        self._base = Part("starting")
-        self._nested: list[Part] = []
-        self._rollouts = 0  # several at once: one of the next batch, one of held-out cases
+        self._parts = [Part("starting")]
+        """The phase, and the parts of it that are being done."""
         self._write()
 
     @property
@@ -103,27 +100,34 @@ class Activity:
 
     def enter(self, name: str, moves_files: bool = False) -> None:
         """Start the next phase of the run."""
-        self._base = Part(name, moves_files=moves_files)
+        self._parts[0] = Part(name, moves_files=moves_files)
         self._write()
         self.tick()
 
     @contextmanager
     def doing(self, name: str, *, moves_files: bool = False) -> Iterator[None]:
         """A part of the phase, whose start and end count as progress."""
-        with self._nesting(Part(name, moves_files=moves_files)):
+        with self.waiting(name, moves_files=moves_files):
             self.tick()
             yield
         self.tick()
 
     @contextmanager
-    def waiting(self, name: str, allows: float) -> Iterator[None]:
-        """A wait with its own deadline, whose start and end do not count as progress."""
-        with self._nesting(Part(name, allows=allows)):
+    def waiting(self, name: str, allows: float = 0.0, *, moves_files: bool = False) -> Iterator[None]:
+        """A wait, which may have its own deadline; its start and end do not count as progress."""
+        part = Part(name, allows, moves_files)
+        self._parts.append(part)
+        self._write()
+        try:
             yield
+        finally:
+            self._parts.remove(part)
+            self._write()
 
     @contextmanager
     def rollout(self, episodes: int) -> Iterator[EndEpisodes]:
-        """A rollout of this number of episodes, which counts those that are over."""
+        """A rollout of this number of episodes, which counts those that are over. There may be several at once: one of
+        the next batch, one of held-out cases."""
         slot, done = self.slot, 0
 
         def end(count: int) -> None:
@@ -131,42 +135,28 @@ class Activity:
             done += count
             slot.done += count
 
-        if not self._rollouts:
-            slot.done = slot.episodes = slot.tokens = 0
-            slot.since, slot.ended = time.time(), 0.0
-        self._rollouts += 1
+        if not slot.episodes:
+            slot.tokens, slot.since = 0, time.time()
         slot.episodes += episodes
         try:
             yield end
         finally:
-            self._rollouts -= 1
-            if self._rollouts:
-                slot.done -= done
-                slot.episodes -= episodes
-            else:
-                slot.ended = time.time()
+            slot.done -= done
+            slot.episodes -= episodes
 
     def add_tokens(self, count: int) -> None:
         """Count tokens that the policy sampled, which are progress."""
         self.slot.tokens += count
         self.tick()
 
-    @contextmanager
-    def _nesting(self, part: Part) -> Iterator[None]:
-        self._nested.append(part)
-        self._write()
-        try:
-            yield
-        finally:
-            self._nested.remove(part)
-            self._write()
-
     def _write(self) -> None:
-        slot, part, name = self.slot, self._base, self._base.name
-        if self._nested:
-            part = self._nested[-1]
-            name = f"{name}, {part.name}"
-        slot.allows, slot.moves_files, slot.phase = part.allows, part.moves_files, name.encode()[:LONGEST_NAME]
+        slot, part = self.slot, self._parts[-1]
+        names = [self._parts[0].name, part.name][: len(self._parts)]
+        slot.allows, slot.moves_files, slot.phase = (
+            part.allows,
+            part.moves_files,
+            ", ".join(names).encode()[:LONGEST_NAME],
+        )
 
 
 own = Activity(bytearray(SLOT))
@@ -187,18 +177,14 @@ def tick(*_: object) -> None:
 
 
 def rollouts() -> Snapshot:
-    """The rollouts of the processes that share the memory, as one; without episodes if none are played. Processes that
-    have ended theirs count while others still play."""
+    """The rollouts of the processes that share the memory, as one; without episodes if none are played."""
     found = [seen for rank in range(processes()) if (seen := read(own.memory, rank)).episodes]
-    begun = min((seen.since for seen in found if not seen.ended), default=math.inf)
-    all_of = Snapshot(since=begun)
-    for seen in found:
-        if not seen.ended or seen.ended > begun:
-            all_of.done += seen.done
-            all_of.episodes += seen.episodes
-            all_of.tokens += seen.tokens
-            all_of.since = min(all_of.since, seen.since)
-    return all_of
+    return Snapshot(
+        done=sum(seen.done for seen in found),
+        episodes=sum(seen.episodes for seen in found),
+        tokens=sum(seen.tokens for seen in found),
+        since=min((seen.since for seen in found), default=math.inf),
+    )
 
 
 def processes() -> int:

@@ -24,15 +24,14 @@ class PassLimit:
     tokens: int | None = None
     """A completion with more tokens has a pass of its own."""
 
+    def most(self, longest: int) -> int:
+        """Completions that a pass holds which are padded to the same length."""
+        by_tokens = self.completions if self.tokens is None else self.tokens // max(1, longest)
+        return max(1, min(self.completions, by_tokens))
+
     def holds(self, completions: int, longest: int) -> bool:
         """Whether a pass may have this number of completions, padded to the longest of them."""
-        if completions == 1:
-            return True
-        return completions <= self.completions and (self.tokens is None or completions * longest <= self.tokens)
-
-    def most(self, longest: int, rows: int) -> int:
-        """Completions that a pass holds, of `rows` that are padded to the same length."""
-        return next(size for size in range(rows, 0, -1) if self.holds(size, longest))
+        return completions <= self.most(longest)
 
     def largest(self, longest: int, rows: int) -> tuple[int, int]:
         """Completions of the largest pass and their length, if there are `rows` of up to `longest` tokens."""
@@ -76,7 +75,7 @@ class BatchPlan:
 
     def passes(self, tokens: int) -> int:
         """Forward passes of a process whose completions all have this many tokens."""
-        return math.ceil(self.share / self.limit.most(tokens, self.share))
+        return math.ceil(self.share / self.limit.most(tokens))
 
     def __str__(self) -> str:
         passes = f"up to {self.limit}" + (", sorted by length" if self.trims else "")

@@ -4,17 +4,14 @@ HTML in which all text is escaped.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
 
-from aitrain.packages import BUNDLED, PACKAGE, is_installed
+from aitrain.packages import is_users_file
 
-_STANDARD = str(Path(os.__file__).parent)
 _KERNEL_FILE = re.compile(r"[^\s\"']*ipykernel_\d+[/\\]\d+\.py")
 
 
@@ -40,37 +37,25 @@ def _cell(file: str) -> str:
 def users_lines(error: BaseException) -> list[str]:
     """The frames of an exception and of its causes that are the user's own code, from the outermost, as text."""
     lines: list[str] = []
-    left: list[BaseException | None] = [error]
-    while left:
-        if (cause := left.pop(0)) is None:
-            continue
+    cause: BaseException | None = error
+    while cause is not None:
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
         for frame in traceback.extract_tb(cause.__traceback__):
-            if _is_users(frame.filename):
+            if is_users_file(frame.filename):
                 lines.append(f"{name_cells(frame.filename)}, line {frame.lineno}, in {frame.name}\n    {frame.line}")
-        left += [*(cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()), cause.__cause__]
+        cause = cause.__cause__
     return list(dict.fromkeys(lines))
-
-
-def _is_users(filename: str) -> bool:
-    path = Path(filename)
-    if path.is_relative_to(BUNDLED):
-        return True
-    is_known = filename.startswith(("<frozen", _STANDARD)) or is_installed(filename)
-    return not (is_known or path.is_relative_to(PACKAGE))
 
 
 # -- tables
 
 
-def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table with a line of titles."""
+def html_summary(head: Sequence[str], rows: Sequence[Sequence[str]], lines: Iterable[str]) -> str:
+    """A table below a line of titles, unless it has no rows, and lines of text, without empty ones."""
     body = "".join(_row("td", row) for row in rows)
-    return f"<table><thead>{_row('th', head)}</thead><tbody>{body}</tbody></table>"
-
-
-def html_line(text: str) -> str:
-    """A line of text."""
-    return f"<div>{escape(text)}</div>"
+    table = f"<table><thead>{_row('th', head)}</thead><tbody>{body}</tbody></table>" if rows else ""
+    return table + "".join(f"<div>{escape(line)}</div>" for line in lines if line)
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:

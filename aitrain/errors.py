@@ -49,9 +49,9 @@ class AitrainError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of the traceback: the lines of the user's code, and the message."""
-        from aitrain.cells import users_lines  # here, because only notebooks need it
+        from aitrain.cells import name_cells, users_lines  # here, because only notebooks need it
 
-        return [*users_lines(self), f"{type(self).__name__}: {self}"]
+        return [*users_lines(self), name_cells(f"{type(self).__name__}: {self}")]
 
 
 class ConfigError(AitrainError):

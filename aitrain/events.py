@@ -191,14 +191,12 @@ def events_schema() -> dict[str, object]:
     from pydantic import TypeAdapter  # here, because training processes need no pydantic for events
 
     schemas: list[dict[str, object]] = []
-    definitions: dict[str, object] = {}
     for name, kind in _KINDS.items():
         found = TypeAdapter(kind).json_schema()
-        definitions |= found.pop("$defs", {})
         fields = {"event": {"const": name}, **found["properties"]}
         schemas.append(found | {"properties": fields, "required": ["event", *found.get("required", [])]})
-    head: dict[str, object] = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Events of a run"}
-    return head | {"anyOf": schemas} | ({"$defs": definitions} if definitions else {})
+    schema = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": schema, "title": "Events of a run", "anyOf": schemas}
 
 
 def decode(line: str) -> Event | None:

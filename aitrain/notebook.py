@@ -10,38 +10,34 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
 from rich.console import Console, Group
 from rich.text import Text
 
 from aitrain import activity
-from aitrain.cells import html_table, is_notebook, name_cells
+from aitrain.cells import is_notebook, name_cells
 from aitrain.errors import AitrainError, ConfigError, to_aitrain_error
-from aitrain.events import SERVER_VARIABLE, Ended, Event, Note
+from aitrain.events import Ended, Event, Note
 from aitrain.execution.process_tree import on_stop_signals
 from aitrain.launch.hardware import SystemRecorder
-from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check, done_text
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream, disable_telemetry
 from aitrain.runs.checkpoint import has_steps
-from aitrain.runs.diagnosis import RecordedDiagnosis
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.model_reference import chat_options
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.requests import ChatSetup
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.card import try_to_write_card
-from aitrain.ui.output import escape_controls
+from aitrain.ui.dashboard import Dashboard, note_text
 from aitrain.ui.page import write_report
 from aitrain.ui.terminal import Screen
 
@@ -72,16 +68,17 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     _silence_tqdm()
-    with errors_in_python(), ExitStack() as locks:
+    with ExitStack() as locks:
         if not _training.acquire(blocking=False):  # the two would share torch's random numbers
             raise ConfigError("train: another run trains in this process\nWait for its end, or use another process.")
         locks.callback(_training.release)
-        is_one = config.launcher != "ray" and not config.is_env_on_ray and (config.num_processes or 1) == 1
+        uses_others = config.launcher == "ray" or config.is_env_on_ray or config.starts_vllm_servers
+        is_one = not uses_others and (config.num_processes or 1) == 1
         plan = check(config.model_copy(update={"num_processes": 1}), environment is not None, locks) if is_one else None
         if plan is None or plan.nodes is not None or plan.launched is not None:
             raise ConfigError(
-                "num_processes, nnodes, launcher, rl_env_workers: aitrain.train runs in this one process\n"
-                "Use aitrain grpo for several processes, machines, and Ray."
+                "num_processes, nnodes, launcher, rl_env_workers, vllm_mode: aitrain.train runs in this one process\n"
+                "Use aitrain grpo for several processes, machines, Ray, and vLLM servers."
             )
         if plan.folder is not None and plan.is_done:
             print(done_text(plan.folder), file=sys.stderr)
@@ -109,8 +106,7 @@ def compare(run: Result | Path | str, other: Result | Path | str | None = None) 
     from aitrain.runs.recorded_scoring import read_scorings
 
     folders = [one.folder if isinstance(one, Result) else Path(one) for one in (other, run) if one is not None]
-    with errors_in_python():
-        return compare_all(read_scorings(folders))[0]
+    return compare_all(read_scorings(folders))[0]
 
 
 def _silence_tqdm() -> None:
@@ -118,32 +114,17 @@ def _silence_tqdm() -> None:
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 
-@contextmanager
-def errors_in_python() -> Iterator[None]:
-    """Context whose errors name cells in place of the kernel's temporary files."""
-    try:
-        yield
-    except AitrainError as error:
-        error.args = (name_cells(str(error)), *error.args[1:])
-        raise
-
-
 def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
     is_cell = is_notebook()
     screen: NotebookDisplay | Screen = NotebookDisplay() if is_cell else Screen()
     with screen, ExitStack() as stack:
-
-        def show(event: Event) -> None:
-            screen(replace(event, text=name_cells(event.text)) if isinstance(event, Note) else event)
-
         if is_cell:
             # a line for each score would push the display out of sight; stays open for those who keep sys.stdout
             log = folder.log.open("a", buffering=1, encoding="utf-8")
             stack.enter_context(redirect_stdout(cast(TextIO, RedactedStream(log))))
-            show(Note(f"What the environment prints goes to {folder.log}.", "info"))
-        stack.callback(lambda: write_report(folder, show) if folder.metrics.exists() else None)
-        heartbeat = Heartbeat(folder, Progress(), announce=show)
-        stack.enter_context(heartbeat)
+            screen(Note(f"What the environment prints goes to {folder.log}.", "info"))
+        stack.callback(lambda: write_report(folder, screen) if folder.metrics.exists() else None)
+        heartbeat = stack.enter_context(Heartbeat(folder, Progress(), announce=screen))
         disable_telemetry()
         import torch
 
@@ -155,7 +136,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
 
         required = ""
         if environment is None:
-            runner = load_runner(plan.config, show)
+            runner = load_runner(plan.config, screen)
         else:
             config, required = with_requirements(plan.config, environment)
             runner = start_runner(environment, config)
@@ -163,19 +144,13 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             folder.write_config(runner.config)
         again = 'resume_from_checkpoint="auto"'  # config.yaml does not have an environment of this process
         for note in (*plan.notes, *remarks(folder, plan.config.project_name, again), *filter(None, [required])):
-            show(Note(note))
-        server = stack.enter_context(managed_server(plan, folder, show))
-        stack.callback(os.environ.update, {name: os.environ[name] for name in server if name in os.environ})
-        for name in server:
-            stack.callback(os.environ.pop, name, None)
-        os.environ.update(server)
+            screen(Note(note))
         stop = StopRequest(raises_on_second=True)
         stack.enter_context(on_stop_signals(stop.request))
-        served = {"vllm_server_url": server[SERVER_VARIABLE]} if server else {}
-        config = runner.config.model_copy(update={"project_name": folder.path.name, **served})
+        config = runner.config.model_copy(update={"project_name": folder.path.name})
         activity.own.enter("starting", moves_files=True)  # not the last phase of this process's run before
         heartbeat.start()
-        screen.start()  # the thread that redraws the clocks, after forking
+        screen.start()
         if not plan.gpus and is_small(config.model) and "OMP_NUM_THREADS" not in os.environ:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)  # best for such a model, as in training processes
@@ -185,55 +160,16 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
                 config,
                 folder,
                 runner,
-                show,
+                screen,
                 partial(describe_run, runner),
                 stop,
                 plan.checkpoint,
                 heartbeat.progress,
                 check_environments if environment is None else lambda _: None,
-                try_to_write_card,
-                RecordedDiagnosis(folder, config, show).see,
             )
         )
     assert result is not None  # as it is no dry run
     return result
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What the models answered, by their names; a notebook shows them side by side."""
-
-    texts: dict[str, str]
-    titles: dict[str, str] = field(repr=False)
-
-    def _repr_html_(self) -> str:
-        texts = [escape_controls(text) for text in self.texts.values()]
-        return html_table([self.titles[name] for name in self.texts], [texts])
-
-
-class Chat:
-    """A conversation with a model, or with a model and its base at the same time: call it with what you say."""
-
-    def __init__(self, session: ChatSession) -> None:
-        self._session = session
-
-    def __call__(self, question: str) -> Answers:
-        """The answers to what you say; the next call continues the conversation.
-
-        Raises:
-            ConfigError: the conversation leaves no room for an answer.
-        """
-        with errors_in_python():
-            return Answers(self._session.ask(question), self._session.titles)
-
-    def reset(self, system: str | None = None) -> None:
-        """Begin a new conversation, with another system prompt if one is given."""
-        self._session.system = self._session.system if system is None else system
-        self._session.reset()
-
-    def close(self) -> None:
-        """End its thread."""
-        self._session.close()
 
 
 def chat(
@@ -244,8 +180,9 @@ def chat(
     greedy: bool = False,
     seed: int = 0,
     **options: Any,
-) -> Chat:
-    """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`.
+) -> ChatSession:
+    """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`
+    returns the answers by the models' names, and the next call continues the conversation.
 
     `options` are the sampling options of a run.
 
@@ -256,11 +193,9 @@ def chat(
     _silence_tqdm()
     from aitrain.jobs.chat import open_session
 
-    with errors_in_python():
-        limit = options.get("rl_max_new_tokens")
-        given = chat_options(model, only, options)
-        request = ChatSetup(model, given, only, system, greedy, seed, answer_tokens=limit)
-        return Chat(open_session(request))
+    given = chat_options(model, only, options)
+    request = ChatSetup(model, given, only, system, greedy, seed, answer_tokens=options.get("rl_max_new_tokens"))
+    return open_session(request)
 
 
 # -- the display
@@ -269,40 +204,48 @@ WIDTH = 90
 PAGE = '<pre style="font-family:ui-monospace,monospace;font-size:13px;line-height:1.4;color:inherit">{code}</pre>'
 
 
-class NotebookDisplay(Screen):
+class NotebookDisplay:
     """Shows the lines of the terminal as one output of the cell that updates itself, without scripts.
 
     It needs IPython's display handles only, so it works in Jupyter, VS Code and Colab. Its last state stays in the
     saved notebook. All text is escaped.
     """
 
-    draw_at_most, draw_every = 0.3, 2.0  # each drawing is a message to the browser
-
     def __init__(self) -> None:
-        super().__init__()
-        self._notes = list[Text]()
+        self.dashboard, self._notes = Dashboard(), list[Text]()
         self._handle: Any = None
+        self._over = threading.Event()
         # an update from another thread belongs to this cell, not to the one that runs by then
-        self._ticker = threading.Thread(target=contextvars.copy_context().run, args=[self._tick], daemon=True)
+        self._thread = threading.Thread(target=contextvars.copy_context().run, args=[self._draw], daemon=True)
 
-    def _open(self) -> None:
+    def __enter__(self) -> Self:
         self._handle = import_module("IPython.display").display(self._bundle(), raw=True, display_id=True)
+        return self
 
-    def _close(self, error: BaseException | None) -> None:
+    def start(self) -> None:
+        """Update the output every second. Call it after forking: a fork copies locks that the thread holds."""
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Show the last state, which stays in the notebook."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
         if error is not None:
             self.dashboard.phase = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._redraw()
+        self._handle.update(self._bundle(), raw=True)
 
-    def _show(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:
+        """Take one event, which the next update shows."""
+        self.dashboard.take(event)
+        if isinstance(event, Note):
+            self._notes.append(note_text(replace(event, text=name_cells(event.text))))
         if isinstance(event, Ended):
             self.dashboard.phase = event.status if event.because is None else f"{event.status}: {event.because}"
 
-    def _print(self, text: Text) -> None:
-        self._notes.append(text)
-
-    def _redraw(self) -> None:
-        self._handle.update(self._bundle(), raw=True)
+    def _draw(self) -> None:
+        while not self._over.wait(1.0):  # each drawing is a message to the browser
+            self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, str]:
         """The state as HTML, and as text where a notebook is shown without HTML."""

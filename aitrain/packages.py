@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+STANDARD = Path(os.__file__).parent
+"""Folder of the standard library."""
 BUNDLED = PACKAGE / "envs"
 """The example environments: `envs.NAME` for --rl-env, `aitrain.envs.NAME` in Python."""
 
@@ -22,6 +25,26 @@ CONSTRAINTS = next(
 def is_installed(file: str) -> bool:
     """Whether a file is that of an installed package; Debian's Python and that of Colab call the folder otherwise."""
     return "site-packages" in file or "dist-packages" in file
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is that of an installed package, which may be a user's environment, too."""
+    return is_installed(file) and not Path(file).is_relative_to(BUNDLED)
+
+
+def is_machinery(file: str) -> bool:
+    """Whether a file belongs to aitrain, the import system or the standard library."""
+    path = Path(file)
+    if path.is_relative_to(BUNDLED):
+        return False
+    is_standard = path.is_relative_to(STANDARD) and not is_library(file)
+    return is_standard or file.startswith("<frozen") or path.is_relative_to(PACKAGE)
+
+
+@lru_cache(maxsize=1024)
+def is_users_file(file: str) -> bool:
+    """Whether a file is the user's code, as opposed to Python's, a library's or aitrain's."""
+    return not is_machinery(file) and not is_library(file)
 
 
 def in_working_directory(name: str) -> ModuleSpec | None:

@@ -105,9 +105,13 @@ def disable_telemetry() -> None:
 
 def secret_values() -> dict[str, str]:
     """Environment variables that hold secrets, by name; existing paths do not count."""
-    named = {name: value for name, value in os.environ.items() if is_secret_name(name)}
-    long = {name: value for name, value in named.items() if len(value) >= MIN_SECRET_LENGTH}
-    return {name: value for name, value in long.items() if not (value.startswith("/") and Path(value).exists())}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if is_secret_name(name)
+        and len(value) >= MIN_SECRET_LENGTH
+        and not (value.startswith("/") and Path(value).exists())
+    }
 
 
 @lru_cache(maxsize=4096)
@@ -207,20 +211,16 @@ def without_secrets(value: Any) -> Any:
     return [without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def found_secret(value: object, name: str = "") -> str:
-    """What makes a value with this name a secret, or one inside it, in words; empty if nothing does."""
+def has_secret(value: object, name: str = "") -> bool:
+    """Whether a value with this name is a secret, or holds one; the name of an environment variable is none."""
     if isinstance(value, Mapping):
-        return next(filter(None, (found_secret(item, str(key)) for key, item in value.items())), "")
+        return any(has_secret(item, str(key)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return next(filter(None, (found_secret(item, name) for item in value)), "")
+        return any(has_secret(item, name) for item in value)
     if not isinstance(value, str) or (VARIABLE_NAME.fullmatch(value) and not SECRET_VALUE.search(value)):
-        return ""
-    for variable, known in secret_values().items():
-        if any(form in value for form in encoded_forms([known])):
-            return f"the value of {variable}"
-    if is_random(name, value) or (len(value) >= MIN_SECRET_LENGTH and SURE_NAME.search(_snake_case(name))):
-        return f"a secret ({name})"
-    return "what has the form of a secret" if redact(value) != value else ""
+        return False
+    is_sure = len(value) >= MIN_SECRET_LENGTH and SURE_NAME.search(_snake_case(name)) is not None
+    return is_sure or is_random(name, value) or redact(value) != value
 
 
 def _hidden(name: str, value: object) -> object:

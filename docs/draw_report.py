@@ -42,7 +42,8 @@ def shown(run: Path) -> dict[str, Any]:
         if row["name"] == "rl_env":
             row["value"] = Path(row["value"]).name  # no folder of this machine
     summary["environment"] = {"class": summary["environment"].get("class")}
-    summary["system"], summary["machines"] = {"minutes": [], "series": {}}, []
+    summary["machines"] = []
+    summary["result"].pop("model")  # its folder on this machine
     return {**data, "cases": {"rows": [], "count": 0}, "source": [], "episodes": [], "shared": []}
 
 

@@ -70,8 +70,8 @@ def test_two_models_are_asked_the_same_and_an_answer_that_one_of_them_cannot_giv
         chat.name = name
     loaded = [chat for chat, _, _ in chats]
     with closing(ChatSession(loaded, system="add")) as session:
-        assert session.ask("2+2?") == {"base": "5$", "tuned": "4$"}
-        assert session.ask("+1?") == {"base": "6$", "tuned": "5$"}
+        assert session("2+2?") == {"base": "5$", "tuned": "4$"}
+        assert session("+1?") == {"base": "6$", "tuned": "5$"}
         (_, base), (first, tuned) = (engine.requests for _, engine, _ in chats)
         assert "".join(map(chr, base.prompt_ids)) == "s:add$u:2+2?$a:5$u:+1?$a:"
         assert "".join(map(chr, tuned.prompt_ids)) == "s:add$u:2+2?$a:4$u:+1?$a:"
@@ -80,7 +80,7 @@ def test_two_models_are_asked_the_same_and_an_answer_that_one_of_them_cannot_giv
         before = [list(chat.messages) for chat in loaded]
         loaded[1].limits = Limits(1, 50, context=20)
         with pytest.raises(ConfigError, match="The conversation has"):
-            session.ask("+2?")
+            session("+2?")
         assert [chat.messages for chat in loaded] == before
 
 
@@ -96,20 +96,21 @@ def test_ctrl_c_ends_an_answer_which_is_in_no_conversation() -> None:
     with closing(ChatSession([chat for chat, _, _ in chats], system="add")) as session:
         chats[1][1].generate = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
-            session.ask("2+2?")
+            session("2+2?")
         assert [len(chat.messages) for chat, _, _ in chats] == [1, 1]
         chats[1][1].generate = generate  # type: ignore[method-assign]
-        assert set(session.ask("2+3?")) == {"tuned"}
+        assert set(session("2+3?")) == {"tuned"}
 
 
 def test_control_characters_of_a_model_reach_no_terminal() -> None:
     terminal = Terminal(80)
     shown = ChatView(terminal.console(), {"tuned": "tuned: model"})
+    shown.answer("tuned", "a\x1b[2J")
     shown.answer("tuned", "a\x1b[2Jb\x07")
     shown.note("tuned", "\x1b]0;title\x07", "red")
     shown.finish()
 
-    assert terminal.shown[1:] == ["a\\x1b[2Jb\\x07", "\\x1b]0;title\\x07"]
+    assert terminal.shown[1:] == ["a\\x1b[2Jb\\x07", "tuned: \\x1b]0;title\\x07"]
 
 
 def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: Path) -> None:

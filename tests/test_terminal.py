@@ -15,7 +15,7 @@ from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.result import Result
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
-from aitrain.ui.terminal import LogTail, Screen, run_texts
+from aitrain.ui.terminal import Screen, read_on, run_texts
 from tests.conftest import json_lines, write
 from tests.runs.scorings import interval
 from tests.screens import Terminal
@@ -25,18 +25,13 @@ STEPS = [Step(n, 9, n / 10, 90 - 10 * n, 0.125, 0.03, 0.0, 1234.5, TIMES) for n 
 RUN: list[Event] = [Phase("loading"), Note("2 dropped"), Evaluated("before", 0.25, 0.1), *STEPS]
 
 
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every drawing is drawn."""
-    monkeypatch.setattr(Screen, "draw_at_most", -1.0)
-
-
 def watched(events: list[Event], width: int = 80) -> Terminal:
-    """A terminal in which these events were shown, by a screen that is still open."""
+    """A terminal in which these events were shown, by a screen that leaves its block, as the run has not ended."""
     shown = Terminal(width)
-    screen = Screen(shown.console()).__enter__()
-    for event in events:
-        screen(event)
+    with Screen(shown.console()) as screen:
+        screen.start()
+        for event in events:
+            screen(event)
     return shown
 
 
@@ -83,7 +78,7 @@ def test_in_a_pipe_there_are_few_lines_and_no_control_characters() -> None:
         "loading",
         "! 2 dropped",
         "held-out score before: 0.250 sampled, 0.100 greedy",
-        "step 9/9  0s left  reward 0.900  groups 12% flat  (all scores equal)  episodes 3% truncated  0% failed"
+        "step 1/9  1m 20s left  reward 0.100  groups 12% flat  (all scores equal)  episodes 3% truncated  0% failed"
         "  speed 1,234 tokens/s  0.60s a step  generate 0.25s  environment 0.05s  optimize 0.30s",
     ]
 
@@ -92,16 +87,18 @@ def test_in_a_pipe_there_are_few_lines_and_no_control_characters() -> None:
 
 
 def test_a_log_is_told_line_by_line_as_it_grows(tmp_path: Path) -> None:
-    tail = LogTail(tmp_path / "train.log")
-    assert tail() == []
-    with (tmp_path / "train.log").open("wb") as log:
+    path = tmp_path / "train.log"
+    assert read_on(path, 0) == ([], 0)
+    with path.open("wb") as log:
         log.write(b"one\ntwo\r\n 10%\r 20%\r100%\nhal")
         log.flush()
-        assert tail() == ["one", "two", "100%"]
+        lines, done = read_on(path, 0)
+        assert lines == ["one", "two", "100%"]
         log.write(b"f \xff\n")
         log.flush()
-        assert tail() == ["half �"]
-    assert tail() == []
+        lines, done = read_on(path, done)
+        assert lines == ["half �"]
+    assert read_on(path, done) == ([], done)
 
 
 def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
@@ -112,12 +109,12 @@ def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
     path = tmp_path / "train.log"
     with path.open("ab", buffering=0) as log:
         log.write(b"".join(b"line %d\n" % number for number in range(1000)))
-        tail = LogTail(path)
-        tail()
+        _, done = read_on(path, 0)
         redaction.cut(str(path))
-        assert tail() == []
+        lines, done = read_on(path, done)
+        assert lines == []
         log.write(b"the end\n")
-        assert tail() == ["the end"]
+        assert read_on(path, done)[0] == ["the end"]
 
     said = path.read_text()
     assert said.startswith("line 0\nline 1\n")

@@ -31,6 +31,6 @@ def test_a_run_says_as_much_as_it_is_asked_to(aitrain_grpo: Run, here: Path) -> 
     assert "report: runs/project-name/report.html" in quiet.stdout
     assert "I was here" in loud.stderr
     assert "I was here" not in plain.stderr
-    assert "reward 0.500" in plain.stderr
+    assert "held-out score after: 0.500" in plain.stderr
     assert r"no luck \x1b[2J" in plain.stderr
     assert (plain.stdout + plain.stderr).replace("\n", "").isprintable()  # as nothing can be drawn over here

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 from rich.console import Console
@@ -29,7 +29,7 @@ from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.page import write_report
-from aitrain.ui.terminal import LogTail, Screen, on_standard_error, run_texts
+from aitrain.ui.terminal import Screen, on_standard_error, run_texts, shown_log
 
 
 def train_here(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) -> int:
@@ -136,8 +136,9 @@ def _shown(folder: RunFolder, verbosity: Verbosity) -> Iterator[Announce]:
         yield _send
         return
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
-    with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
-        yield screen.start()
+    with Screen(console) as screen, shown_log(folder.log, screen) if verbosity.verbose else nullcontext():
+        screen.start()
+        yield screen
 
 
 def _send(event: Event) -> None:

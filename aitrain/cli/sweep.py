@@ -61,7 +61,8 @@ def sweep(
         (folder / f"{SWEEP_LOG}.lock").unlink(missing_ok=True)  # Optuna's own, which a killed sweep may have left
         study = open_study(folder, not resume)
         study.set_user_attr("config", to_json_object(plan.config.written()))
-        played = Sweep(plan, folder, study, screen.start())
+        screen.start()
+        played = Sweep(plan, folder, study, screen)
         try:
             with on_stop_signals(lambda *_: played.stop()):
                 played.run()

@@ -38,7 +38,8 @@ from typing import Any
 
 from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
-from aitrain.execution.user_code import is_users_file, own_files
+from aitrain.execution.user_code import own_files
+from aitrain.packages import is_users_file
 
 MAX_OBJECTS = 1_000_000
 """Maximum objects in a snapshot; comparing two snapshots of this size takes about 0.3 s."""

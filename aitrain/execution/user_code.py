@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import FrameType
 
-from aitrain.packages import BUNDLED, PACKAGE, is_installed
+from aitrain.packages import is_library, is_machinery
 
 
 def failure_message(what: str, error: BaseException) -> str:
@@ -46,17 +45,11 @@ def _where(error: BaseException) -> str:
 
 def users_line(stack: traceback.StackSummary) -> str:
     """Innermost line of the user's code in a stack, else of a library; empty if there is neither."""
-    frames = [frame for frame in stack if not _is_machinery(frame.filename)]
-    own = [frame for frame in frames if not _is_library(frame.filename)] or frames
+    frames = [frame for frame in stack if not is_machinery(frame.filename)]
+    own = [frame for frame in frames if not is_library(frame.filename)] or frames
     if not own:
         return ""
     return f"at {own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}: {own[-1].line}"[:300]
-
-
-@functools.lru_cache(maxsize=1024)
-def is_users_file(filename: str) -> bool:
-    """Whether a file is the user's code, as opposed to Python's, a library's or aitrain's."""
-    return not _is_machinery(filename) and not _is_library(filename)
 
 
 own_files: set[str] = set()
@@ -69,20 +62,6 @@ def _remedy(error: BaseException) -> str:
     if describe_error(error).startswith("ImportError: attempted relative import"):
         return "Name it as a module: --rl-env-module package.module"
     return ""
-
-
-def _is_machinery(filename: str) -> bool:
-    """Whether a file belongs to aitrain, the import system or the standard library."""
-    path = Path(filename)
-    if path.is_relative_to(BUNDLED):
-        return False
-    is_standard = path.is_relative_to(Path(traceback.__file__).parent) and not _is_library(filename)
-    return is_standard or filename.startswith("<frozen") or path.is_relative_to(PACKAGE)
-
-
-def _is_library(filename: str) -> bool:
-    """Whether a file is that of an installed package, which may be a user's environment, too."""
-    return is_installed(filename) and not Path(filename).is_relative_to(BUNDLED)
 
 
 _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)

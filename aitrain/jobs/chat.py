@@ -130,12 +130,13 @@ class ChatSession:
         """What each model is, by its name."""
         return {chat.name: f"{chat.name}: {chat.label}" for chat in self.chats}
 
-    def reset(self) -> None:
-        """Begin new conversations, with the system prompt if there is one."""
+    def reset(self, system: str | None = None) -> None:
+        """Begin new conversations, with another system prompt if one is given; an empty one is none."""
+        self.system = self.system if system is None else system
         for chat in self.chats:
             chat.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def ask(self, question: str, view: ChatView | None = None) -> dict[str, str]:
+    def __call__(self, question: str, view: ChatView | None = None) -> dict[str, str]:
         """The answers by the models' names, shown in a view while they come. After Ctrl-C, or where an answer cannot be
         had, the question is part of no conversation.
 
@@ -218,8 +219,7 @@ def talk(session: ChatSession, console: Console) -> None:
             if word == "/quit":
                 return
             if word in ("/system", "/reset"):
-                session.system = rest.strip() if word == "/system" else session.system
-                session.reset()
+                session.reset(rest.strip() if word == "/system" else None)
                 prompt = session.system and f" with the system prompt: {session.system}"
                 say(f"new conversation{prompt}")
             elif line.startswith("/"):
@@ -240,7 +240,7 @@ def show_answers(session: ChatSession, console: Console, question: str) -> None:
     view = ChatView(console, session.titles)
     try:
         try:
-            session.ask(question, view)
+            session(question, view)
         except KeyboardInterrupt:
             view.note(session.chats[-1].name, "interrupted: this is not part of the conversation", "yellow")
             return
@@ -256,7 +256,7 @@ def answer_lines(session: ChatSession) -> None:
     for line in sys.stdin:
         if question := clean(line).strip():
             session.reset()
-            print(json.dumps({"question": question, "answers": session.ask(question)}), flush=True)
+            print(json.dumps({"question": question, "answers": session(question)}), flush=True)
 
 
 def main(request: ChatSetup) -> int:

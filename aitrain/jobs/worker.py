@@ -121,10 +121,8 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
 
     run = importlib.import_module("aitrain.jobs.evaluate" if is_eval else "aitrain.jobs.grpo").run
     from aitrain.jobs.env_loading import check_environments, describe_run
-    from aitrain.runs.diagnosis import RecordedDiagnosis
     from aitrain.training.distributed import shutdown_group
     from aitrain.training.run_context import RunContext, StopRequest
-    from aitrain.ui.card import try_to_write_card
 
     stop = StopRequest()
     with on_stop_signals(stop.request):  # also from the supervisor of this process, if its command is killed
@@ -150,8 +148,6 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
                 checkpoint,
                 heartbeat.progress,
                 check_environments,
-                try_to_write_card,
-                RecordedDiagnosis(folder, config, channel).see,
                 dry_run_of=int(os.environ.get(DRY_RUN_VARIABLE, "0")),
             )
         )

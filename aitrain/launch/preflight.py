@@ -26,7 +26,7 @@ from aitrain.options.reading import resolve
 from aitrain.options.run import LoRAOptions
 from aitrain.options.train import TrainConfig
 from aitrain.packages import installed, named_folder
-from aitrain.redaction import found_secret
+from aitrain.redaction import has_secret
 from aitrain.runs.checkpoint import (
     PREFIX,
     changed_options,
@@ -284,9 +284,9 @@ def refuse_secrets(config: TrainConfig) -> None:
         ConfigError: there is one.
     """
     for option, value in config.written().items():
-        if found := found_secret(value):
+        if has_secret(value):
             raise ConfigError(
-                f"{option}: it holds {found}, and would be written into the run folder\n"
+                f"{option}: it holds a secret, by its name or its form, which would be written into the run folder\n"
                 "Leave it out, and let what needs it read an environment variable."
             )
 

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import product
 from typing import Literal, TypeVar, get_args
 
-from aitrain.cells import html_line, html_table
+from aitrain.cells import html_summary
 from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
 from aitrain.runs.held_out import IntervalValues, Verdict, interval_text, verdict_of, verdict_sentence
@@ -173,8 +173,7 @@ class Comparison:
         rows = [(name, *row.texts) for name, row in self.rows.items()]
         counts = f"{self.counts['won']} cases won, {self.counts['lost']} lost, of {len(self.pairs)}"
         said = [verdict_sentence(self.main.change), counts, self.format_sentence(), *self.notes]
-        table = html_table(("", self.a.label, self.b.label, "change"), rows)
-        return table + "".join(map(html_line, filter(None, said)))
+        return html_summary(("", self.a.label, self.b.label, "change"), rows, said)
 
     def to_json(self) -> JsonObject:
         """The comparison as JSON, with all cases."""

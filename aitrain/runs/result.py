@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
-from aitrain.cells import html_line, html_table
+from aitrain.cells import html_summary
 from aitrain.errors import ConfigError
 from aitrain.runs.held_out import (
     DECODINGS,
@@ -123,15 +123,15 @@ class Result(StoredResult):
         """The result as a notebook shows it: the held-out scores, what they say, and where the model is."""
         rows = table_texts(self.scores)
         change = self.scores["sampled"]["change"] if "sampled" in self.scores else None
-        table = html_table(("held-out", "before", "after", "change"), rows) if rows else ""
         why = f" ({self.stopped_because})" if self.stopped_because else ""
         failed = sum(self.failures.values())
         lines = [
             f"{self.status}{why}: {self.steps} steps in {self.seconds:.0f} s",
             verdict_sentence(change),
             f"{failed} of {self.episodes} episodes failed" if failed else "",
+            f"model: {self.model}",
         ]
-        return table + "".join(map(html_line, [*filter(None, lines), f"model: {self.model}"]))
+        return html_summary(("held-out", "before", "after", "change"), rows, lines)
 
     def to_json(self) -> dict[str, Any]:
         """The content of result.json, with the folder of the model."""

@@ -139,7 +139,7 @@ def _passes_in_order(kept: list[bool], limit: PassLimit, width: int, processes: 
     """The passes of each process, with its kept rows in their order. A process with fewer passes than another one has
     passes of one row that is not kept."""
     own_rows = len(kept) // processes
-    most = limit.most(width, own_rows)
+    most = limit.most(width)
     shares = []
     for first in range(0, len(kept), own_rows):
         rows = [row for row in range(first, first + own_rows) if kept[row]]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from aitrain.errors import Interrupted
 from aitrain.events import Announce, Note, NoteLevel, Phase
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import read_manifest, rewind
+from aitrain.runs.diagnosis import RecordedDiagnosis
 from aitrain.runs.environment_source import keep_source
 from aitrain.runs.heartbeat import Progress
 from aitrain.runs.records import MetricsLine, RolloutRecord
@@ -84,12 +86,13 @@ class RunContext:
     """Progress for status.json."""
     check_environments: CheckEnvironments = lambda *_: None
     """Called before the model is loaded."""
-    write_card: Callable[[RunFolder], str | None] = lambda _: None
-    """Writes the model card; returns an error message if that fails."""
-    diagnose: Callable[[MetricsLine], None] = lambda _: None
-    """Looks at each line of metrics and each scoring, on the first process."""
     dry_run_of: int = 0
     """Number of processes of the run if this process only checks it."""
+
+    @cached_property
+    def diagnose(self) -> Callable[[MetricsLine], None]:
+        """Looks at each line of metrics and each scoring, on the first process."""
+        return RecordedDiagnosis(self.folder, self.config, self.announce).see
 
     def note(self, text: str | None, level: NoteLevel = "warning") -> None:
         """Show the user a note, which stays on the screen; no-op without a text."""

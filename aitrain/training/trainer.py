@@ -436,7 +436,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return self._in_own_passes(model, input_ids, attention_mask, logits_to_keep), None, None
         if batch_size is not None:
             width = max(gather_object([input_ids.shape[1]]))  # as many passes on each process
-            more["batch_size"] = self.pass_limit.most(width, len(input_ids))
+            more["batch_size"] = self.pass_limit.most(width)
         in_loss = attention_mask[:, -logits_to_keep:].bool() if self._in_loss is None else self._in_loss
         if self._prompts is not None:
             return *self._prompts.log_probs(model, input_ids, attention_mask, in_loss), None

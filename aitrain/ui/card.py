@@ -12,13 +12,13 @@ from pathlib import Path
 from aitrain.errors import ConfigError
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.packages import NAMED_MODELS
+from aitrain.packages import NAMED_MODELS, public_base
 from aitrain.redaction import redact, without_secrets
 from aitrain.runs.held_out import recorded_table, table_texts
 from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
 from aitrain.ui.output import escape_controls
-from aitrain.ui.overview import Overview, short_name
+from aitrain.ui.overview import Overview
 from aitrain.ui.page import asset
 
 FOLDERS = re.compile(r"(?<![\w.:/])[/~][^:\"']*/")
@@ -28,16 +28,13 @@ FOLDERS = re.compile(r"(?<![\w.:/])[/~][^:\"']*/")
 def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
     """Write the card of a run that has a result and a model: into model/, or into `place`, an export of that model.
     Returns an error message if that fails, as the run must not fail with it."""
+    place = place or folder.model
     try:
-        _write_card(folder, place or folder.model)
+        text = card_text(Overview(folder.path), place, resolve(TrainConfig, folder.config))
+        write_text(place / "README.md", redact(text) + "\n")
     except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
         return f"The model card could not be written: {type(error).__name__}: {error}"
     return None
-
-
-def _write_card(folder: RunFolder, place: Path) -> None:
-    text = card_text(Overview(folder.path), place, resolve(TrainConfig, folder.config))
-    write_text(place / "README.md", redact(text) + "\n")
 
 
 def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
@@ -56,15 +53,13 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
     text: str = templates.get_template("card.md").render(
         header=_header(place, config.model),
         config=config,
-        model=short_name(config.model),
+        model=public_base(config.model),
         result=overview.result,
-        samples=overview.result.get("eval_samples") or 1,
         is_adapter=_is_adapter(place),
         is_merged_beside=(place / "merged").exists(),
         scores=table_texts(recorded_table(overview.result.get("scores")) or {}),
         curve=reward_line(rewards).plain if len(rewards) > 1 else "",
         made=made,
-        environments=list((made.get("environments") or {"": made}).values()),
         env_config=json.dumps(env_config, ensure_ascii=False) if env_config else "",
         options=escape_controls("\n".join(FOLDERS.sub("", option) for option in options)),
     )

@@ -4,22 +4,22 @@ Control characters of models are escaped."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import RenderableType
 from rich.text import Text
 
+from aitrain.packages import public_base
 from aitrain.redaction import redact
 from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome, compare_all, telling_samples
 from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_text
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.recorded_scoring import read_scorings
+from aitrain.runs.recorded_scoring import RecordedScoring, read_scorings
 from aitrain.ui.dashboard import number
-from aitrain.ui.episodes import Limit, episode
+from aitrain.ui.episodes import MOST_BYTES, episode
 from aitrain.ui.output import escape_controls
-from aitrain.ui.overview import short_name
-from aitrain.ui.page import asset, rendered
+from aitrain.ui.page import rendered
 from aitrain.ui.terminal import text_table
 from aitrain.ui.transcript import MIDDLE, messages_text, score_text
 
@@ -31,14 +31,12 @@ MOST_CASES: dict[Outcome, int] = {"lost": 60, "won": 60, "equal": 20, "unscored"
 """Maximum number of cases with transcripts, of each outcome."""
 MOST_ROWS = 5_000
 """Maximum number of cases that are listed."""
-MOST_SAMPLES = 4
-IN_THE_PAGE = Limit(text=6_000, first=40, last=10)
 SHOWN_OUTCOMES: tuple[Outcome, ...] = ("lost", "won")
 
 
 def comparison_texts(
     comparisons: Sequence[Comparison], most_cases: int = 2, detect: float | None = None
-) -> Iterator[RenderableType]:
+) -> Iterator[Text]:
     """The comparisons, each from its verdict to the transcripts of the `most_cases` that B lost and won most clearly.
     `detect`: the difference that the number of cases is computed for, unless it is the measured one."""
     if len(comparisons) > 1:
@@ -52,7 +50,7 @@ def comparison_texts(
             (VERDICT_WORDS[verdict], f"bold {VERDICT_STYLES[verdict]}"),
         )
         for scoring in (a, b):
-            yield Text(escape_controls(f"{scoring.label}: {short_name(scoring.model)}  {scoring.folder}"), "dim")
+            yield Text(escape_controls(f"{scoring.label}: {public_base(scoring.model)}  {scoring.folder}"), "dim")
         yield Text()
         yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"))
         yield Text()
@@ -88,7 +86,7 @@ def p_text(p_value: float) -> str:
 # -- cases
 
 
-def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[RenderableType]:
+def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[Text]:
     """One case: its prompt, and what each model said, in the episodes that show the difference best."""
     a, b = comparison.a, comparison.b
     scores = f"{number(pair.score_a)} -> {number(pair.score_b)}"
@@ -99,7 +97,7 @@ def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[Re
             yield from messages_text(asked)
         yield Text.assemble("  ", (escape_controls(scoring.label), "bold"), "  ", score_text(sample.score))
         for message in messages_text(said):
-            message.text.truncate(LONGEST_TEXT, overflow="ellipsis")
+            message.truncate(LONGEST_TEXT, overflow="ellipsis")
             yield message
 
 
@@ -119,8 +117,8 @@ def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
     """The page of some models that are compared with the same one."""
     return rendered(
         "comparison.html",
-        list(map(asset, STYLES)),
-        list(map(asset, SCRIPTS)),
+        STYLES,
+        SCRIPTS,
         title=f"{comparisons[0].b.label} compared with {comparisons[0].a.label}",
         views=list(map(_view, comparisons)),
         written=time.strftime("%Y-%m-%d %H:%M"),
@@ -129,7 +127,7 @@ def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
         interval=interval_text,
         p_text=p_text,
         shown=escape_controls,
-        short_name=short_name,
+        short_name=public_base,
     )
 
 
@@ -137,24 +135,27 @@ def _view(comparison: Comparison) -> JsonObject:
     ranked = sorted(comparison.pairs, key=lambda pair: -abs(pair.difference or 0.0))[:MOST_ROWS]
     changes = [row.change for row in comparison.rows.values()]
     limits = [abs(limit) for change in changes for limit in (change["low"], change["high"], change["mean"]) if limit]
-    told = {id(pair) for outcome, most in MOST_CASES.items() for pair in comparison.cases(outcome)[:most]}
+    left, room, cases = Counter(MOST_CASES), MOST_BYTES, []
+    for pair in ranked:
+        sides = _sides(comparison, pair) if left[pair.outcome] > 0 else []
+        size = sum(scoring.rollouts.entries[number].length for scoring, number in sides)
+        is_told = 0 < size <= room
+        if is_told:
+            room -= size
+            left[pair.outcome] -= 1
+        cases.append((pair, [episode(scoring.rollouts, number) for scoring, number in sides] if is_told else []))
     return {
         "c": comparison,
         "notes": [redact(note) for note in comparison.notes],
         "reach": max(limits, default=1.0),
-        "cases": [(pair, _sides(comparison, pair) if id(pair) in told else []) for pair in ranked],
+        "cases": cases,
     }
 
 
-def _sides(comparison: Comparison, pair: CasePair) -> list[list[JsonObject]]:
-    """Some episodes of a case by each model, beginning with the one that shows the difference best; nothing of a case
-    that an interrupted eval lacks."""
-    cases = [(comparison.a, pair.a), (comparison.b, pair.b)]
-    if not all(case.samples[comparison.decoding] for _, case in cases):
+def _sides(comparison: Comparison, pair: CasePair) -> list[tuple[RecordedScoring, int]]:
+    """The episode of a case by each model that shows the difference best; none of a case that an interrupted eval
+    lacks."""
+    if not all(case.samples[comparison.decoding] for case in (pair.a, pair.b)):
         return []
-    sides = []
-    for (scoring, case), first in zip(cases, telling_samples(comparison, pair), strict=True):
-        numbers = [sample.number for sample in case.samples[comparison.decoding].values()]
-        numbers.sort(key=lambda number: number != first.number)
-        sides.append([episode(scoring.rollouts, number, IN_THE_PAGE) for number in numbers[:MOST_SAMPLES]])
-    return sides
+    samples = telling_samples(comparison, pair)
+    return [(comparison.a, samples[0].number), (comparison.b, samples[1].number)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from statistics import fmean
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -19,12 +20,8 @@ LABEL, BAR, CURVE = 10, 40, 60
 PATIENCE = 3.0
 """Seconds after which a phase shows its duration."""
 BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII = str.maketrans(f"{BLOCKS}━─", ".:-=+*%@#-")
-"""What stands for them where the terminal cannot show them."""
 LEAST_SPAN = 0.1
 """Minimum range of a sparkline's height, so that noise does not look like a change."""
-PARTS = ("generate", "environment", "optimize")
-BAD, DOUBTFUL = "red", "yellow"
 
 
 @dataclass
@@ -45,11 +42,10 @@ class Dashboard:
 
     def take(self, event: Event) -> None:
         """Update the state with an event."""
-        if isinstance(event, Playing):
-            self.playing = event if event.episodes else None
-            return
-        self.since = time.monotonic()
         match event:
+            case Playing():
+                self.playing = event if event.episodes else None
+                return
             case Phase():
                 self.phase = escape_controls(event.text)
             case Evaluated() if event.sampled is not None:
@@ -62,42 +58,37 @@ class Dashboard:
                 self.phase, self.evaluating = "", event
             case Ended() | Failed():
                 self.playing, self.is_over = None, self.is_over or isinstance(event, Ended)
+        self.since = time.monotonic()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines, cut at the edge of the terminal."""
-        for name, line in self.parts(options.max_width - 1 - LABEL).items():
-            whole = Text.assemble((f"{name:<{LABEL}}", "dim"), line)
-            if options.ascii_only:
-                whole.plain = whole.plain.translate(ASCII)
-            whole.truncate(options.max_width - 1, overflow="crop")
-            yield whole
+        for name, line in self.parts(options.max_width - LABEL).items():
+            yield Text.assemble((f"{name:<{LABEL}}", "dim"), line, no_wrap=True, overflow="crop")
 
     def parts(self, width: int) -> dict[str, Text]:
         """The lines by their names; without those that are empty."""
         elapsed = time.monotonic() - self.since
         lines: dict[str, Text] = {}
         if (eval := self.evaluating) is not None:
-            lines["episodes"] = _progress(
-                eval.done, eval.episodes, _left(eval.seconds_left - elapsed, self.phase), width
-            )
-            failed = _share(eval.failed or None, "failed", 1e-9, BAD)
+            lines["episodes"] = _progress(eval.done, eval.episodes, _left(eval.seconds_left - elapsed), width)
+            failed = _share(eval.failed or None, "failed", "red")
             lines["score"] = _joined(Text(number(eval.score), "bold"), Text(eval.decoding, "dim"), failed)
         elif (step := self.step) is not None:
-            lines["step"] = _progress(step.step, step.steps, _left(step.seconds_left - elapsed, self.phase), width)
+            lines["step"] = _progress(step.step, step.steps, _left(step.seconds_left - elapsed), width)
             reward = Text(number(step.reward), "bold")
             curve = reward_line(self.rewards, width - len(reward) - 2) if len(self.rewards) > 1 else Text()
             lines["reward"] = _joined(reward, curve)
         scores = [*self.scores[:1], *self.scores[1:][-2:]]  # the first and the last two
-        lines["held-out"] = _joined(*(Text(f"{number(one.sampled)} {_when(one)}") for one in scores))
-        if self.step is not None:
-            flat = _share(self.step.flat_groups, "flat", 0.8)
+        lines["held-out"] = _joined(*(Text(f"{number(one.sampled)} {one.when}") for one in scores))
+        if (step := self.step) is not None:
+            flat = _share(step.flat_groups, "flat")
             lines["groups"] = _joined(flat, Text("(all scores equal)", "dim") if flat else flat)
-            failed = _share(self.step.failed, "failed", 1e-9, BAD)
-            lines["episodes"] = _joined(_share(self.step.truncated, "truncated", 0.5), failed)
-            seconds = {name: brief(value) for name, value in self.step.seconds.items()}
-            whole = f"{seconds['step']} a step" if "step" in seconds else ""
-            lines["speed"] = _joined(Text(_tokens_per_second(self.step.tokens_per_second)), Text(whole))
-            lines[""] = _joined(*(Text(f"{name} {seconds[name]}") for name in PARTS if name in seconds))
+            failed = _share(step.failed, "failed", "red" if step.failed else "")
+            lines["episodes"] = _joined(_share(step.truncated, "truncated"), failed)
+            seconds = {name: f"{value:.2f}s" for name, value in step.seconds.items()}
+            whole = f"{seconds.pop('step')} a step" if "step" in seconds else ""
+            lines["speed"] = _joined(Text(_tokens_per_second(step.tokens_per_second)), Text(whole))
+            lines[""] = _joined(*(Text(f"{name} {value}") for name, value in seconds.items()))
         if (rollout := self.playing) is not None:
             speed = _tokens_per_second(rollout.tokens_per_second)
             lines["rollout"] = _progress(rollout.done, rollout.episodes, speed, width)
@@ -142,11 +133,6 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
-def brief(seconds: float) -> str:
-    """Duration of a part of a step: `0.31s`, `12.4s`, `3m 05s`."""
-    return duration(seconds) if seconds >= 60 else f"{seconds:.2f}s" if seconds < 10 else f"{seconds:.1f}s"
-
-
 def _progress(done: int, of: int, rest: str, width: int) -> Text:
     """`12/50 ━━━━──── 1m 20s left`."""
     columns = max(0, min(BAR, width - 26))
@@ -160,21 +146,17 @@ def _joined(*parts: Text) -> Text:
     return Text("  ").join(part for part in parts if part.plain)
 
 
-def _left(seconds: float, phase: str = "") -> str:
-    """`1m 20s left`; empty while something else than a step is done."""
-    return "" if phase else f"{duration(max(0.0, seconds))} left"
+def _left(seconds: float) -> str:
+    """`1m 20s left`."""
+    return f"{duration(max(0.0, seconds))} left"
 
 
 def _tokens_per_second(rate: float | None) -> str:
     return "" if rate is None else f"{rate:,.0f} tokens/s"
 
 
-def _when(event: Evaluated) -> str:
-    return f"at {event.when}" if event.when.startswith("step") else event.when
-
-
-def _share(value: float | None, of: str, worrying: float, style: str = DOUBTFUL) -> Text:
-    return Text() if value is None else Text(f"{value:.0%} {of}", style if value >= worrying else "")
+def _share(value: float | None, of: str, style: str = "") -> Text:
+    return Text() if value is None else Text(f"{value:.0%} {of}", style)
 
 
 # -- curves
@@ -184,14 +166,13 @@ def reward_line(rewards: Sequence[float], width: int = CURVE) -> Text:
     """The rewards as a curve of one line, with the lowest and the highest one."""
     ends = f"{min(rewards):.2f} to {max(rewards):.2f}"
     columns = averaged(rewards, min(CURVE, width - len(ends) - 2))
-    low, high = min(columns), max(columns)
-    span = max(high - low, LEAST_SPAN)
+    low = min(columns)
+    span = max(max(columns) - low, LEAST_SPAN)
     line = "".join(BLOCKS[round((value - low) / span * 7)] for value in columns)
     return _joined(Text(line, "cyan"), Text(ends, "dim"))
 
 
 def averaged(values: Sequence[float], width: int) -> list[float]:
     """Means of neighbouring values, at most `width` of them."""
-    count = max(1, min(width, len(values)))
-    edges = [round(index * len(values) / count) for index in range(count + 1)]
-    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    size = math.ceil(len(values) / max(1, width))
+    return [fmean(values[start : start + size]) for start in range(0, len(values), size)]

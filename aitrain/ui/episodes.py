@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -17,23 +17,15 @@ from pydantic.dataclasses import dataclass
 from aitrain.environment.completion_parser import short
 from aitrain.runs.held_out import grouped
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
-from aitrain.runs.records import RolloutRecord, TranscriptMessage
+from aitrain.runs.records import RolloutRecord
 from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.ui.overview import evenly
 
-Group = list[int]
-"""Numbers of episodes."""
-
-FACTS = (
-    "step", "eval_phase", "group", "case", "case_idx", "score", "advantage", "stop", "failure", "turns", "tokens",
-    "discarded", "environment",
-)  # fmt: skip
-"""Fields of the index that a page shows of each episode."""
+OF_A_PLACE = ("file", "offset", "length")
+"""Fields of the index that say where a record is, which no page shows."""
 MOST_EPISODES = 2_000
 MOST_BYTES = 8_000_000
-"""Maximum bytes of the records in the files of which a sample is made; the page holds less of each."""
-LARGEST = 400_000
-"""Maximum bytes that one episode counts for, as a page shows only a part of a larger one."""
+"""Maximum bytes of the records that a page holds."""
 
 
 @dataclass(frozen=True, config=ConfigDict(str_max_length=1000, allow_inf_nan=False))
@@ -66,25 +58,23 @@ class Query:
         )
 
 
-def groups_of(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[Group]:
+def in_order(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[int]:
     """Numbers of episodes, group by group, in the order of the training."""
-    groups = grouped((entries[number].group_key, number) for number in numbers).values()
 
-    def place(group: Group) -> tuple[int, str, int]:
-        first = entries[group[0]]
-        return first.step, first.eval_phase, first.group
+    def place(number: int) -> tuple[int, str, int, int, str]:
+        step, phase, group, case = entries[number].group_key
+        return step, phase, group, len(case), case
 
-    return sorted(groups, key=place)
+    return sorted(numbers, key=place)
 
 
 def find(rollouts: RolloutIndex, query: Query) -> list[int]:
     """Numbers of all episodes that match a query, group by group."""
     entries = rollouts.entries
     by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
-    numbers = [number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx)]
-    if query.text:
-        numbers = list(_searched(rollouts, numbers, query.text))
-    return list(chain(*groups_of(entries, numbers)))
+    numbers = (number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx))
+    found = in_order(entries, numbers)
+    return list(_searched(rollouts, found, query.text)) if query.text else found
 
 
 def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
@@ -113,7 +103,8 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
     Until the page is full: held-out cases before and after, the first and the last steps, failures, and groups from
     evenly spread steps. Groups are not split, as an advantage has no meaning without the group.
     """
-    groups = groups_of(entries, range(len(entries)))
+    ordered = in_order(entries, range(len(entries)))
+    groups = list(grouped((entries[number].group_key, number) for number in ordered).values())
     training = [group for group in groups if not entries[group[0]].eval_phase]
     cases = grouped(
         ((entry.eval_phase.endswith("greedy"), entry.case), number)
@@ -130,7 +121,7 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
     room = MOST_BYTES
     for group in chain(*wishes):
         new = [number for number in group if number not in chosen]
-        size = sum(min(entries[number].length, LARGEST) for number in new)
+        size = sum(entries[number].length for number in new)
         if size <= room and len(chosen) + len(new) <= MOST_EPISODES:
             chosen.update(new)
             room -= size
@@ -141,11 +132,10 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
 
 
 def page_of(rollouts: RolloutIndex, numbers: Sequence[int], start: int, size: int = 48) -> JsonObject:
-    """About `size` rows from `start` on, up to the end of a group unless it is huge, and the start of the next page."""
+    """About `size` rows from `start` on, up to the end of a group, and the start of the next page."""
     entries = rollouts.entries
     end = min(len(numbers), start + size)
-    most = min(len(numbers), start + 4 * size)
-    while start < end < most and entries[numbers[end - 1]].group_key == entries[numbers[end]].group_key:
+    while start < end < len(numbers) and entries[numbers[end - 1]].group_key == entries[numbers[end]].group_key:
         end += 1
     return {
         "rows": [_row(number, entries[number], rollouts.record(entries[number])) for number in numbers[start:end]],
@@ -160,7 +150,7 @@ def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
     what = [record.messages, record.score, record.stop, record.error.kind if record.error else ""]
     return {
         "n": number,
-        **{name: getattr(entry, name) for name in FACTS},
+        **{name: value for name, value in asdict(entry).items() if name not in OF_A_PLACE},
         "prompt": prompt_excerpt(record),
         "answer": short(record.completion, EXCERPT),
         "same": hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest(),
@@ -170,63 +160,23 @@ def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
 # -- one episode
 
 
-class Limit(NamedTuple):
-    """Limits of an episode in a page: characters of a text, number of first and of last messages."""
-
-    text: int
-    first: int
-    last: int
-
-
-WHOLE = Limit(2_000_000, 20_000, 1_000)
-"""Limits of an episode that is shown alone."""
-
-
-def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonObject:
-    """An episode with its case's row, its tools and its messages.
-
-    A text above the limit is cut, and gets its full `length`; `skipped` messages are left out after the first ones.
-    """
+def episode(rollouts: RolloutIndex, number: int) -> JsonObject:
+    """An episode with its case's row, its tools and its messages."""
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
-    other = rollouts.rendered.get(entry.group_key)  # another episode of the group may have the rendered prompt
-    rendered = record.rendered_prompt or (rollouts.record(other).rendered_prompt if other else "")
-    prompt, messages = record.transcript()
-    answers = _views(messages, limit.text)
-    left_out = max(0, len(messages) - limit.first - limit.last)
+    holder = rollouts.rendered.get(entry.group_key)  # the episode of the group that has the rendered prompt
+    asked, said = (list(map(asdict, messages)) for messages in record.transcript())
     return {
         **_row(number, entry, record),
-        "row": [{"name": name, **_cut(_as_shown(value), limit.text)} for name, value in record.row.items()],
-        "rendered": _cut(rendered, limit.text),
-        "tools": [{"name": tool_name(tool), **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
-        "asked": _views(prompt[: limit.first], limit.text),
-        "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
-        "skipped": {"after": limit.first, "count": left_out} if left_out else None,
-        "weight_version": record.weight_version,
-        "error": {name: text[: limit.text] for name, text in asdict(record.error).items()} if record.error else {},
+        "row": [{"name": name, "text": _as_shown(value)} for name, value in record.row.items()],
+        "rendered": rollouts.record(holder).rendered_prompt if holder else "",
+        "tools": [{"name": tool_name(tool), "text": _as_shown(tool)} for tool in record.tools],
+        "asked": asked,
+        "said": said,
+        "error": asdict(record.error) if record.error else {},
         "metrics": dict(record.metrics),
         "seconds": record.seconds,
-        "seed": "" if record.seed is None else str(record.seed),
     }
-
-
-def _views(messages: Sequence[TranscriptMessage], most: int) -> list[JsonObject]:
-    """Messages for a page."""
-    views: list[JsonObject] = []
-    for message in messages:
-        view: JsonObject = {"role": message.role, **_cut(message.text, most)}
-        if message.name:
-            view["name"] = message.name
-        if message.thought:
-            view["thought"] = message.thought[:most]
-        if message.calls:
-            view["calls"] = [[name, arguments[:most]] for name, arguments in message.calls]
-        views.append(view)
-    return views
-
-
-def _cut(text: str, most: int) -> JsonObject:
-    return {"text": text[:most]} | ({"length": len(text)} if len(text) > most else {})
 
 
 def _as_shown(value: object) -> str:
@@ -243,40 +193,29 @@ def tool_name(schema: JsonObject) -> str:
 # -- cases
 
 
-@dataclass(frozen=True)
-class CaseRow:
-    """One case with its scores, None if nothing was scored."""
-
-    case: str
-    case_idx: str
-    """The environment's name for it."""
-    is_held_out: bool
-    prompt: str
-    first: float | None
-    last: float | None
-    change: float | None
-    """`last` less `first`; None if the case was played at one time only."""
-    best: float | None
-    """The highest score of its last group or scoring."""
-    environment: str = ""
-    """Name of its environment, in a run with several."""
-
-
-def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
+def case_rows(rollouts: RolloutIndex) -> list[dict[str, Any]]:
     """A row for each case, in the order of their first episodes; without greedy scorings, which are no samples of the
-    policy."""
+    policy. Scores are None if nothing was scored; `change` is None, too, if the case was played at one time only."""
     sampled = (entry for entry in rollouts.entries if not entry.eval_phase.endswith("greedy"))
-    rows = list[CaseRow]()
+    rows = list[dict[str, Any]]()
     for (is_held_out, case), entries in grouped(((entry.is_held_out, entry.case), entry) for entry in sampled).items():
         visits = grouped(
             ((entry.step, entry.eval_phase.startswith("after"), entry.group), entry.score) for entry in entries
         )
         ends = [[score for score in visits[end] if score is not None] for end in (min(visits), max(visits))]
         first, last = (fmean(scores) if scores else None for scores in ends)
-        change = None if first is None or last is None or len(visits) < 2 else last - first
-        best, prompt = max(ends[1], default=None), rollouts.prompts.get((is_held_out, case), "")
-        of = entries[0]
-        rows.append(CaseRow(case, of.case_idx, is_held_out, prompt, first, last, change, best, of.environment))
+        rows.append(
+            {
+                "case": case,
+                "case_idx": entries[0].case_idx,
+                "is_held_out": is_held_out,
+                "prompt": rollouts.prompts.get((is_held_out, case), ""),
+                "first": first,
+                "last": last,
+                "change": None if first is None or last is None or len(visits) < 2 else last - first,
+                "environment": entries[0].environment,
+            }
+        )
     return rows
 
 
@@ -284,5 +223,5 @@ def cases_json(rollouts: RolloutIndex, most: int) -> JsonObject:
     """The cases for a page: at most `most`, the held-out ones and those whose score changed most."""
     rows = shown = case_rows(rollouts)
     if len(rows) > most:
-        shown = sorted(rows, key=lambda row: (not row.is_held_out, -abs(row.change or 0.0)))[:most]
-    return {"rows": list(map(asdict, shown)), "count": len(rows)}
+        shown = sorted(rows, key=lambda row: (not row["is_held_out"], -abs(row["change"] or 0.0)))[:most]
+    return {"rows": shown, "count": len(rows)}

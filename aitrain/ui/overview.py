@@ -6,26 +6,23 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeVar
 
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
+from aitrain.packages import public_base
 from aitrain.redaction import is_secret_name, redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import findings_of
-from aitrain.runs.heartbeat import read_nodes, state_of
+from aitrain.runs.heartbeat import NodeInfo, read_nodes, state_of
 from aitrain.runs.held_out import (
-    DECODINGS,
     IntervalValues,
     ScoreRow,
     ScoreTable,
-    Scoring,
     Verdict,
     grouped,
     recorded_table,
@@ -35,7 +32,7 @@ from aitrain.runs.held_out import (
 from aitrain.runs.json_values import JsonObject, as_float, parse_object, regular
 from aitrain.runs.model_reference import read_options
 from aitrain.runs.records import MetricsLine, read_metrics
-from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.runs.statistics import (
     Mixture,
@@ -54,11 +51,6 @@ MOST_METRICS = 32 * 2**20
 """Bytes at the end of metrics.jsonl that the table of runs reads."""
 LOG_BYTES, LOG_LINES = 16_000, 60
 """Limits of the end of train.log that a page shows."""
-SHOWN_RESULTS = (
-    "seconds", "steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap",
-    "model_step", "selection_score", "selection_scorings", "selection_cases", "lengths", "metrics",
-)  # fmt: skip
-"""What a page shows of result.json beside the scores."""
 OF_A_PLACE = ("project_name", "output_dir")
 """Options that differ in any two runs."""
 
@@ -108,9 +100,6 @@ class Overview:
     def step(self) -> int | None:
         """Steps done: optimizer steps, episodes of an eval, trials of a sweep."""
         step = self.recorded.get("step")
-        if self.status != "running":  # the last ones may have come after the last heartbeat
-            logged = re.findall(rb'"step": (\d+)', self.metrics)[-1:]
-            step = max(step or 0, *map(int, logged)) if logged else step
         return self.result.get("steps") if step is None else step
 
     @property
@@ -128,7 +117,7 @@ class Overview:
             "step": self.step,
             "steps": self.recorded.get("steps"),
             "ends_at": self.recorded.get("ends_at") if is_running else None,
-            "heartbeat": self.recorded.get("heartbeat"),
+            "heartbeat": as_float(self.recorded.get("heartbeat")) or 0.0,
             "reason": DEAD if self.status == "dead" else reason or "",
             "next": self.continuing() if has_failed or self.status == "stopped" else "",
             "log": redact("\n".join(line.rpartition("\r")[2] for line in log.splitlines()[-LOG_LINES:])),
@@ -141,7 +130,7 @@ class Overview:
         """The model's name; of one in a folder of this machine, that of the folder."""
         given = self.result.get("model")
         of_eval = given.get("label") if isinstance(given, dict) else ""
-        return short_name(redact(str(self.result.get("base_model") or of_eval or self.options.get("model") or "")))
+        return public_base(redact(str(self.result.get("base_model") or of_eval or self.options.get("model") or "")))
 
     @property
     def environment_name(self) -> str:
@@ -154,16 +143,14 @@ class Overview:
         """Its options with their defaults, as text, in the order of the job's options."""
         fields = (EvalConfig if self.job == "eval" else TrainConfig).model_fields
         defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-        known = [name for name in (*fields, *self.options) if name in self.options]
-        values = {name: without_secrets(self.options[name]) for name in known}
+        named = {name: self.options[name] for name in (*fields, *self.options) if name in self.options}
         return [
             {
                 "name": str(name),
-                "value": _as_shown(value),
+                "value": _as_shown(without_secrets(value)),
                 "default": _as_shown(defaults.get(name)),
-                "is_default": value == defaults.get(name),
             }
-            for name, value in values.items()
+            for name, value in named.items()
         ]
 
     def mixture(self) -> Mixture:
@@ -177,7 +164,10 @@ class Overview:
         """The held-out scores of result.json, those of an eval as scores after training; without a result, the score
         before training."""
         if self.job == "eval":
-            return {name: {"before": None, "after": value, "change": None} for name, value in self._eval_scores()}
+            most = self.result.get("samples", 1)
+            chances = {f"pass@{most}": self.result.get("pass_at", {}).get(str(most))} if most > 1 else {}
+            scores = {**self.result.get("scores", {}), **chances}
+            return {name: {"before": None, "after": value, "change": None} for name, value in scores.items() if value}
         table = recorded_table(self.result.get("scores"))
         return {"sampled": self._bare_scores()} if table is None or self.status == "running" else table
 
@@ -185,12 +175,6 @@ class Overview:
         before = self.result.get("score_before", self.recorded.get("score_before"))
         after = None if self.status == "running" else self.result.get("score_after")  # that of its earlier end
         return {"before": _bare(before), "after": _bare(after), "change": None}
-
-    def _eval_scores(self) -> Iterable[tuple[str, IntervalValues | None]]:
-        yield from self.result.get("scores", {}).items()
-        most, chances = self.result.get("samples", 1), self.result.get("pass_at", {})
-        if most > 1 and chances:
-            yield f"pass@{most}", chances.get(str(most))
 
     @property
     def verdict(self) -> Verdict | None:
@@ -203,14 +187,19 @@ class Overview:
         For the step of model/, the scores after training replace earlier ones."""
         entries = [entry for entry in self.rollouts.entries if entry.eval_phase] if self.rollouts else []
         mixture, during = self.mixture(), {entry.case for entry in entries if entry.eval_phase.startswith("step")}
-        versions = grouped((entry.weight_version, entry) for entry in entries if entry.case in during or not during)
-        curve = list[JsonObject]()
-        for step, found in sorted(versions.items()):
-            phases = _scorings(found)
-            sampled, greedy = (_newest(phases, name, mixture) for name in DECODINGS)
-            each = {one.name: _newest(phases, "sampled", (one,)) for one in named(mixture)}
-            curve.append({"step": step, "sampled": sampled, "greedy": greedy, "environments": each})
-        return curve
+        scorings = grouped(
+            ((entry.weight_version, entry.eval_phase.startswith("after"), entry.eval_phase), entry)
+            for entry in entries
+            if entry.case in during or not during
+        )
+        curve = dict[int, JsonObject]()
+        for (step, _, phase), found in sorted(scorings.items()):
+            scores = grouped((entry.case, entry.score) for entry in found if entry.score is not None)
+            point = curve.setdefault(step, {"step": step})
+            point[phase.rpartition("_")[2]] = interval_of_mean(scores, mixture)
+            if phase.endswith("sampled"):
+                point["environments"] = {one.name: interval_of_mean(scores, (one,)) for one in named(mixture)}
+        return list(curve.values())
 
     # -- curves
 
@@ -228,14 +217,12 @@ class Overview:
         return [value for value in self.curves[1].get("reward", []) if value is not None]
 
     def machine(self, node: int = 0) -> JsonObject:
-        """The use of CPU, memory and GPUs over the minutes in which the run was running, at its usual sampling rate: a
-        pause until it was resumed does not count."""
+        """The use of CPU, memory and GPUs over the minutes since the run began."""
         lines = list(read_lines(self.run.system_of(node)))
         times = [float(str(line.pop("time"))) for line in lines]
-        every = median(later - earlier for earlier, later in pairwise(times)) if len(times) > 1 else 0.0
         names = {name: None for line in lines for name in line}
         return {
-            "minutes": [round(number * every / 60, 3) for number in range(len(lines))],
+            "minutes": [round((time - times[0]) / 60, 3) for time in times],
             "series": {name: [line.get(name) for line in lines] for name in names},
         }
 
@@ -266,12 +253,13 @@ class Overview:
         """Whether it is a training that came to its end, by its steps or by a rule; one that is being continued has the
         result of its earlier end."""
         has_ended = self.result.get("status") == "finished" or self.result.get("score_after") is not None
-        return self.job == "grpo" and has_ended and self.recorded.get("status") in (None, "finished", "stopped")
+        return self.job == "grpo" and has_ended and self.status in ("finished", "stopped")
 
     @property
     def learned(self) -> bool:
         """Whether the completions of a group differed in score in a step, so that it changed the weights."""
-        return not self.steps or any(step.values.get("frac_reward_zero_std") != 1.0 for step in self.steps)
+        shares = re.findall(rb'"frac_reward_zero_std": ([\d.]+)', self.metrics)
+        return not shares or any(float(share) != 1.0 for share in shares)
 
     @property
     def advice(self) -> str:
@@ -332,19 +320,13 @@ class Overview:
             **self.state,
             "name": self.run.path.name,
             "model": self.model,
-            "result": {name: self.result.get(name) for name in SHOWN_RESULTS},
+            "result": self.result,
             "environment": self.environment,
             "options": self.option_rows,
             "curves": {"step": step, "series": series},
-            "system": self.machine(),
             "machines": [
-                {
-                    "host": node.host,
-                    "address": node.address,
-                    "processes": node.processes,
-                    "system": self.machine(node.rank),
-                }
-                for node in read_nodes(self.recorded)
+                {**asdict(node), "system": self.machine(node.rank)}
+                for node in read_nodes(self.recorded) or [NodeInfo(0, "", "", 0)]
             ],
             "scores": self.scores,
             "bounds": bounds_of_mean(self.mixture()),
@@ -363,7 +345,7 @@ class Overview:
         rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
         scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
         newest = (parse_object(scorings[-1]) if scorings else None) or {}
-        row = self.scores.get("sampled") or self.scores.get("greedy") or self._bare_scores()
+        row = next(iter(self.scores.values()), self._bare_scores())
         after, change = row["after"], row["change"]
         state = self.state
         return {
@@ -379,10 +361,9 @@ class Overview:
             "after": after or _bare(as_float(newest.get("eval_score"))),
             "after_step": newest.get("step") if after is None else None,
             "change": change,
-            "learned": b'"frac_reward_zero_std": 1.0' not in self.metrics or self.learned,
+            "learned": self.learned,
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
-            "heartbeat": as_float(self.recorded.get("heartbeat")) or 0.0,
         }
 
     def _plain_options(self) -> dict[str, str]:
@@ -396,31 +377,11 @@ class Overview:
         }
 
 
-def short_name(model: str) -> str:
-    """The name of a model's folder instead of its whole path; any other name as it is."""
-    return Path(model).name if model.startswith(("/", "~")) else model
-
-
 def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
     """At most `most` items, evenly spread, with the first and the last one."""
     if len(items) <= most:
         return items
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
-
-
-def _scorings(entries: Iterable[IndexEntry]) -> dict[str, dict[str, list[float]]]:
-    """The scores of each case's samples by their scoring, such as `before_sampled`."""
-    phases = grouped((entry.eval_phase, entry) for entry in entries)
-    return {
-        phase: grouped((entry.case, entry.score) for entry in found if entry.score is not None)
-        for phase, found in phases.items()
-    }
-
-
-def _newest(phases: Mapping[str, Scoring], decoding: str, mixture: Mixture) -> IntervalValues | None:
-    """The mean score of a decoding; that after training, if there are several."""
-    names = sorted((name for name in phases if name.endswith(decoding)), key=lambda name: name.startswith("after"))
-    return interval_of_mean(phases[names[-1]], mixture) if names else None
 
 
 def _bare(mean: float | None) -> IntervalValues | None:

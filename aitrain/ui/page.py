@@ -20,7 +20,7 @@ from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, write_text
-from aitrain.ui.episodes import Limit, cases_json, choose, episode
+from aitrain.ui.episodes import cases_json, choose, episode
 from aitrain.ui.overview import Overview
 
 STYLES = ("uPlot.min.css", "page.css")
@@ -54,27 +54,22 @@ def asset(name: str) -> str:
 
 def self_contained(data: object) -> str:
     """The page of a run with its data, styles and scripts inside: it needs no other file and no network."""
-    return rendered("page.html", list(map(asset, STYLES)), list(map(asset, SCRIPTS)), data)
+    return rendered("page.html", STYLES, SCRIPTS, data)
 
 
 def rendered(
     template: str, styles: Sequence[str], scripts: Sequence[str], data: object = None, **values: object
 ) -> str:
-    """A page of its own: a template with its data, styles, scripts, and a policy that allows no others."""
-    allowed = {"style-src": hashes(styles), "script-src": hashes(scripts), "img-src": "data: blob:"}
-    policy = "; ".join(["default-src 'none'", *(f"{name} {sources}" for name, sources in allowed.items()), NO_HTML])
+    """A page of its own: a template with its data, styles and scripts inside, and a policy that allows no others."""
+    parts = {"styles": list(map(asset, styles)), "scripts": list(map(asset, scripts))}
+    allowed = f"style-src {hashes(parts['styles'])}; script-src {hashes(parts['scripts'])}; img-src data: blob:"
     inert = None if data is None else as_inert_json(data)
-    return fill(template, {"policy": policy, "styles": styles, "scripts": scripts, "data": inert, **values})
+    return fill(template, {"policy": f"default-src 'none'; {allowed}; {NO_HTML}", "data": inert, **parts, **values})
 
 
-def served(template: str = "page.html", **values: object) -> str:
+def served() -> str:
     """The page whose parts are at /assets/, and whose data are requested from /api/."""
-    return fill(template, {"linked_styles": STYLES, "linked_scripts": SERVED_SCRIPTS, **values})
-
-
-def problem_page(text: str) -> str:
-    """A served page that only says why another one cannot be shown."""
-    return served("problem.html", linked_scripts=["theme.js"], lines=text.splitlines())
+    return fill("page.html", {"linked_styles": STYLES, "linked_scripts": SERVED_SCRIPTS})
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:
@@ -98,8 +93,6 @@ def hashes(texts: Sequence[str]) -> str:
 # -- report.html
 
 MOST_CASES = 2_000
-IN_THE_PAGE = Limit(20_000, 120, 30)
-"""Limits of an episode in the page; the rest is in the rollout files."""
 SHARED = ("asked", "row", "tools", "rendered")
 
 
@@ -116,7 +109,7 @@ def write_report(folder: RunFolder, announce: Announce) -> None:
 def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
     """The data of report.html. `shared` holds the values that all episodes of a group have in common."""
     shared: dict[str, int] = {}
-    episodes = [episode(rollouts, number, IN_THE_PAGE) for number in choose(rollouts.entries)]
+    episodes = [episode(rollouts, number) for number in choose(rollouts.entries)]
     for one in episodes:
         one |= {name: shared.setdefault(json.dumps(one[name]), len(shared)) for name in SHARED}
     return {

@@ -14,7 +14,7 @@ from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.runs.heartbeat import state_of
-from aitrain.runs.json_values import JsonObject, as_float
+from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder, read_object
 from aitrain.ui.overview import Overview
@@ -51,16 +51,10 @@ class OpenRun:
             self.is_ready = True
 
     def overview(self) -> JsonObject:
-        """The run's page above its cases; `version` changes with any of its values."""
+        """The run's page above its cases."""
         self.look()
-        seen = (self.is_ready, len(self.rollouts.entries), *stamp(self.path))
-        known = {"is_ready": self.is_ready, "version": str(hash(seen))}
-        return {**_overview(self, seen), **known, **_heartbeat(self.path)}
-
-
-@lru_cache(maxsize=32)
-def _overview(run: OpenRun, seen: tuple[object, ...]) -> JsonObject:
-    return Overview(run.path, run.rollouts if run.is_ready else None).to_json()
+        overview = Overview(self.path, self.rollouts if self.is_ready else None)
+        return {**overview.to_json(), "is_ready": self.is_ready}
 
 
 @lru_cache(maxsize=2 * MOST_RUNS)
@@ -68,19 +62,11 @@ def _row(folder: Path, seen: tuple[object, ...]) -> dict[str, Any]:
     return Overview(folder).row()
 
 
-def _heartbeat(folder: Path) -> JsonObject:
-    """The last sign of life, which changes every two seconds."""
-    heartbeat = as_float(read_object(RunFolder(folder).status).get("heartbeat"))
-    return {"heartbeat": heartbeat} if heartbeat else {}
-
-
 def stamp(folder: Path) -> tuple[object, ...]:
-    """Changes whenever the row of a run changes, and not with the heartbeat alone."""
+    """Changes whenever the row of a run changes."""
     run = RunFolder(folder)
-    status = read_object(run.status)
-    known = {name: value for name, value in status.items() if name != "heartbeat"}
-    stamps: list[object] = [str(known), state_of(status)]
-    for path in (run.metrics, run.result, run.config, run.system):
+    stamps: list[object] = [state_of(read_object(run.status))]
+    for path in (run.status, run.metrics, run.result, run.config):
         with suppress(OSError):
             stat = path.stat()
             stamps += [stat.st_size, stat.st_mtime_ns]
@@ -93,7 +79,6 @@ class RunRegistry:
     def __init__(self, places: Iterable[Path]) -> None:
         self.places = [place.resolve() for place in places]
         self._opened: dict[Path, OpenRun] = {}
-        self._lock = threading.Lock()
 
     def look(self) -> dict[str, OpenRun]:
         """All runs by id, a sweep before its trials, those of a folder with the newest first. An id is a name; a second
@@ -106,8 +91,7 @@ class RunRegistry:
             if is_sweep(path):
                 trials = sorted(trial for trial in path.iterdir() if _may_enter(trial) and is_run(trial))
                 found |= {f"{id}/{trial.name}": trial for trial in trials}
-        with self._lock:
-            return {id: self._opened.setdefault(path, OpenRun(path)) for id, path in islice(found.items(), MOST_RUNS)}
+        return {id: self._opened.setdefault(path, OpenRun(path)) for id, path in islice(found.items(), MOST_RUNS)}
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of runs; `is_given` is set for a run that was named itself, and not by its folder."""
@@ -115,7 +99,6 @@ class RunRegistry:
         ids = {path: id for id, path in paths.items()}
         return [
             {**_row(path, stamp(path)), "id": id, "sweep": ids.get(path.parent), "is_given": path in self.places}
-            | _heartbeat(path)
             for id, path in paths.items()
         ]
 
@@ -169,6 +152,4 @@ def places(names: Iterable[str]) -> list[Path]:
             near = did_you_mean(name, [path.name for path in runs.iterdir()] if runs.is_dir() else [])
             raise ConfigError(f"There is no run, folder or file {name}.{near}\nList the runs with: aitrain show")
         found.append(path)
-    if not found and not runs.exists():
-        raise ConfigError(f"There is no folder {runs} here: no run to show yet\nGive a path: aitrain view PATH")
     return found or [runs]

@@ -14,18 +14,20 @@ import re
 import secrets
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from aitrain.environment.http_server import RefusedRequestError, http_server
 from aitrain.errors import ConfigError
 from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.run_folder import RunFolder
+from aitrain.ui.comparison_view import comparison_page
 from aitrain.ui.episodes import Query, cases_json, episode, find, page_of
-from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, problem_page, served
+from aitrain.ui.output import escape_controls
+from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
 if TYPE_CHECKING:
@@ -72,19 +74,15 @@ class PageServer:
         self.server.run([self.listener])
 
     async def _respond(self, request: Request) -> Response:
-        """The response, or an error as JSON, or as a page where one was asked for."""
+        """The response, or an error as plain text."""
         from starlette.concurrency import run_in_threadpool
-        from starlette.responses import HTMLResponse
+        from starlette.responses import PlainTextResponse
 
         try:
             response = await run_in_threadpool(self._answer, request)
-        except (RefusedRequestError, ConfigError) as refused:
-            status = refused.status if isinstance(refused, RefusedRequestError) else 400
-            response = _json({"error": str(refused)}, status)
-            if request.scope["path"] in PAGES:
-                response = HTMLResponse(problem_page(str(refused)), status)
         except Exception as error:
-            response = _json({"error": str(error) or type(error).__name__}, 500)
+            status = 400 if isinstance(error, ConfigError) else getattr(error, "status", 500)
+            response = PlainTextResponse(escape_controls(str(error) or type(error).__name__), status)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         return response
@@ -95,7 +93,7 @@ class PageServer:
         path, parameters = request.scope["path"], {name: text for name, text in request.query_params.items() if text}
         _check_origin(request)
         folder, _, name = path[1:].partition("/")
-        if folder == "assets" and name in (*STYLES, *SERVED_SCRIPTS):  # also of the page that says: no key
+        if folder == "assets" and name in (*STYLES, *SERVED_SCRIPTS):
             kind = "text/css" if name.endswith(".css") else "text/javascript"
             return Response(asset(name), media_type=kind)
         given = parameters.pop("key", None) if path in PAGES else None
@@ -109,7 +107,10 @@ class PageServer:
         if path == "/":
             return HTMLResponse(served())
         if path == "/compare":
-            return HTMLResponse(_comparison(self.registry, parameters), headers=OWN_POLICY)
+            return HTMLResponse(
+                comparison_page(*(_run(self.registry, parameters, name).path for name in ("a", "b"))),
+                headers=OWN_POLICY,
+            )
         if path in ANSWERS:
             return _json(ANSWERS[path](self.registry, parameters))
         raise RefusedRequestError(404, "There is nothing here.")
@@ -129,11 +130,11 @@ def _check_origin(request: Request) -> None:
         raise RefusedRequestError(403, "Requests from other pages are refused.")
 
 
-def _json(content: object, status: int = 200) -> Response:
+def _json(content: object) -> Response:
     """JSON in ASCII, as texts of models may hold what UTF-8 cannot."""
     from starlette.responses import Response
 
-    return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
+    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 
 
 # -- pages
@@ -147,35 +148,25 @@ def _run(registry: RunRegistry, parameters: Parameters, name: str = "run") -> Op
     return run
 
 
-def _comparison(registry: RunRegistry, parameters: Parameters) -> str:
-    """The page that compares two runs case by case."""
-    from aitrain.ui.comparison_view import comparison_page  # here, as the first page comes sooner without it
-
-    return comparison_page(*(_run(registry, parameters, name).path for name in ("a", "b")))
-
-
 # -- /api/
 
 
-def _number(parameters: Parameters, name: str) -> int:
-    text = parameters.get(name, "0")
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise RefusedRequestError(400, f"{name} must be a whole number.")
-    return int(text)
+def _valid(kind: Any, value: object) -> Any:
+    """A parameter as a value of its type."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise RefusedRequestError(400, error.errors()[0]["msg"]) from None
 
 
 def _episodes(registry: RunRegistry, parameters: Parameters) -> JsonObject:
-    run = _run(registry, parameters)
-    asked = {name: text for name, text in parameters.items() if name in Query.__dataclass_fields__}
-    try:
-        query = TypeAdapter(Query).validate_python(asked)
-    except ValidationError as error:
-        raise RefusedRequestError(400, error.errors()[0]["msg"]) from None
-    return page_of(run.rollouts, find(run.rollouts, query), _number(parameters, "start"))
+    rollouts = _run(registry, parameters).rollouts
+    query = _valid(Query, {name: text for name, text in parameters.items() if name in Query.__dataclass_fields__})
+    return page_of(rollouts, find(rollouts, query), _valid(NonNegativeInt, parameters.get("start", 0)))
 
 
 def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
-    rollouts, number = _run(registry, parameters).rollouts, _number(parameters, "n")
+    rollouts, number = _run(registry, parameters).rollouts, _valid(NonNegativeInt, parameters.get("n"))
     if number >= len(rollouts.entries):
         raise RefusedRequestError(404, "There is no such episode.")
     return episode(rollouts, number)

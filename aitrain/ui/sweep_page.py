@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,10 +64,11 @@ def best_trial(study: Study) -> FrozenTrial | None:
 
 def ranked(study: Study) -> list[FrozenTrial]:
     """The trials, the best first, then those without a score in their order."""
-    trials = study.get_trials()
-    scored = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    scored.sort(key=lambda trial: -(trial.value or 0.0))
-    return scored + [trial for trial in trials if trial.state != TrialState.COMPLETE]
+
+    def place(trial: FrozenTrial) -> float:
+        return -(trial.value or 0.0) if trial.state == TrialState.COMPLETE else math.inf
+
+    return sorted(study.get_trials(), key=place)
 
 
 def values_text(values: Mapping[str, object]) -> str:

@@ -10,19 +10,16 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console
 from rich.live import Live
-from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
-from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, RunStarted, Step
+from aitrain.events import Evaluating, Event, Note, Playing, RunStarted, Step
 from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.held_out import VERDICT_STYLES, table_texts, verdict_sentence
 from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, reward_line
@@ -31,6 +28,8 @@ from aitrain.ui.overview import Overview
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines in a pipe or in CI."""
+LOOK = 0.2
+"""Seconds between two looks into a log."""
 
 
 def on_standard_error() -> Console:
@@ -41,128 +40,92 @@ def on_standard_error() -> Console:
 def can_be_drawn_over(console: Console) -> bool:
     """Whether output goes to a terminal that can move its cursor, outside of CI; not for a pipe with FORCE_COLOR."""
     is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    is_watched = console.file.isatty() and console.is_interactive
-    return is_watched and not (console.is_dumb_terminal or console.quiet or is_ci)
+    return console.file.isatty() and console.is_interactive and not (console.quiet or is_ci)
 
 
-@dataclass
-class LogTail:
-    """Each call returns the lines written since the last call; for a progress bar (`\\r`), its last state."""
-
-    path: Path
-    done: int = 0
-
-    def __call__(self) -> list[str]:
-        """New complete lines."""
-        try:
-            with self.path.open("rb") as file:
-                self.done = min(self.done, file.seek(0, os.SEEK_END))  # a log that is too long is cut
-                file.seek(self.done)
-                whole, newline, _ = file.read().rpartition(b"\n")
-        except FileNotFoundError:
-            return []
-        self.done += len(whole) + len(newline)
-        lines = whole.decode("utf-8", errors="replace").split("\n") if newline else []
-        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+def read_on(path: Path, done: int) -> tuple[list[str], int]:
+    """The lines that were written into a log after its first `done` bytes, of a progress bar its last state; and the
+    number of bytes that are read now."""
+    try:
+        with path.open("rb") as file:
+            done = min(done, file.seek(0, os.SEEK_END))  # a log that is too long is cut
+            file.seek(done)
+            whole, newline, _ = file.read().rpartition(b"\n")
+    except FileNotFoundError:
+        return [], 0
+    lines = whole.decode("utf-8", errors="replace").split("\n") if newline else []
+    return [line.rstrip("\r").rpartition("\r")[2] for line in lines], done + len(whole) + len(newline)
 
 
 class Screen:
-    """Shows the events of a run. `new_lines` returns new lines of the libraries' output, which are shown above it.
+    """Shows the events of a run: a block that is drawn over, below its notes; where nothing can be, plain lines."""
 
-    `start` starts the thread that redraws the clocks. Call it after forking: a fork copies locks that a thread holds.
-    """
-
-    draw_at_most, draw_every = 0.1, 1.0
-    """Seconds between two drawings: at least, when steps are fast, and without an event, for the clocks."""
-
-    def __init__(self, console: Console | None = None, new_lines: Callable[[], list[str]] = list) -> None:
-        self.console, self.new_lines = console or on_standard_error(), new_lines
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or on_standard_error()
         self.dashboard = Dashboard()
         self._live: Live | None = None
-        self._last_line = self._last_drawn = 0.0
-        self._lock, self._closed = threading.Lock(), threading.Event()
-        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        self._last_line = 0.0
 
-    def __enter__(self) -> Self:
-        self._open()
-        return self
-
-    def start(self) -> Self:
-        """Redraw every second, and show new lines of the libraries' output."""
-        self._ticker.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._closed.set()
-        if self._ticker.is_alive():
-            self._ticker.join()
-        with self._lock:
-            self._print_new_lines()
-            self._close(error)
-
-    def __call__(self, event: Event) -> None:
-        """Show one event."""
-        with self._lock:
-            self._print_new_lines()
-            if isinstance(event, RunStarted):  # a trial of a sweep, after another one
-                self.dashboard = Dashboard()
-            self.dashboard.take(event)
-            if isinstance(event, Note):
-                self._print(note_text(event))
-            else:
-                self._show(event)
-            if time.monotonic() - self._last_drawn > self.draw_at_most or not isinstance(event, (Step, Playing)):
-                self._last_drawn = time.monotonic()
-                self._redraw()
-
-    def _tick(self) -> None:
-        while not self._closed.wait(self.draw_every):
-            with self._lock:
-                self._print_new_lines()
-                self._redraw()
-
-    def _print_new_lines(self) -> None:
-        for line in self.new_lines():
-            self._print(Text(escape_controls(line), style="dim"))
-
-    # -- in a terminal
-
-    def _open(self) -> None:
+    def start(self) -> None:
+        """Draw the block from now on. Call it after forking: a fork copies locks that the drawing thread holds."""
         if can_be_drawn_over(self.console):
             self._live = Live(
                 console=self.console,
                 get_renderable=lambda: self.dashboard,
-                auto_refresh=False,
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
-            self._live.start(refresh=True)
+            self._live.start()
 
-    def _close(self, error: BaseException | None) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Erase the block if the run has ended, as the result follows; leave it if the run failed."""
         if self._live is not None:
             self._live.transient = self.dashboard.is_over
             self._live.stop()
 
-    def _show(self, event: Event) -> None:
-        """Where nothing can be drawn over, print an event as a plain line: scores and the ends always, others at most
-        one every LINE_EVERY seconds."""
-        line = "" if self._live else event_line(event)
-        is_end = isinstance(event, Step) and event.step == event.steps
-        is_end |= isinstance(event, Evaluating) and event.done == event.episodes
-        is_score = isinstance(event, Evaluated)
-        if line and (is_score or is_end or time.monotonic() - self._last_line > LINE_EVERY):
-            self._last_line = self._last_line if is_score else time.monotonic()
-            self._print(Text(line))
+    def __call__(self, event: Event) -> None:
+        """Show one event. Plain lines of progress come once in LINE_EVERY seconds at most."""
+        if isinstance(event, RunStarted):  # a trial of a sweep, after another one
+            self.dashboard = Dashboard()
+        self.dashboard.take(event)
+        if isinstance(event, Note):
+            self.print(note_text(event))
+        elif self._live is None and (line := event_line(event)):
+            is_progress = isinstance(event, (Step, Evaluating, Playing))
+            if not is_progress:
+                self.print(Text(line))
+            elif time.monotonic() - self._last_line > LINE_EVERY:
+                self._last_line = time.monotonic()
+                self.print(Text(line))
 
-    def _print(self, text: Text) -> None:
+    def print(self, text: Text) -> None:
+        """Print a text above the block."""
         self.console.print(text, soft_wrap=self._live is None)
 
-    def _redraw(self) -> None:
-        if self._live is not None:
-            self._live.refresh()
+
+@contextmanager
+def shown_log(path: Path, screen: Screen) -> Iterator[None]:
+    """Context in which a screen shows the lines that are written into a log."""
+    over = threading.Event()
+
+    def follow() -> None:
+        done, is_last = 0, False
+        while not is_last:
+            is_last = over.wait(LOOK)
+            lines, done = read_on(path, done)
+            for line in lines:
+                screen.print(Text(escape_controls(line), style="dim"))
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 # -- when it is over
@@ -179,17 +142,32 @@ def run_texts(overview: Overview) -> Iterator[Text]:
     counts = {"cases": result.get("train_cases"), "held out": result.get("eval_cases")}
     parts = [overview.model, overview.environment_name, *(f"{count} {name}" for name, count in counts.items() if count)]
     yield Text(escape_controls(", ".join(filter(None, parts))) + "\n", "dim")
-    yield from outcome_texts(overview)
+    if rows := table_texts(overview.scores):
+        yield text_table([[Text(title, "bold") for title in ("held-out", "before", "after", "change")], *rows])
+    else:
+        yield Text(f"no held-out cases were scored{' yet' if overview.status == 'running' else ''}")
+    if verdict := overview.verdict:
+        yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
+    if overview.advice:
+        yield Text(overview.advice)
+    if result.get("selection_score") is not None:
+        how = "on other held-out cases" if result["selection_cases"] else "with new samples"
+        best = f"whose score of {result['selection_score']:.3f} was the best of {result['selection_scorings']}"
+        yield Text(f"model/ has the weights of step {result['model_step']}, {best}; after: its score {how}", "dim")
+    for finding in findings_of(overview.run):
+        yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
+    if len(overview.rewards) > 1:
+        yield Text("\nreward    ").append_text(reward_line(overview.rewards))
     command = f"aitrain show {shlex.quote(str(run.path))}"
-    if (counted := overview.episodes) and counted["all"]:
+    counted = overview.episodes
+    if counted and counted["all"]:
         ended = f"ended: {_numbers(counted['stops'])}"
-        yield Text(f"\n{counted['all']} episodes, {counted['held_out']} of them held out; {ended}")
-        if counted["failed"]:
-            yield Text(f"failed: {_numbers(counted['failures'])}", "red")
+        yield Text(f"\n{counted['all']:,} episodes, {counted['held_out']:,} of them held out; {ended}")
         yield Text(escape_controls(f"episodes: {command} --worst, --failed, --step N, --case N"), "dim")
-    elif failures := result.get("failures"):
-        failed = f"failures: {sum(failures.values()):,} of {result['episodes']:,} episodes ({_numbers(failures)})"
-        yield Text(escape_controls(f"\n{failed}: {command} --failed"), "red")
+    if failures := counted["failures"] if counted else result.get("failures"):
+        of = counted["all"] if counted else result["episodes"]
+        failed = f"{sum(failures.values()):,} of {of:,} episodes ({_numbers(failures)})"
+        yield Text(escape_controls(f"\nfailures: {failed}: {command} --failed"), "red")
     yield Text()
     merged = run.model / "merged"
     places = {"model": run.model, "merged with its base": merged, "run folder": run.path, "report": run.report}
@@ -199,27 +177,6 @@ def run_texts(overview: Overview) -> Iterator[Text]:
     if next_steps := overview.next_steps:
         yield Text("\nnext", "bold")
         yield text_table([(Text(f"  {step['what']}", "dim"), escape_controls(step["command"])) for step in next_steps])
-
-
-def outcome_texts(overview: Overview) -> Iterator[Text]:
-    """Scores, verdict, advice, findings and reward of a run, now or at its end."""
-    if rows := table_texts(overview.scores):
-        yield text_table([[Text(title, "bold") for title in ("held-out", "before", "after", "change")], *rows])
-    else:
-        yield Text(f"no held-out cases were scored{' yet' if overview.status == 'running' else ''}")
-    if verdict := overview.verdict:
-        yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
-    if overview.advice:
-        yield Text(overview.advice)
-    result = overview.result
-    if result.get("selection_score") is not None:
-        how = "on other held-out cases" if result["selection_cases"] else "with new samples"
-        best = f"whose score of {result['selection_score']:.3f} was the best of {result['selection_scorings']}"
-        yield Text(f"model/ has the weights of step {result['model_step']}, {best}; after: its score {how}", "dim")
-    for finding in findings_of(overview.run):
-        yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
-    if len(overview.rewards) > 1:
-        yield Text("\nreward    ").append_text(reward_line(overview.rewards))
 
 
 def _numbers(counts: Mapping[str, int]) -> str:
@@ -241,58 +198,29 @@ def text_table(rows: Sequence[Sequence[str | Text]]) -> Text:
 
 # -- a chat
 
-SIDE_BY_SIDE = 70
-"""Columns of a terminal from which two answers are shown side by side."""
-DRAW_AT_MOST = 0.05
-"""Minimum seconds between two redraws."""
-
 
 class ChatView:
-    """The answers to one question. `titles` are the models' names with what they are."""
+    """The answers to one question, one model after the other, written as they come. `titles` are the models' names with
+    what they are."""
 
     def __init__(self, console: Console, titles: Mapping[str, str]) -> None:
-        self.console = console
-        self.parts = {name: [Text(escape_controls(title), "bold")] for name, title in titles.items()}
-        self._answers: dict[str, Text] = {}
-        self._live = Live(console=console, get_renderable=lambda: self, auto_refresh=False, transient=True)
-        self._last_drawn = 0.0
+        self.console, self.titles = console, titles
+        self._shown = dict[str, str]()
 
     def answer(self, name: str, text: str) -> None:
-        """Show the text so far of a model's present answer."""
-        if name not in self._answers:
-            self._answers[name] = Text()
-            self.parts[name].append(self._answers[name])
-        self._answers[name].plain = escape_controls(text)
-        self._draw()
+        """Show the text so far of a model's answer: what was not shown yet."""
+        if name not in self._shown:
+            self._write(("\n" if self._shown else "") + self.titles[name] + "\n", "bold")
+        self._write(text[len(self._shown.get(name, "")) :])
+        self._shown[name] = text
 
     def note(self, name: str, text: str, style: str) -> None:
-        """Show a line below the model's answer, such as why it was cut off."""
-        self.parts[name].append(Text(escape_controls(text), style))
-        self._draw()
+        """Show a line below the answers, such as why one was cut off."""
+        self._write(f"\n{name}: {text}", style)
 
     def finish(self) -> None:
-        """Print the answers in full; they then scroll with the terminal."""
-        self._live.stop()
-        self.console.print(self._columns())
+        """End the last line."""
+        self._write("\n")
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The last lines, as many as the terminal has room for."""
-        for line in console.render_lines(self._columns(), options.update(height=None))[2 - console.height :]:
-            yield from line
-            yield Segment.line()
-
-    def _columns(self) -> RenderableType:
-        columns = [Group(*parts) for parts in self.parts.values()]
-        if len(columns) < 2 or self.console.width < SIDE_BY_SIDE:
-            return Group(*columns)
-        table = Table.grid(padding=(0, 1), expand=True)
-        for _ in columns:
-            table.add_column(ratio=1, overflow="fold")
-        table.add_row(*columns)
-        return table
-
-    def _draw(self) -> None:
-        if can_be_drawn_over(self.console) and time.monotonic() - self._last_drawn > DRAW_AT_MOST:
-            self._last_drawn = time.monotonic()
-            self._live.start()
-            self._live.refresh()
+    def _write(self, text: str, style: str = "") -> None:
+        self.console.print(Text(escape_controls(text), style), end="", soft_wrap=True)

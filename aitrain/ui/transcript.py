@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
 from rich.text import Text
 
 from aitrain.runs.records import RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
-from aitrain.ui.dashboard import brief, number
+from aitrain.ui.dashboard import number
 from aitrain.ui.episodes import Query, find, tool_name
 from aitrain.ui.output import escape_controls
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
-INDENT = 4
-"""Columns before a message."""
+INDENT = "    "
 LONGEST_ROW = 300
 """Maximum characters of a case's row."""
 
 
 def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
-    """Scored episodes, lowest score first: those of the query; by default of the newest sampled scoring of held-out
-    cases, else of the last step."""
+    """Scored episodes that match a query, lowest score first, of equal ones the newest first."""
     entries = rollouts.entries
-    if query == Query():
-        phases = [entry.eval_phase for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
-        last = max((entry.step for entry in entries), default=0)
-        query = Query(eval_phase=phases[-1]) if phases else Query(eval_phase="training", step=last)
     scored = [number for number in find(rollouts, query) if entries[number].score is not None]
-    return sorted(scored, key=lambda number: entries[number].score or 0.0)
+    return sorted(scored, key=lambda number: (entries[number].score or 0.0, -entries[number].step))
 
 
-def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[RenderableType]:
+def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[Text]:
     """Episodes, group by group if they are adjacent: the prompt once, then the messages of each episode."""
     for _, together in groupby(map(rollouts.entries.__getitem__, numbers), key=lambda entry: entry.group_key):
         group = list(together)
@@ -50,10 +41,11 @@ def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[Rendera
                 yield Text(f"  {name}: {escape_controls(text)}", style="dim")
         yield from messages_text(records[0].transcript()[0])
         for entry, record in zip(group, records, strict=True):
-            yield Group(_facts(entry, record), *messages_text(record.transcript()[1]))
+            yield _facts(entry, record)
+            yield from messages_text(record.transcript()[1])
             if error := record.error:
                 text = f"{error.place} {error.kind}: {error.message}"
-                yield Indented(Text(escape_controls(text.strip()), style=BAD))
+                yield Text(INDENT + indented(text.strip()), style=BAD)
         yield Text()
 
 
@@ -70,7 +62,7 @@ def _heading(group: list[IndexEntry]) -> Text:
 def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
     facts = ["" if entry.advantage is None else f"advantage {entry.advantage:+.2f}", escape_controls(entry.stop)]
     facts += [f"{entry.turns} turns" if entry.turns > 1 else "", f"{entry.tokens} tokens"]
-    facts += [f"environment {brief(record.seconds)}"] if record.seconds and record.seconds >= 0.01 else []
+    facts += [f"environment {record.seconds:.2f}s"] if record.seconds and record.seconds >= 0.01 else []
     facts += [f"{escape_controls(name)} {value:.3g}" for name, value in record.metrics.items() if value is not None]
     return Text.assemble("  ", score_text(entry.score), ("  " + ", ".join(filter(None, facts)), "dim"))
 
@@ -81,23 +73,15 @@ def score_text(score: float | None) -> Text:
     return Text(f"score {number(score)}", colour)
 
 
-def messages_text(messages: Iterable[TranscriptMessage]) -> Iterator[Indented]:
+def messages_text(messages: Iterable[TranscriptMessage]) -> Iterator[Text]:
     """Each message with its role and its tool calls."""
     for message in messages:
         role = escape_controls(" ".join(filter(None, (message.role, message.name))))
         calls = "".join(f"\n-> {name}({arguments})" for name, arguments in message.calls)
-        thought = (escape_controls(message.thought) + "\n", "dim") if message.thought else ""
-        yield Indented(Text.assemble((f"{role}: ", "cyan"), thought, escape_controls(message.text + calls)))
+        thought = (indented(message.thought + "\n"), "dim") if message.thought else ""
+        yield Text.assemble(INDENT, (f"{role}: ", "cyan"), thought, indented(message.text + calls))
 
 
-@dataclass(frozen=True)
-class Indented:
-    """An indented text: wrapped in a terminal, with its own lines elsewhere."""
-
-    text: Text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if console.is_terminal:
-            yield Padding(self.text, (0, 0, 0, INDENT), expand=False)
-        else:
-            yield Text("\n").join(Text(" " * INDENT) + line for line in self.text.split("\n", allow_blank=True))
+def indented(text: str) -> str:
+    """The text with its own lines indented, below a first one that is."""
+    return escape_controls(text).replace("\n", f"\n{INDENT}")

@@ -13,11 +13,12 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.runs.comparison import Comparison, compare_all
+from aitrain.runs.held_out import grouped
 from aitrain.runs.recorded_scoring import RecordedCase, match_cases, read_scorings
 from aitrain.runs.records import RolloutRecord
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.statistics import score_table
-from aitrain.ui.overview import Overview, _scorings
+from aitrain.ui.overview import Overview
 from tests.runs.scorings import ENVIRONMENT, episode, episodes, table_of, write_scoring
 from tests.ui.conftest import read
 
@@ -122,7 +123,12 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_
     run = RunFolder(write_scoring(tmp_path / "run", records, eval_samples=4))
     run.environment.write_text(json.dumps(ENVIRONMENT | {"environments": envs}))
     rollouts = read(run.path)
-    table = score_table(_scorings(rollouts.entries), Overview(run.path, rollouts).mixture(), 4)
+    phases = {entry.eval_phase for entry in rollouts.entries}
+    scorings = {
+        phase: grouped((entry.case, entry.score or 0.0) for entry in rollouts.entries if entry.eval_phase == phase)
+        for phase in phases
+    }
+    table = score_table(scorings, Overview(run.path, rollouts).mixture(), 4)
     (comparison,) = compare_all(read_scorings([run.path]))
 
     for name in ("sampled", "sampled, half", "sampled, game", "pass@4"):

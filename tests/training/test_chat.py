@@ -39,13 +39,13 @@ def test_base_and_tuned_answer_from_one_model_with_the_adapter_off_and_on(sessio
     heard = list[tuple[str, str]]()
     view: Any = SimpleNamespace(answer=lambda *answer: heard.append(answer))
     engines: Any = [chat.engine for chat in session.chats]
-    answers = session.ask("12 + 30 = ?", view)
+    answers = session("12 + 30 = ?", view)
 
     assert engines[0].model is engines[1].model
     assert answers["base"] == "42" != answers["tuned"]
     assert heard[:2] == [("base", "4"), ("base", "42")]
     session.reset()
-    assert session.ask("12 + 30 = ?") == answers  # the adapter is off and on again
+    assert session("12 + 30 = ?") == answers  # the adapter is off and on again
 
 
 def test_questions_of_a_pipe_are_answered_one_by_one(
@@ -63,8 +63,8 @@ def test_a_further_question_is_computed_from_where_the_last_answer_ended(session
     engine: Any = session.chats[0].engine
     embedding = engine.model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, ids, __: columns.append(ids[0].shape[1]))
-    session.ask("What is the sum of these numbers: " + "1 + " * 10)
+    session("What is the sum of these numbers: " + "1 + " * 10)
     longest = max(columns)
     columns.clear()
-    session.ask("2?")
+    session("2?")
     assert max(columns) < longest / 2

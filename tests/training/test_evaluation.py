@@ -28,7 +28,7 @@ from aitrain.training.evaluation import isolated_random_state
 from aitrain.training.held_out_scoring import reason_to_stop
 from aitrain.training.run_context import RunContext
 from aitrain.ui.overview import Overview
-from aitrain.ui.terminal import outcome_texts
+from aitrain.ui.terminal import run_texts
 from tests.conftest import episodes_of
 from tests.environments.vowels import Vowels
 from tests.finished_runs import Words
@@ -77,7 +77,7 @@ def test_a_case_is_sampled_as_often_as_asked_and_every_place_shows_the_same_scor
     assert after["mean"] == fmean(any(record["score"] == 1.0 for record in case) for case in cases)
     assert after["count"] == 5
     text = f"{after['mean']:.3f} [{after['low']:.3f}, {after['high']:.3f}]"
-    assert text in "\n".join(line.plain for line in outcome_texts(Overview(result.folder)))
+    assert text in "\n".join(line.plain for line in run_texts(Overview(result.folder)))
     assert text in (result.model / "README.md").read_text()
 
 

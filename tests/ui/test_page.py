@@ -115,7 +115,6 @@ def test_a_large_comparison_lists_its_cases_and_holds_some_transcripts(
 ) -> None:
     monkeypatch.setattr(pages, "MOST_CASES", {"won": 2, "lost": 1})
     monkeypatch.setattr(pages, "MOST_ROWS", 7)
-    monkeypatch.setattr(pages, "MOST_SAMPLES", 1)
     base = {str(n): [0.0, float(n > 5)] for n in range(8)}
     better = {str(n): [float(n < 6)] * 2 for n in range(8)}
     a, b = write_scoring(tmp_path / "a", episodes(base)), write_scoring(tmp_path / "b", episodes(better))

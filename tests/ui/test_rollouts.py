@@ -14,7 +14,7 @@ from aitrain.runs import json_values
 from aitrain.runs import rollout_index as reading
 from aitrain.runs.records import read_rollouts
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.ui.episodes import MOST_EPISODES, Limit, Query, choose, episode, find, page_of
+from aitrain.ui.episodes import MOST_EPISODES, Query, choose, episode, find, page_of
 from tests.ui.conftest import read, record, said, write_run
 
 
@@ -71,11 +71,11 @@ def test_an_episode_has_its_row_its_tools_and_the_prompt_of_its_group(tmp_path: 
     first = record(row=row, tools=[{"function": {"name": "add"}}])
     first["rendered_prompt"] = "<user>1 + 1"
     rollouts = read(write_run(tmp_path, [first, record(), record(group=2)]))
-    shown, same, other = (episode(rollouts, number, Limit(6, 10, 10)) for number in range(3))
-    assert shown["row"] == [{"name": "answer", "text": "2"}, {"name": "text", "text": "x" * 6, "length": 50}]
+    shown, same, other = (episode(rollouts, number) for number in range(3))
+    assert shown["row"] == [{"name": "answer", "text": "2"}, {"name": "text", "text": "x" * 50}]
     assert shown["tools"][0]["name"] == "add"
-    assert shown["rendered"] == same["rendered"] == {"text": "<user>", "length": 11}
-    assert other["rendered"] == {"text": ""}
+    assert shown["rendered"] == same["rendered"] == "<user>1 + 1"
+    assert other["rendered"] == ""
 
 
 # -- finding

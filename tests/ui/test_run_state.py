@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.run_folder import append_lines, read_object, write_json
+from aitrain.runs.run_folder import read_object, write_json
 from aitrain.ui.episodes import Query, case_rows, find
 from aitrain.ui.overview import DEAD, LOG_LINES, Overview
 from aitrain.ui.run_registry import RunRegistry, stamp
@@ -89,9 +88,9 @@ def test_a_case_is_a_row_and_has_the_mean_of_its_first_and_of_its_last_group(tmp
     records = [record(case_idx=7, group=0, **dict(zip(names, values, strict=True))) for values in found]
     records[3]["error"] = {"kind": "raised"}
     rollouts = read(write_run(tmp_path, records))
-    training, other, held_out = sorted(case_rows(rollouts), key=lambda row: (row.is_held_out, row.case))
-    assert (training.first, training.last) == (0.5, 1.0)
-    assert (held_out.first, held_out.last, other.case, other.last) == (0.0, 1.0, "8", 0.25)
+    training, other, held_out = sorted(case_rows(rollouts), key=lambda row: (row["is_held_out"], row["case"]))
+    assert (training["first"], training["last"]) == (0.5, 1.0)
+    assert (held_out["first"], held_out["last"], other["case"], other["last"]) == (0.0, 1.0, "8", 0.25)
     assert [len(find(rollouts, Query(case=case))) for case in ("8", "7")] == [1, 7], "found by either"
 
 
@@ -103,16 +102,3 @@ def test_a_run_that_goes_on_again_has_no_score_after_training(tmp_path: Path) ->
     run.write_status("finished")
     run.result.write_text('{"score_before": 0.25, "score_after": 0.75}')
     assert Overview(run.path).scores["sampled"]["after"]["mean"] == 0.75
-
-
-def test_a_run_that_was_killed_has_the_steps_of_its_metrics_and_a_resumed_one_those_of_its_status(
-    tmp_path: Path,
-) -> None:
-    """A resumed run deletes lines after its checkpoint with its first own one only."""
-    for name, status, alive, expected in (
-        ("dead", "running", {}, 3), ("failed", "failed", {}, 3), ("resumed", "running", sign_of_life(), 1),
-    ):  # fmt: skip
-        run = make_run(tmp_path / name, [], "running", **alive, rewards=[0.1, 0.2, 0.3])
-        run.write_status(status, step=1)
-        append_lines(run.metrics, [{"step": 3, "reward": 0.5}])
-        assert state_of(run.path)["step"] == expected

@@ -33,22 +33,11 @@ class CaseTable {
   drawCounts() {
     const all = this.cases.filter((row) => row.is_held_out === this.isHeldOut);
     const [better, same, worse] = ["better", "same", "worse"].map((direction) => all.filter((row) => directionOf(row) === direction).length);
-    if (!better && !same && !worse) return replaceChildren(this.counts, this.isHeldOut && this.solved(all));
+    if (!better && !same && !worse) return replaceChildren(this.counts);
     const options = [["", "all"], ["better", `${count(better)} better`], ["same", `${count(same)} the same`], ["worse", `${count(worse)} worse`]];
     const show = (direction) => this.show({ direction, most: FIRST_CASES, ...(direction ? { sort: { key: "change", isUp: direction === "worse" } } : {}) });
     const hint = "By the mean score of each case; one case alone also varies by chance.";
     replaceChildren(this.counts, choice("How the cases changed", options, this.direction, show), el("span", { class: "hint" }, hint));
-  }
-
-  /** Of cases that were scored once: how many were solved by all of their samples, by some, and by none. */
-  solved(rows) {
-    if (!scoreBounds || !rows.length) return null;
-    const top = scoreBounds[1] - 1e-9 * (scoreBounds[1] - scoreBounds[0]);
-    const always = rows.filter((row) => row.last !== null && row.last >= top).length;
-    const once = rows.filter((row) => row.best !== null && row.best >= top).length;
-    const unscored = rows.filter((row) => row.last === null).length;
-    const parts = [["solved by every sample", always], ["by some", once - always], ["by none", rows.length - once - unscored], ["without a score", unscored]];
-    return el("p", {}, parts.filter(([, number], index) => number || index === 0).flatMap(([words, number], index) => [index ? ", " : "", el("b", {}, count(number)), ` ${words}`]), ` of ${plural(rows.length, "case")}`);
   }
 
   get columns() {

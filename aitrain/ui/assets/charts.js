@@ -40,7 +40,7 @@ function otherCharts(runs) {
 function linesOf(chart, summary) {
   if (chart.heldOut) return heldOutLines(summary);
   if (!chart.isMachine) return seriesLines(chart, summary.curves.step, summary.curves.series);
-  const machines = summary.machines?.length > 1 ? summary.machines : [summary];
+  const { machines } = summary;
   return machines.flatMap(({ host, system }, node) => seriesLines(chart, system.minutes, system.series).map((line) => (machines.length > 1 ? { ...line, label: `${host || `node ${node}`}: ${line.label}` } : line)));
 }
 

@@ -44,9 +44,8 @@ function isolated(text, className = "") {
 
 const FIRST_CHARACTERS = 3000;
 
-/** A long text: its beginning, and a button that shows four times as much every time. `whole`: its length, where the
- * page holds less. */
-function longText(text, whole = text.length, first = FIRST_CHARACTERS) {
+/** A long text: its beginning, and a button that shows four times as much every time. */
+function longText(text, first = FIRST_CHARACTERS) {
   const body = el("div", { class: "text", dir: "auto" });
   let shown = 0;
   let next = first;
@@ -59,7 +58,6 @@ function longText(text, whole = text.length, first = FIRST_CHARACTERS) {
     body.append(...visible(piece));
     const left = text.length - shown;
     if (left > 0) more.textContent = `Show more (${count(left)} more characters)`;
-    else if (whole > text.length) more.replaceWith(note(`${count(whole - text.length)} more characters are in the rollout file.`));
     else more.remove();
   }
   show();

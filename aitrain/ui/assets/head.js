@@ -70,7 +70,7 @@ function endedEarly(summary, showFailures) {
     why && longText(why),
     isFailed && summary.episodes?.failed > 0 && el("button", { type: "button", class: "quiet", onclick: showFailures }, `Show the ${plural(summary.episodes.failed, "failed episode")}`),
     next && el("p", { class: "next" }, "Continue it with ", el("code", {}, isolated(next))),
-    log && el("details", { class: "fold", open: !reason }, el("summary", {}, `End of train.log (${plural(log.split("\n").length, "line")})`), el("div", { class: "log scroll", tabindex: "0", role: "region", "aria-label": "End of train.log" }, longText(log, log.length, 20_000))),
+    log && el("details", { class: "fold", open: !reason }, el("summary", {}, `End of train.log (${plural(log.split("\n").length, "line")})`), el("div", { class: "log scroll", tabindex: "0", role: "region", "aria-label": "End of train.log" }, longText(log, 20_000))),
   );
 }
 
@@ -97,7 +97,7 @@ function progress(summary) {
   if (step !== null && step !== undefined) parts.push(status === "running" && steps ? `${unit} ${count(step)} of ${count(steps)}` : plural(step, unit));
   if (summary.written) parts.push(`written ${new Date(1000 * summary.written).toLocaleString()}`);
   else if (status === "running") parts.push(timeLeft(summary), summary.phase, signOfLife(summary));
-  if (summary.machines?.length > 1) parts.push(`${plural(summary.machines.length, "machine")}: ${summary.machines.map(({ host, processes }) => `${host} (${plural(processes, "rank")})`).join(", ")}`);
+  if (summary.machines.length > 1) parts.push(`${plural(summary.machines.length, "machine")}: ${summary.machines.map(({ host, processes }) => `${host} (${plural(processes, "rank")})`).join(", ")}`);
   return parts.filter(Boolean).join(" · ");
 }
 

@@ -3,6 +3,7 @@
 
 const POLL = 2000;
 const POLL_WHILE_READING = 500;
+const POLL_AFTERWARDS = 10_000; // it may be resumed
 const CASES_EVERY = 15_000;
 const FIRST_OF_SOURCE = 12_000; // characters
 
@@ -132,9 +133,10 @@ function failureHint(episodes) {
 
 function configuration(summary, other) {
   if (!summary.options.length) return null;
-  const set = summary.options.filter((row) => !row.is_default);
-  const rest = summary.options.filter((row) => row.is_default);
-  const table = (rows) => el("table", { class: "options" }, el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, isolated(row.name)), el("td", {}, value(row.value)), el("td", { class: "hint" }, row.is_default ? "" : ["default ", value(row.default)])))));
+  const isDefault = (row) => row.value === row.default;
+  const set = summary.options.filter((row) => !isDefault(row));
+  const rest = summary.options.filter(isDefault);
+  const table = (rows) => el("table", { class: "options" }, el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, isolated(row.name)), el("td", {}, value(row.value)), el("td", { class: "hint" }, isDefault(row) ? "" : ["default ", value(row.default)])))));
   const value = (text) => (text === "" ? el("span", { class: "hint" }, "unset") : isolated(text, "value"));
   return section(
     "configuration",
@@ -165,7 +167,7 @@ function provenance(summary) {
 function sourceFiles(files, own) {
   if (!files.length) return el("div", { class: "card" }, note("This run has not kept the source of its environment."));
   const ownName = String(own ?? "").split(/[\\/]/).pop();
-  return el("div", { class: "card" }, files.map(({ name, text }) => el("details", { class: "fold source", open: files.length === 1 || name.split("/").pop() === ownName }, el("summary", {}, isolated(name)), longText(text, text.length, FIRST_OF_SOURCE))));
+  return el("div", { class: "card" }, files.map(({ name, text }) => el("details", { class: "fold source", open: files.length === 1 || name.split("/").pop() === ownName }, el("summary", {}, isolated(name)), longText(text, FIRST_OF_SOURCE))));
 }
 
 /** Two runs: their results and the options that differ. */
@@ -186,6 +188,12 @@ function comparison(runs) {
     el("div", { class: "card scroll" }, el("table", { class: "options compared" }, head, el("tbody", {}, rows.map(([name, ...values]) => el("tr", {}, el("th", { scope: "row" }, name), values.map((text) => el("td", { class: "value" }, text))))))),
     el("div", { class: "card scroll" }, el("h3", {}, "Options that differ"), differing.length ? el("table", { class: "options compared" }, head.cloneNode(true), el("tbody", {}, differing.map((name) => el("tr", {}, el("th", { scope: "row" }, isolated(name)), runs.map(({ summary }) => cell(option(summary, name))))))) : note("None: the runs differ by something else.")),
   );
+}
+
+/** Whether anything of a run has changed but what its line of progress tells. */
+function isOther(one, other) {
+  const told = { heartbeat: 0, ends_at: 0, phase: "" };
+  return JSON.stringify({ ...one, ...told }) !== JSON.stringify({ ...other, ...told });
 }
 
 function beside(id, summary) {
@@ -371,7 +379,8 @@ class Page {
   schedule() {
     if (!this.source.isServed) return;
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.follow(), this.isReady ? POLL : POLL_WHILE_READING);
+    const isRunning = [this.summary, this.other?.summary].some((one) => one?.status === "running");
+    this.timer = setTimeout(() => this.follow(), !this.isReady ? POLL_WHILE_READING : isRunning ? POLL : POLL_AFTERWARDS);
   }
 
   async follow() {
@@ -380,7 +389,7 @@ class Page {
       const news = await this.source.run(run);
       const others = this.otherRun && (await this.source.run(this.otherRun));
       if (this.run !== run || (others && others.id !== this.otherRun)) return;
-      const isNews = news.version !== this.summary.version || (others && others.version !== this.other.summary.version);
+      const isNews = isOther(news, this.summary) || (others && isOther(others, this.other.summary));
       if (isNews) await this.take(news, others);
       else if (news.status === "running") this.head.querySelector(".live").textContent = progress(news);
       this.lost = false;

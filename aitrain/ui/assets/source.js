@@ -60,17 +60,16 @@ function holds(episode, wanted) {
 
 /** Group by group, in the order of the training. */
 function sorted(episodes) {
-  const groups = grouped([...episodes].sort((one, other) => one.step - other.step || one.eval_phase.localeCompare(other.eval_phase) || one.group - other.group));
-  return groups.flatMap((group) => group.members);
+  const byCase = (one, other) => (one.eval_phase ? one.case.length - other.case.length || one.case.localeCompare(other.case) : 0);
+  return [...episodes].sort((one, other) => one.step - other.step || one.eval_phase.localeCompare(other.eval_phase) || one.group - other.group || byCase(one, other));
 }
 
 /** The data of `aitrain view`. */
 function served() {
   async function ask(what, parameters) {
     const answer = await fetch(`/api/${what}?${new URLSearchParams(parameters)}`);
-    const values = await answer.json();
-    if (!answer.ok) throw new Error(values.error);
-    return values;
+    if (!answer.ok) throw new Error(await answer.text());
+    return answer.json();
   }
   const [run, source, cases] = ["run", "source", "cases"].map((what) => (run) => ask(what, { run }));
   const episodes = (run, query, start = 0) => ask("episodes", { ...query, run, start });

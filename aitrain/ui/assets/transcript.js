@@ -65,8 +65,8 @@ function transcript(episode) {
 
 /** Beside the conversation: the row of the dataset, the schemas of the tools, and the prompt as the model got it. */
 function given(episode) {
-  const { text, length } = episode.rendered ?? { text: "" };
-  const prompt = text && el("details", { class: "fold rendered" }, el("summary", {}, `Rendered prompt (${plural(length ?? text.length, "character")})`), el("div", { class: "holder" }, longText(text, length, 2000)));
+  const text = episode.rendered;
+  const prompt = text && el("details", { class: "fold rendered" }, el("summary", {}, `Rendered prompt (${plural(text.length, "character")})`), el("div", { class: "holder" }, longText(text, 2000)));
   const folds = [fold(`Case row (${plural(episode.row.length, "column")})`, episode.row, matchMedia("(min-width: 1000px)").matches), fold(`Tools (${count(episode.tools.length)})`, episode.tools), prompt].filter(Boolean);
   return folds.length ? el("aside", { class: "given", "aria-label": "What the episode was given" }, folds) : null;
 }
@@ -74,7 +74,7 @@ function given(episode) {
 /** Named texts, shown when they are opened. */
 function fold(title, items, open = false) {
   if (!items.length) return null;
-  const lines = items.map(({ name, text, length }) => [el("dt", {}, isolated(name)), el("dd", {}, longText(text, length, 600))]);
+  const lines = items.map(({ name, text }) => [el("dt", {}, isolated(name)), el("dd", {}, longText(text, 600))]);
   return el("details", { class: "fold", open }, el("summary", {}, title), el("dl", {}, lines));
 }
 
@@ -95,40 +95,38 @@ function conversation(episode) {
     if (message.role === "tool") return [message, "Tool result", "tool"];
     return [message, message.role === "user" ? "Environment" : `Environment, as ${message.role || "unknown"}`, "environment"];
   });
-  if (episode.skipped) said.splice(episode.skipped.after, 0, null);
   const all = [...asked, ...said];
   const first = all.length > FIRST_MESSAGES + LAST_MESSAGES ? FIRST_MESSAGES : all.length;
-  const holder = el("div", { class: "conversation" }, all.slice(0, first).map((item) => messageBlock(item, episode)));
-  if (first < all.length) addMiddle(holder, all, first, episode);
+  const holder = el("div", { class: "conversation" }, all.slice(0, first).map((item) => messageBlock(item)));
+  if (first < all.length) addMiddle(holder, all, first);
   return holder;
 }
 
-function addMiddle(holder, all, first, episode) {
+function addMiddle(holder, all, first) {
   let shown = first;
   let next = 50;
   const end = all.length - LAST_MESSAGES;
   const more = el("button", { type: "button", class: "quiet between", onclick: () => show() });
   const label = () => (more.textContent = `Show ${count(Math.min(next, end - shown))} more of ${count(end - shown)} messages in between`);
   function show() {
-    more.before(...all.slice(shown, Math.min(end, shown + next)).map((item) => messageBlock(item, episode)));
+    more.before(...all.slice(shown, Math.min(end, shown + next)).map((item) => messageBlock(item)));
     shown = Math.min(end, shown + next);
     next = Math.min(next * 2, 400);
     if (shown < end) label();
     else more.remove();
   }
   label();
-  holder.append(more, ...all.slice(end).map((item) => messageBlock(item, episode)));
+  holder.append(more, ...all.slice(end).map((item) => messageBlock(item)));
 }
 
-function messageBlock(item, episode) {
-  if (item === null) return note(`${plural(episode.skipped.count, "message")} left out here; they are in the rollout file.`);
+function messageBlock(item) {
   const [message, speaker, kind] = item;
   const calls = (message.calls ?? []).map(([name, given]) =>
-    el("div", { class: "call" }, el("div", { class: "speaker" }, "Tool call ", isolated(name, "name")), longText(given, given.length, 1500)),
+    el("div", { class: "call" }, el("div", { class: "speaker" }, "Tool call ", isolated(name, "name")), longText(given, 1500)),
   );
   const head = el("div", { class: "speaker" }, isolated(speaker), message.name && [" ", isolated(message.name, "name")]);
-  const text = message.text || !calls.length ? longText(message.text || "(nothing)", message.length) : null;
-  const thought = message.thought && el("details", {}, el("summary", {}, "Thought"), longText(message.thought, message.thought.length));
+  const text = message.text || !calls.length ? longText(message.text || "(nothing)") : null;
+  const thought = message.thought && el("details", {}, el("summary", {}, "Thought"), longText(message.thought));
   return el("div", { class: `message ${kind}` }, head, thought, text, calls);
 }
 
