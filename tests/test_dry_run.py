@@ -60,10 +60,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
     ),
     "too few cases for a batch": (ENV, {"rl_prompts_per_step": 32}, 2, "32 prompts"),
     "a layer that is not there": (ENV, {"peft": True, "target_modules": "v_proj,q_prod"}, 2, "Did you mean q_proj?"),
-    "a group on two processes": (
-        ENV + "    def score_group(self, scores):\n        return scores\n",
-        {"num_processes": 2, "rl_prompts_per_step": 3}, 2, "a multiple of the 2 processes",
-    ),
     "output below a file": (ENV, {"output_dir": "env.py/runs"}, 2, "env.py/runs"),
 }  # fmt: skip
 
@@ -82,6 +78,13 @@ def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_words(
         aitrain.train(config(env, **options))
     assert str(of_the_run.value) == message
     assert of_the_run.value.exit_code == code
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_groups_that_are_scored_together_are_whole_on_each_process(config: Make) -> None:
+    env = ENV + "    def score_group(self, scores):\n        return scores\n"
+    with pytest.raises(AitrainError, match="a multiple of the 2 processes"):
+        dry_run(check(config(env, num_processes=2, rl_prompts_per_step=3)))
     assert not (Path.cwd() / "runs").exists()
 
 
