@@ -118,8 +118,10 @@ class BatchingEngine(ABC):
         self._generate_if_all_wait()
 
     def _generate_if_all_wait(self) -> None:
-        while waiting := [one for one in self._waiting if not one.result.done()]:  # not of episodes that are cancelled
-            if len(waiting) < self._live:
+        while True:
+            # those of cancelled episodes are done
+            waiting = self._waiting = [one for one in self._waiting if not one.result.done()]
+            if not waiting or len(waiting) < self._live:
                 return
             try:
                 self._round()

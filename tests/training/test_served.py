@@ -171,14 +171,14 @@ def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weight
     fake.dies()  # while it takes the weights
     load(engine, 1)
     assert is_current(engine)
-    assert engine.restarts == 1
+    before = engine.restarts  # 1 unless it was back before the weights were written
     fake.troubles = [lambda fake: fake.dies()]
     prompts = [[n] for n in range(10)]
-    for restarts in (2, 2, 3):
-        if restarts == 3:
+    for restarts in (1, 1, 2):
+        if restarts == 2:
             fake.restart()
         assert ids_of(answers(engine, prompts)) == [[n, END] for n in range(10)]
-        assert engine.restarts == restarts
+        assert engine.restarts == before + restarts
         assert is_current(engine)
 
 
