@@ -230,9 +230,8 @@ class EnvRunner:
 
     async def open(self, sessions: Sequence[EnvSession]) -> None:
         """Open the sessions; one that cannot be opened has a failure."""
-        if self.policy.by_episode:
-            self.policy.begin_batch()
         if self.has_sessions:
+            self.policy.begin_batch()
             jobs = [partial(self.open_session, one.case, one.seed) for one in sessions]
             for one, result in zip(sessions, await self._make(sessions, jobs, self.kind), strict=True):
                 one.session, one.reset = result or (None, ResetResult())
@@ -272,7 +271,7 @@ class EnvRunner:
         scored = [(one, text) for one, text in pairs if one.failure is None]
         jobs = [partial(self.score_session, one.session, text) for one, text in scored]
         place = "score" if self.kind == "start" else self.kind
-        if not self.policy.by_episode:
+        if not self.has_sessions:
             self.policy.begin_batch()
         results = await self._make([one for one, _ in scored], jobs, place)
         late = self.policy.end_batch()

@@ -34,7 +34,7 @@ from contextvars import ContextVar
 from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
@@ -353,15 +353,16 @@ def _has_only_drawn(before: _Twister, now: _Twister) -> bool:
 
 # -- assignments
 
+_Target: TypeAlias = ast.Name | ast.Attribute | ast.Subscript
+
 
 @functools.lru_cache(maxsize=256)
-def _stores(file: str) -> dict[int, list[ast.Name | ast.Attribute | ast.Subscript]]:
+def _stores(file: str) -> dict[int, list[_Target]]:
     """The variables, attributes and items that each line of a file assigns to or deletes."""
-    found = defaultdict[int, list[ast.Name | ast.Attribute | ast.Subscript]](list)
+    found = defaultdict[int, list[_Target]](list)
     with suppress(SyntaxError):  # of a notebook
         for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
-            is_written = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
-            if is_written and isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            if isinstance(node, _Target) and not isinstance(node.ctx, ast.Load):
                 found[node.lineno].append(node)
     return found
 
