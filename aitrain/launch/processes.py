@@ -23,7 +23,7 @@ from types import TracebackType
 from aitrain.activity import SLOT, Snapshot, read
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
+from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.execution.process_tree import ProcessTree, on_stop_signals
 from aitrain.launch.hardware import SystemRecorder
 from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
@@ -394,7 +394,6 @@ class Processes:
         assert self.group is not None
         if (times := state.get("stops", 0)) > self.stops:
             self.stop(times)
-            self.announce(Note(f"{self.group.name(rank)} was asked to stop", "info"))
         if end := state.get("end"):
             self._hear_end(end)
         elif state.get("over") and self.last is None and self.lost is None and not self.stops:
