@@ -341,11 +341,13 @@ class Processes:
         """Wait for a process, in a thread. If it was not ended by us, the others would wait for it."""
         code = tree.wait_for_program()
         if code != 0 and not self._is_killed:
-            self.lost = self.lost or self._how_it_ended(rank, code)
-            if code is None or -code in CRASHES:
-                self.cause = self.cause or self.lost
+            died = self._how_it_ended(rank, code)
+            if self.lost is None:
+                self.lost = died
+                if code is None or -code in CRASHES:  # else it may be a consequence
+                    self.cause = self.cause or died
             if code is not None and code < 0 and self.last is None and not self.stops:
-                self._say_end(self.lost, is_cause=True)
+                self._say_end(died, is_cause=True)
             if self.world > 1 and self.last is None:
                 self._kill_in(PATIENCE if code is not None and code > 0 else 0.0)  # its error may still be in the pipe
         tree.wait()
