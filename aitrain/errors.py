@@ -10,7 +10,6 @@
             DivergedError           loss, gradients or weights are NaN or inf
             ServerFailed            a vLLM server failed one process; raised on all of them
             ServerRefusedError      a server of vLLM or of an environment answered a request with a 4xx status
-            StoreLostError          the store of a run's processes is gone; defined in launch/nodes.py
         WorseError              4   compare --fail-if-worse: a model is worse; reproduce: a run is not the same
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv.py
@@ -24,7 +23,7 @@
         ServerGoneError             no vLLM server answers, or its engine is dead
         UnknownStateError           an object's state cannot be compared; defined in environment/state_watch.py
 
-The last eleven are caught and turned into something that a user sees. A message says what happened, where, and what
+The last ten are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.
 """
 

@@ -126,6 +126,16 @@ def test_a_rank_that_is_killed_ends_both_at_once_and_is_named(node: int, machine
     assert other.startswith(machines.groups[0].name(node))
 
 
+def test_the_error_of_a_rank_is_the_end_though_another_one_crashes_after_it(tmp_path: Path) -> None:
+    config, batch = TrainConfig(model="tiny"), SimpleNamespace(processes=2)
+    more: dict[str, Any] = {"gpus": (), "checkpoint": None, "nodes": None, "launched": None}
+    plan: Any = SimpleNamespace(config=config, batch=batch, processes=2, **more)
+    failed = Failed("No space left on device", 1)
+    ranks = Script(plan, RunFolder(tmp_path), lambda _: None)
+    ranks.script = f"[ $RANK = 1 ] && sleep 1 && kill -SEGV $$; {says(failed)}; exit 1"
+    assert ranks.run() == failed
+
+
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_stop_on_one_machine_reaches_the_ranks_of_all(node: int, machines: Machines) -> None:
     stopped = Ended("stopped", 2)

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import COMMAND_VARIABLE, LAUNCHER_VARIABLE
 from aitrain.launch.machines import LaunchedRank, Nodes, launched_rank, without_ranks
-from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, StoreLostError, join_store, open_store
+from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, join_store, open_store
 from aitrain.options.train import TrainConfig
 
 MEET_SECONDS = 600.0
@@ -69,7 +69,7 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
             sys.exit(1)
         if command is not None and (ended := os.waitpid(command, os.WNOHANG))[0]:  # nothing is to be trained
             code = abs(os.waitstatus_to_exitcode(ended[1]))
-            with suppress(AitrainError):
+            with suppress(AitrainError, RuntimeError):
                 join_store(rank.address, rank.port, seconds=0.0).below(rank.restarts).put(name, {"exit": code})
             sys.exit(code)
 
@@ -78,7 +78,7 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
         while (said := store.get(name)) is None:
             look()
             time.sleep(POLL)
-    except (ConfigError, StoreLostError):  # the command has ended, which was the store's server
+    except (ConfigError, RuntimeError):  # the command has ended, which was the store's server
         look()
         sys.exit(1)
     if "exit" in said:

@@ -18,8 +18,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -66,20 +66,9 @@ agree before the run `hello`, on node 0 `machines`, `folder` and `begin`."""
 # -- the store
 
 
-class StoreLostError(RunFailed):
-    """The store does not answer: its machine or the connection to it is lost."""
-
-
-@contextmanager
-def _lost_if_silent() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise StoreLostError("The store of the run is gone") from error
-
-
 class MachineStore:
-    """Values by name, for all processes that are connected. Every method raises StoreLostError if the store is gone."""
+    """Values by name, for all processes that are connected. Every method raises RuntimeError, as torch does, if the
+    machine of the store or the connection to it is lost."""
 
     def __init__(self, store: Store, prefix: str = "aitrain") -> None:
         self._store, self._prefix = store, prefix
@@ -90,14 +79,12 @@ class MachineStore:
 
     def put(self, name: str, value: object) -> None:
         """Set a value."""
-        with _lost_if_silent():
-            self._store.set(f"{self._prefix}/{name}", json.dumps(value))
+        self._store.set(f"{self._prefix}/{name}", json.dumps(value))
 
     def get(self, name: str) -> Any:
         """A value; None if it is not set yet."""
         key = f"{self._prefix}/{name}"
-        with _lost_if_silent():
-            return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
 
 def open_store(nodes: Nodes, seconds: float, is_there: bool = False) -> MachineStore:
@@ -380,7 +367,7 @@ class NodeGroup:
                 if is_over:
                     return
                 self._changed.wait(BEAT)
-        except StoreLostError:
+        except RuntimeError:
             self._lose(0)
 
     def _watch(self) -> None:

@@ -23,7 +23,7 @@ from types import TracebackType
 from aitrain.activity import SLOT, Snapshot, read
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
+from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.execution.process_tree import ProcessTree, on_stop_signals
 from aitrain.launch.hardware import SystemRecorder
 from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
@@ -342,11 +342,13 @@ class Processes:
         """Wait for a process, in a thread. If it was not ended by us, the others would wait for it."""
         code = tree.wait_for_program()
         if code != 0 and not self._is_killed:
-            self.lost = self.lost or self._how_it_ended(rank, code)
-            if code is None or -code in CRASHES:
-                self.cause = self.cause or self.lost
+            died = self._how_it_ended(rank, code)
+            if self.lost is None:
+                self.lost = died
+                if code is None or -code in CRASHES:  # else it may be a consequence
+                    self.cause = self.cause or died
             if code is not None and code < 0 and self.last is None and not self.stops:
-                self._say_end(self.lost, is_cause=True)
+                self._say_end(died, is_cause=True)
             if self.world > 1 and self.last is None:
                 self._kill_in(PATIENCE if code is not None and code > 0 else 0.0)  # its error may still be in the pipe
         tree.wait()
@@ -395,7 +397,6 @@ class Processes:
         assert self.group is not None
         if (times := state.get("stops", 0)) > self.stops:
             self.stop(times)
-            self.announce(Note(f"{self.group.name(rank)} was asked to stop", "info"))
         if end := state.get("end"):
             self._hear_end(end)
         elif state.get("over") and self.last is None and self.lost is None and not self.stops:
