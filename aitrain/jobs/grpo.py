@@ -35,7 +35,6 @@ from aitrain.training.saving import merge_adapter, repository_of, save_model
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trainer_checkpoint import explain_write_errors
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
-from aitrain.ui.card import try_to_write_card
 
 NO_SCORES = EvalScores()
 
@@ -272,7 +271,7 @@ def _finish(
     )
     if is_main and step > 0:
         result.write()
-        context.note(try_to_write_card(context.folder))
+        context.note(context.write_card(context.folder))
         if config.push_to_hub and (status == "finished" or because is not None):
             context.enter("uploading")
             context.note(f"Uploaded to {repository_of(config).upload(context.folder.model)}", "info")
