@@ -37,6 +37,7 @@ from aitrain.runs.new_folder import remarks
 from aitrain.runs.requests import ChatSetup
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
+from aitrain.ui.card import try_to_write_card
 from aitrain.ui.dashboard import Dashboard, note_text
 from aitrain.ui.page import write_report
 from aitrain.ui.terminal import Screen
@@ -166,6 +167,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
                 plan.checkpoint,
                 heartbeat.progress,
                 check_environments if environment is None else lambda _: None,
+                try_to_write_card,
             )
         )
     assert result is not None  # as it is no dry run

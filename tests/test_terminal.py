@@ -20,7 +20,7 @@ from tests.conftest import json_lines, write
 from tests.runs.scorings import interval
 from tests.screens import Terminal
 
-TIMES = {"step": 0.6, "generate": 0.25, "environment": 0.05, "optimize": 0.3}
+TIMES = {"step": 0.6, "optimize": 0.3, "generate": 0.25, "environment": 0.05}
 STEPS = [Step(n, 9, n / 10, 90 - 10 * n, 0.125, 0.03, 0.0, 1234.5, TIMES) for n in range(1, 10)]
 RUN: list[Event] = [Phase("loading"), Note("2 dropped"), Evaluated("before", 0.25, 0.1), *STEPS]
 

@@ -86,6 +86,8 @@ class RunContext:
     """Progress for status.json."""
     check_environments: CheckEnvironments = lambda *_: None
     """Called before the model is loaded."""
+    write_card: Callable[[RunFolder], str | None] = lambda _: None
+    """Writes the model card; returns an error message if that fails."""
     dry_run_of: int = 0
     """Number of processes of the run if this process only checks it."""
 

@@ -20,6 +20,7 @@ LABEL, BAR, CURVE = 10, 40, 60
 PATIENCE = 3.0
 """Seconds after which a phase shows its duration."""
 BLOCKS = "▁▂▃▄▅▆▇█"
+PARTS = ("generate", "environment", "optimize")
 LEAST_SPAN = 0.1
 """Minimum range of a sparkline's height, so that noise does not look like a change."""
 
@@ -86,9 +87,9 @@ class Dashboard:
             failed = _share(step.failed, "failed", "red" if step.failed else "")
             lines["episodes"] = _joined(_share(step.truncated, "truncated"), failed)
             seconds = {name: f"{value:.2f}s" for name, value in step.seconds.items()}
-            whole = f"{seconds.pop('step')} a step" if "step" in seconds else ""
+            whole = f"{seconds['step']} a step" if "step" in seconds else ""
             lines["speed"] = _joined(Text(_tokens_per_second(step.tokens_per_second)), Text(whole))
-            lines[""] = _joined(*(Text(f"{name} {value}") for name, value in seconds.items()))
+            lines[""] = _joined(*(Text(f"{name} {seconds[name]}") for name in PARTS if name in seconds))
         if (rollout := self.playing) is not None:
             speed = _tokens_per_second(rollout.tokens_per_second)
             lines["rollout"] = _progress(rollout.done, rollout.episodes, speed, width)

@@ -95,11 +95,16 @@ class RunRegistry:
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of runs; `is_given` is set for a run that was named itself, and not by its folder."""
-        paths = {id: run.path for id, run in self.look().items()}
-        ids = {path: id for id, path in paths.items()}
+        runs = self.look()
+        ids = {run.path: id for id, run in runs.items()}
         return [
-            {**_row(path, stamp(path)), "id": id, "sweep": ids.get(path.parent), "is_given": path in self.places}
-            for id, path in paths.items()
+            {
+                **_row(run.path, stamp(run.path)),
+                "id": id,
+                "sweep": ids.get(run.path.parent),
+                "is_given": run.path in self.places,
+            }
+            for id, run in runs.items()
         ]
 
 
