@@ -138,7 +138,7 @@ def write_settings(training: Training) -> None:
 def aitrain_command(training: Training, clock: Path) -> list[str]:
     """The command as a user gives it, for a run folder of its own."""
     where = ["--config", str(training.config), "--output-dir", str(training.folder / "runs")]
-    return [sys.executable, "-P", "-m", "aitrain", "grpo", *where, "--rl-env-config", training.task(clock), "--verbose"]
+    return [sys.executable, "-P", "-m", "aitrain", "grpo", *where, "--rl-env-config", training.task(clock)]
 
 
 def plain_command(training: Training, clock: Path) -> list[str]:
