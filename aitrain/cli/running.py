@@ -161,10 +161,16 @@ def _show_result(folder: RunFolder, verbosity: Verbosity) -> None:
 
 
 def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
-    """What a run begins with: its folder, its devices, how to watch it, and defaults of AITraining."""
+    """What a run begins with: model, environment, devices, its folder, how to watch it, and defaults of AITraining."""
     config = plan.config
+    environment = ", ".join(config.environments) or config.rl_env or config.rl_env_module
     device = f"GPU {', '.join(plan.gpus)}" if plan.gpus else "the CPU"
-    lines = [f"run folder {folder.path}, on {device}; watch it with: aitrain view {shlex.quote(str(folder.path))}"]
+    device += f", {plan.processes} processes" if plan.processes > 1 else ""
+    trained = "a LoRA adapter" if config.peft else "all weights"
+    lines = [
+        f"model {config.model} ({trained}), environment {environment}, on {device}",
+        f"run folder {folder.path}; watch it with: aitrain view {shlex.quote(str(folder.path))}",
+    ]
     is_new = plan.folder is None  # a resumed run has what it began with
     if is_new and config.rl_preset is None and not {"rl_kl_coef", "rl_num_generations"} <= config.model_fields_set:
         usual = f"rl_kl_coef {config.rl_kl_coef}, rl_num_generations {config.rl_num_generations}"
