@@ -209,7 +209,7 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
 
     variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
     variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
-    job = RankJob(replace(plan, sources={}), replace(folder, made=()), os.getcwd(), variables)
+    job = RankJob(replace(plan, sources={}), replace(folder, is_new=False), os.getcwd(), variables)
     needs = training_needs()
     DataParallelTrainer(
         run_rank,
