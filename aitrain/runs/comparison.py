@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import product
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 from aitrain.cells import html_summary
 from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
-from aitrain.runs.held_out import IntervalValues, Verdict, interval_text, verdict_of, verdict_sentence
+from aitrain.runs.held_out import IntervalValues, Scoring, Verdict, interval_text, verdict_of, verdict_sentence
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import (
     LENIENT,
@@ -37,6 +36,7 @@ from aitrain.runs.statistics import (
     can_be_solved,
     chances,
     holm,
+    means_of,
     named,
     of_changes,
     of_means,
@@ -49,8 +49,6 @@ FORMAT = "format"
 """The score without the lenient one: what the format costs."""
 COMPARED_OPTIONS = (*GenerationOptions.model_fields, "chat_template", "eval_samples")
 """Options that change what is sampled or scored; the model's own are what is compared."""
-
-T = TypeVar("T")
 
 Matched = tuple[RecordedCase, RecordedCase]
 """A case in A and in B."""
@@ -241,7 +239,7 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     if decoding is None:
         raise ConfigError(f"None of the {len(both)} cases of {a.label} and {b.label} has a score in both")
     pairs = [CasePair(one, other, one.mean(decoding), other.mean(decoding)) for one, other in both]
-    first, second = _means(both, decoding)
+    first, second = map(means_of, _scorings(both, decoding))
     power = Power.of(weighted_changes(first, second, mixture))
     return Comparison(a, b, decoding, pairs, rows, list(_notes(a, b, both)), power)
 
@@ -284,15 +282,15 @@ def _score_rows(
     """The rows; with those of the lenient score and of the format, if the score is split."""
     rows = dict[str, ComparedRow]()
     for name in decodings:
+        scorings = _scorings(pairs, name)
         for row, envs in rows_of(name, mixture):
-            _add_row(rows, row, _means(pairs, name), envs)
-        scorings = _values(pairs, partial(RecordedCase.scores, decoding=name))
+            _add_row(rows, row, list(map(means_of, scorings)), envs)
         tries = min(max(map(len, scoring.values())) for scoring in scorings)
         if tries > 1:
             solved = [chances(one, tries, mixture) for one in scorings]
             _add_row(rows, f"pass@{tries}", solved, can_be_solved(mixture))
     if is_split:
-        means, parts = _means(pairs, decodings[0]), _means(pairs, decodings[0], is_lenient=True)
+        means, parts = (list(map(means_of, _scorings(pairs, decodings[0], kind))) for kind in (False, True))
         forms = [{case: of[case] - part[case] for case in of} for of, part in zip(means, parts, strict=True)]
         free = tuple(replace(one, bounds=None) for one in mixture)  # a metric may have any value
         _add_row(rows, LENIENT, parts, free)
@@ -300,16 +298,10 @@ def _score_rows(
     return rows
 
 
-def _values(pairs: Sequence[Matched], value: Callable[[RecordedCase], T | None]) -> list[dict[str, T]]:
-    """The values of the cases of A and of B that have one, by their places."""
+def _scorings(pairs: Sequence[Matched], decoding: str, is_lenient: bool = False) -> list[Scoring]:
+    """The scores of the cases of A and of B, by their places."""
     sides = zip(*pairs, strict=True)
-    return [
-        {str(place): found for place, case in enumerate(side) if (found := value(case)) is not None} for side in sides
-    ]
-
-
-def _means(pairs: Sequence[Matched], decoding: str, is_lenient: bool = False) -> list[dict[str, float]]:
-    return _values(pairs, lambda case: case.mean(decoding, is_lenient))
+    return [{str(place): case.scores(decoding, is_lenient) for place, case in enumerate(side)} for side in sides]
 
 
 def _add_row(rows: dict[str, ComparedRow], name: str, values: Sequence[Mapping[str, float]], mixture: Mixture) -> None:

@@ -158,10 +158,9 @@ def _folder(given: str, path: Path) -> ModelReference:
         return _weights(given, path)
     if (path / "config.yaml").is_file() or (path / "status.json").is_file():
         return _run(given, path)
-    near = next((place for place in (path / "model", path / "merged") if place.is_dir()), None)
     raise ConfigError(
         f"model: {given} is neither a run nor a model folder: it has no config.yaml and no config.json\n"
-        + (f"Did you mean {near}?" if near else "Give a run folder, a model folder, an adapter, or a Hub name.")
+        "Give a run folder, a model folder, an adapter, or a Hub name."
     )
 
 

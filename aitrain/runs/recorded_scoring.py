@@ -62,9 +62,9 @@ class RecordedCase:
         scores = [one.lenient if is_lenient else one.score for one in self.samples[decoding].values()]
         return [score for score in scores if score is not None]
 
-    def mean(self, decoding: str, is_lenient: bool = False) -> float | None:
-        """Their mean; None if no sample is scored."""
-        scores = self.scores(decoding, is_lenient)
+    def mean(self, decoding: str) -> float | None:
+        """The mean score; None if no sample is scored."""
+        scores = self.scores(decoding)
         return fmean(scores) if scores else None
 
 

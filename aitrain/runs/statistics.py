@@ -313,9 +313,14 @@ def of_means(means: Mapping[str, float], mixture: Mixture) -> IntervalValues | N
     return combined((one.share, of_mean(one.by_prompt(means).values(), one.bounds)) for one in mixture)
 
 
+def means_of(scoring: Scoring) -> dict[str, float]:
+    """The mean score of each case that has a scored sample."""
+    return {case: fmean(scores) for case, scores in scoring.items() if scores}
+
+
 def interval_of_mean(scoring: Scoring, mixture: Mixture) -> IntervalValues | None:
     """The mean score with its interval; None if nothing was scored."""
-    return of_means({case: fmean(scores) for case, scores in scoring.items() if scores}, mixture)
+    return of_means(means_of(scoring), mixture)
 
 
 def mean_score(scoring: Scoring, mixture: Mixture) -> float | None:
@@ -377,7 +382,7 @@ def score_table(scorings: Mapping[str, Scoring], mixture: Mixture, tries: int) -
     rows = dict[str, tuple[list[dict[str, float]], Mixture]]()
     for decoding in DECODINGS:
         ends = [scorings.get(f"{phase}_{decoding}", {}) for phase in ("before", "after")]
-        rows[decoding] = [{case: fmean(scores) for case, scores in end.items() if scores} for end in ends], mixture
+        rows[decoding] = list(map(means_of, ends)), mixture
         if decoding == "sampled" and tries > 1 and (solvable := can_be_solved(mixture)):
             rows[f"pass@{tries}"] = [chances(end, tries, mixture) for end in ends], solvable
     table: ScoreTable = {}
