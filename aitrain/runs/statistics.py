@@ -8,9 +8,8 @@ show the variation over cases, not the variation over training runs.
 (mean - m)^2 <= a m (1 - m). With a = z^2 / n that is Wilson's interval, which is right where every case is at a bound.
 Other case means vary less than that, so a = t^2 d / n, with Student's t and d the share that their variance is of
 m (1 - m): the design effect of a survey. For symmetric scores that is about the t interval; near a bound it leans away
-from it, as the data do. On one side it is widened to where Student's interval reaches when it is shifted by the
-skewness of the scores (Hall 1992), which a few scores carry that lie far from the rest. It is never wider than
-Wilson's.
+from it, as the data do. It is widened to where Student's interval reaches when it is shifted by the skewness of the
+scores (Hall 1992), which a few scores carry that lie far from the rest. It is never wider than Wilson's.
 
 Scores that are all alike, such as those for the form of an answer while none is right, do not show how often others
 lie far away, and no interval made of them knows it (Bahadur and Savage 1956). Theirs reaches at least as far towards
@@ -20,11 +19,12 @@ bound can be so rare that none was drawn. Equal scores have just that interval, 
 **A change** between two scorings of the same cases gets the interval of the cases' own differences, which lie between
 bounds as well: the range of the scores below 0 and above.
 
-**Scores without bounds** get Student's t interval, widened by this shift. There is none of one case, nor of equal ones.
+**Scores without bounds** get Student's t interval, widened by the shifted one. There is none of one case, nor of equal
+ones.
 
 **The p-value** is that of a sign-flip test: if both models were equally good at every case, each difference could as
 well have the other sign. It is the share of all choices of signs whose mean is at least as far from 0 as the measured
-one, for many cases estimated by random ones. With scores of 0 and 1 and one sample a case, that is McNemar's test.
+one. With scores of 0 and 1 and one sample a case, that is McNemar's exact test.
 
 **Several environments**: a mean score is the sum of each one's mean, times its share. Its interval is made of theirs:
 the distances to each limit, times the shares, are added as squares (MOVER; G. Zou and A. Donner, Statistics in
@@ -64,16 +64,14 @@ Limits = tuple[float, float]
 
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-FEW_CASES, SKEWED = 8, 0.15
-"""An interval is shifted for the skewness of the scores of more cases than this, by no less than this share of half of
-it: the skewness of few cases is not known well."""
 ALIKE, FEW_LEVELS = 0.2, 5
 """Values are alike if no two differ by more than this share of the range, or half of it where they have more than
 so many levels; or if there are two."""
 PLACES, EQUAL = 12, 1e-12
 """Differences and variances below this, of values between 0 and 1, are rounding, as are further decimal places."""
 FEW_DIFFERENCES = 16
-"""Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them."""
+"""Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them, unless the
+differences have one size."""
 DRAWS, BLOCK = 19_999, 500
 """Choices of signs, and those that are drawn at once, for less memory."""
 FEWEST_CASES = 6
@@ -93,14 +91,15 @@ def of_mean(values: Collection[float], bounds: Bounds | None = UNIT) -> Interval
 
     mean, array = fmean(values), np.array(list(values), dtype=np.float64)
     interval: IntervalValues = {"mean": mean, "low": None, "high": None, "count": len(values)}
-    limits = None
-    if bounds is not None:
+    if bounds is None:
+        limits = _shifted(array)
+        if limits is not None:
+            half = (limits[1] - limits[0]) / 2
+            limits = min(mean - half, limits[0]), max(mean + half, limits[1])
+    else:
         start, size = bounds[0], bounds[1] - bounds[0]
         low, high = _limits(((array - start) / size).clip(0.0, 1.0).round(PLACES))
         limits = start + low * size, start + high * size
-    elif student := _student(array):
-        half, shift = student
-        limits = mean - half + min(0.0, shift), mean + half + max(0.0, shift)
     if limits is not None:
         interval |= {"low": min(mean, limits[0]), "high": max(mean, limits[1])}
     return interval
@@ -113,10 +112,8 @@ def _limits(values: Array) -> Limits:
     spread = float(values.var(ddof=1)) if extent > EQUAL else 0.0
     design = spread and student_quantile(count - 1) ** 2 * spread / (mean * (1 - mean))
     limits = [_score_limits(design / count, mean)]
-    if count > FEW_CASES and (student := _student(values)):
-        half, shift = student
-        if abs(shift) > SKEWED * half:
-            limits.append((mean - half + shift, mean) if shift < 0 else (mean, mean + half + shift))
+    if shifted := _shifted(values):
+        limits.append(shifted)
     levels = len(set(values.tolist()))
     if extent <= (ALIKE if levels <= FEW_LEVELS else ALIKE / 2) + EQUAL or levels == 2:
         share = Z * Z / (count + Z * Z)
@@ -132,8 +129,8 @@ def _score_limits(a: float, mean: float) -> Limits:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _student(values: Array) -> tuple[float, float] | None:
-    """Half of Student's interval of the mean, and its shift by the skewness of the values; None if they are equal."""
+def _shifted(values: Array) -> Limits | None:
+    """Student's interval of the mean, shifted by the skewness of the values; None if they are equal."""
     count, mean = len(values), float(values.mean())
     deviation = float(values.std(ddof=1)) if count > 1 else 0.0
     if deviation**2 <= EQUAL * max(mean * mean, 1e-6):
@@ -141,7 +138,8 @@ def _student(values: Array) -> tuple[float, float] | None:
     quantile = student_quantile(count - 1)
     skewness = float((((values - mean) / deviation) ** 3).mean())
     shift = skewness * deviation * (2 * quantile**2 + 1) / (6 * count)
-    return quantile * deviation / math.sqrt(count), shift
+    half = quantile * deviation / math.sqrt(count)
+    return mean + shift - half, mean + shift + half
 
 
 @cache
@@ -166,6 +164,10 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     count, sizes = len(changed), np.abs(changed)
     if not count:
         return 1.0
+    if sizes.max() - sizes.min() < EQUAL * sizes.sum():  # the sums are those of a coin
+        better = int((changed > 0).sum())
+        tail = sum(math.comb(count, heads) for heads in range(min(better, count - better) + 1))
+        return min(1.0, 2 * tail / (1 << count))
     measured = abs(changed.sum()) - EQUAL * sizes.sum()
     if count <= FEW_DIFFERENCES:
         sums = np.zeros(1)
