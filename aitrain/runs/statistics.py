@@ -16,8 +16,11 @@ lie far away, and no interval made of them knows it (Bahadur and Savage 1956). T
 each bound, relative to the distance, as Wilson's of values that are all at the other one: as far as cases at that
 bound can be so rare that none was drawn. Equal scores have just that interval, so it is never a point.
 
-**A change** between two scorings of the same cases gets the interval of the cases' own differences, which lie between
-bounds as well: the range of the scores below 0 and above.
+**A change** between two scorings of the same cases, with every case at a bound, gets Newcombe's (1998) square-and-add
+interval, made of the two intervals above and the correlation of the cases. Other changes get the interval of the
+cases' own differences, which are from -1 to 1: shifted by their skewness however few they are, as a change is often
+large for a few cases and small for the rest, and with the limits of alike scores if those of the cases that have
+changed were alike before and are alike after.
 
 **Scores without bounds** get Student's t interval, widened by the shifted one. There is none of one case, nor of equal
 ones.
@@ -64,9 +67,11 @@ Limits = tuple[float, float]
 
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-ALIKE, FEW_LEVELS = 0.2, 5
-"""Values are alike if no two differ by more than this share of the range, or half of it where they have more than
-so many levels; or if there are two."""
+FEW_CASES = 16
+"""With more cases than this, the skewness of their scores is known well enough to shift an interval by it."""
+ALIKE = 0.2
+"""Scores are alike if no two differ by more than this share of the range, or if they have two values; differences of
+scores, if no two differ by more than half of it."""
 PLACES, EQUAL = 12, 1e-12
 """Differences and variances below this, of values between 0 and 1, are rounding, as are further decimal places."""
 FEW_DIFFERENCES = 16
@@ -83,39 +88,67 @@ MOST_CASES = 1_000_000
 # -- intervals
 
 
-def of_mean(values: Collection[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
-    """The mean of one value a case: the mean score of its samples, or their change. None without a case."""
+def of_mean(scores: Collection[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
+    """The mean of the scores of cases, one value a case: the mean of its samples. None without a case."""
+    values = list(scores)
     if not values:
         return None
-    import numpy as np
+    limits = _limits(_shares(values, bounds)) if bounds else _student(values)
+    return _interval(values, limits, bounds or UNIT, (bounds or UNIT)[0])
 
-    mean, array = fmean(values), np.array(list(values), dtype=np.float64)
+
+def of_change(before: Sequence[float], after: Sequence[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
+    """The mean change of cases, given their scores before and after; None without a case."""
+    changes = [new - old for old, new in zip(before, after, strict=True)]
+    if not changes:
+        return None
+    limits = _change_limits(_shares(before, bounds), _shares(after, bounds)) if bounds else _student(changes)
+    return _interval(changes, limits, bounds or UNIT, 0.0)
+
+
+def _interval(values: Sequence[float], limits: Limits | None, bounds: Bounds, start: float) -> IntervalValues:
+    """The interval with limits that are shares of the range between the bounds, counted from the start."""
+    mean, size = fmean(values), bounds[1] - bounds[0]
     interval: IntervalValues = {"mean": mean, "low": None, "high": None, "count": len(values)}
-    if bounds is None:
-        limits = _shifted(array)
-        if limits is not None:
-            half = (limits[1] - limits[0]) / 2
-            limits = min(mean - half, limits[0]), max(mean + half, limits[1])
-    else:
-        start, size = bounds[0], bounds[1] - bounds[0]
-        low, high = _limits(((array - start) / size).clip(0.0, 1.0).round(PLACES))
-        limits = start + low * size, start + high * size
     if limits is not None:
-        interval |= {"low": min(mean, limits[0]), "high": max(mean, limits[1])}
+        low, high = (start + limit * size for limit in limits)
+        interval |= {"low": min(mean, low), "high": max(mean, high)}
     return interval
 
 
+def _shares(scores: Sequence[float], bounds: Bounds) -> Array:
+    """The scores as shares of the range, without what rounding has added."""
+    import numpy as np
+
+    low, high = bounds
+    return ((np.array(scores, dtype=np.float64) - low) / (high - low)).clip(0.0, 1.0).round(PLACES)
+
+
+def _are_binary(values: Array) -> bool:
+    return set(values.tolist()) <= {0.0, 1.0}
+
+
+def _extent(values: Array) -> float:
+    """The largest distance of two values, without what rounding adds."""
+    return float(values.max() - values.min()) - EQUAL
+
+
 def _limits(values: Array) -> Limits:
-    """Limits of the mean of values from 0 to 1: the score interval by their variance, widened by what else applies, and
-    not beyond Wilson's, which is the same for values of 0 and 1."""
-    count, mean, extent = len(values), float(values.mean()), float(values.max() - values.min())
-    spread = float(values.var(ddof=1)) if extent > EQUAL else 0.0
+    """Limits of the mean of values from 0 to 1."""
+    are_alike = _extent(values) <= ALIKE or len(set(values.tolist())) <= 2
+    return _of_spread(values, len(values) > FEW_CASES, are_alike)
+
+
+def _of_spread(values: Array, is_shifted: bool, are_alike: bool) -> Limits:
+    """The score interval by the variance of the values, widened by what else applies, and not beyond Wilson's, which is
+    the same for values of 0 and 1."""
+    count, mean = len(values), float(values.mean())
+    spread = float(values.var(ddof=1)) if _extent(values) > 0 else 0.0
     design = spread and student_quantile(count - 1) ** 2 * spread / (mean * (1 - mean))
     limits = [_score_limits(design / count, mean)]
-    if shifted := _shifted(values):
+    if is_shifted and (shifted := _shifted(values)):
         limits.append(shifted)
-    levels = len(set(values.tolist()))
-    if extent <= (ALIKE if levels <= FEW_LEVELS else ALIKE / 2) + EQUAL or levels == 2:
+    if are_alike:
         share = Z * Z / (count + Z * Z)
         limits.append((mean * (1 - share), mean + (1 - mean) * share))
     lowest, highest = _score_limits(Z * Z / count, mean)
@@ -127,6 +160,38 @@ def _score_limits(a: float, mean: float) -> Limits:
     middle = (mean + a / 2) / (1 + a)
     half = math.sqrt(a * mean * (1 - mean) + a * a / 4) / (1 + a)
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _change_limits(before: Array, after: Array) -> Limits:
+    differences, has_changed = after - before, before != after
+    if not (_are_binary(before) and _are_binary(after)):
+        changed = (before[has_changed], after[has_changed])
+        are_alike = _extent(differences) <= ALIKE / 2 or all(_extent(scores) <= ALIKE for scores in changed)
+        low, high = _of_spread((1 + differences) / 2, True, are_alike)
+        return 2 * low - 1, 2 * high - 1
+    old, new = float(before.mean()), float(after.mean())
+    together = float(((before - old) * (after - new)).sum())
+    together = max(0.0, together - 0.5) if together > 0 else together  # Newcombe's correction
+    spreads = len(before) * math.sqrt(old * (1 - old) * new * (1 - new))
+    correlation = together / spreads if spreads else 0.0
+    (old_low, old_high), (new_low, new_high) = _limits(before), _limits(after)
+
+    def distance(one: float, other: float) -> float:
+        return math.sqrt(max(0.0, one * one - 2 * correlation * one * other + other * other))
+
+    change = new - old
+    return change - distance(new - new_low, old_high - old), change + distance(old - old_low, new_high - new)
+
+
+def _student(scores: Sequence[float]) -> Limits | None:
+    """Limits of the mean of unbounded values; None if they are equal or there is only one."""
+    import numpy as np
+
+    shifted = _shifted(np.array(scores))
+    if shifted is None:
+        return None
+    mean, half = fmean(scores), (shifted[1] - shifted[0]) / 2
+    return min(mean - half, shifted[0]), max(mean + half, shifted[1])
 
 
 def _shifted(values: Array) -> Limits | None:
@@ -284,6 +349,11 @@ def rows_of(name: str, mixture: Mixture) -> list[tuple[str, Mixture]]:
     return [(name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))]
 
 
+def cases_of(mixture: Mixture) -> int:
+    """How many cases there are, those with an equal prompt counted as one."""
+    return sum(len(one.by_prompt(dict.fromkeys(one.prompts, 0.0))) for one in mixture)
+
+
 def bounds_of_mean(mixture: Mixture) -> Bounds | None:
     """The lowest and the highest weighted mean; None if an environment has no bounds."""
     if any(one.bounds is None for one in mixture):
@@ -333,11 +403,8 @@ def mean_score(scoring: Scoring, mixture: Mixture) -> float | None:
 
 def of_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> IntervalValues | None:
     """The mean change of the cases that have both values, with its interval and its p-value; None without a case."""
-    ranges = tuple(
-        replace(one, bounds=one.bounds and (one.bounds[0] - one.bounds[1], one.bounds[1] - one.bounds[0]))
-        for one in mixture
-    )
-    change = of_means(_changes(before, after), ranges)
+    pairs = _pairs(before, after, mixture)
+    change = combined((one.share, of_change(first, second, one.bounds)) for one, first, second in pairs)
     if change is not None:
         change["p_value"] = sign_flip_p_value(weighted_changes(before, after, mixture))
     return change
@@ -345,13 +412,21 @@ def of_changes(before: Mapping[str, float], after: Mapping[str, float], mixture:
 
 def weighted_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> list[float]:
     """The changes of the cases that have both values, each times its weight: their mean is that of the mixture."""
-    found = [(one.share, one.by_prompt(_changes(before, after)).values()) for one in mixture]
-    count, total = sum(len(changes) for _, changes in found), sum(share for share, changes in found if changes)
-    return [change * share / total * count / len(changes) for share, changes in found for change in changes]
+    pairs = _pairs(before, after, mixture)
+    count, total = sum(len(first) for _, first, _ in pairs), sum(one.share for one, first, _ in pairs if first)
+    return [
+        (new - old) * one.share / total * count / len(first)
+        for one, first, second in pairs
+        for old, new in zip(first, second, strict=True)
+    ]
 
 
-def _changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    return {case: after[case] - before[case] for case in before if case in after}
+def _pairs(
+    before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture
+) -> list[tuple[ScoredEnv, list[float], list[float]]]:
+    """The values of each environment's cases that have one before and after, by prompt."""
+    first, second = ({case: side[case] for case in before if case in after} for side in (before, after))
+    return [(one, list(one.by_prompt(first).values()), list(one.by_prompt(second).values())) for one in mixture]
 
 
 # -- pass@K
