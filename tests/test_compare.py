@@ -22,7 +22,7 @@ def runs(here: Path) -> Path:
 def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path) -> None:
     code, out, _ = run_in_process(f"compare low {runs}/high --transcripts 1 --detect 0.05")
     assert code == 0
-    assert "sampled   0.250 [0.142, 0.402]  1.000 [0.912, 1.000]  +0.750 [+0.577, +0.872]  < 0.001  better" in out
+    assert "sampled   0.250 [0.142, 0.402]  1.000 [0.912, 1.000]  +0.750 [+0.575, +0.858]  < 0.001  better" in out
     assert "40 cases, sampled: 30 won, 0 lost, 10 equal" in out
     assert "\nwon 1 of 30  0.000 -> 1.000  case 1 of low\n    user: case 1\n  low  score 0.000\n" in out
     assert "    assistant: this scores 0.0\n  high  score 1.000\n    assistant: this scores 1.0\n" in out
@@ -42,7 +42,7 @@ def test_a_worse_model_ends_with_code_4_if_asked(runs: Path, models: str, flags:
     for arguments in (f"{models} {flags}", f"{flags} --json {models}"):
         code, _, err = run_in_process(f"compare {arguments}")
         assert code == expected
-        assert ("-0.750 [-0.872, -0.577]" in err) == bool(expected)
+        assert ("-0.750 [-0.858, -0.575]" in err) == bool(expected)
 
 
 @pytest.mark.parametrize(

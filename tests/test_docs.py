@@ -1,9 +1,9 @@
 """Every example in README and docs is run, in the order of its page, in an empty folder.
 
 A block's info string says what is done: `python file=NAME` is written there, with `run` it is executed as well, `bash`
-is executed, and `bash dry-run` is executed with --dry-run, for models that a test cannot download. `bash needs=NAME` is
-executed where the package of the adapter NAME is installed, as in .ci/adapters. Of `bash vllm` the options are checked,
-as if vLLM were installed.
+is executed, `bash dry-run` with --dry-run, and `bash plan` as `aitrain plan`, for models that a test cannot download.
+`bash needs=NAME` is executed where the package of the adapter NAME is installed, as in .ci/adapters. Of `bash vllm` the
+options are checked, as if vLLM were installed.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def run_block(language: str, info: str, text: str, folder: Path, commands: Path)
         execute(["bash", "-euo", "pipefail", "-c", checked], folder, folder)
         return
     if language == "bash":
+        text = text.replace("aitrain grpo", "aitrain plan") if "plan" in info else text
         execute(
             ["bash", "-euo", "pipefail", "-c", text.rstrip() + " --dry-run" * ("dry-run" in info)], folder, commands
         )

@@ -60,7 +60,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
     ),
     "too few cases for a batch": (ENV, {"rl_prompts_per_step": 32}, 2, "32 prompts"),
     "a layer that is not there": (ENV, {"peft": True, "target_modules": "v_proj,q_prod"}, 2, "Did you mean q_proj?"),
-    "output below a file": (ENV, {"output_dir": "env.py/runs"}, 2, "env.py/runs"),
 }  # fmt: skip
 
 

@@ -221,7 +221,7 @@ def _only_class(source: EnvSource, module: ModuleType) -> str:
     if len(found) != 1:
         place = source.file or source.module
         raise ConfigError(
-            f"rl_env_class: {place} has {len(found)} classes with build_dataset"
+            f"rl_env_class: {getattr(module, '__file__', place)} has {len(found)} classes with build_dataset"
             f" (classes there: {', '.join(classes) or 'none'}).\n"
             f"Name one, also one that is imported there, as in --rl-env {place}:{(found or ['MyEnv'])[-1]}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -15,9 +16,9 @@ from aitrain.environment import env_service, served_environment
 from aitrain.environment.contract import ScoreResult, env_kind
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import check_by_reading, find_env
-from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.runner import EnvRunner, score_groups, start_runner
 from aitrain.environment.served_environment import PROTOCOL, ServedEnvironment, connect
-from aitrain.environment.session import AssistantTurn
+from aitrain.environment.session import AssistantTurn, Group
 from aitrain.environment.tools import Tools
 from aitrain.redaction import to_jsonable
 from aitrain.rollout.episode import Episode
@@ -88,7 +89,8 @@ def test_groups_are_scored_on_the_server() -> None:
         with closing(Player(environment, TrainConfig())) as player:
             played, failed = player.play([(case, JUNK)] * 2, [0, 1])
             failed.result = ScoreResult(None)
-            return player.score_groups([[played, failed]])
+            group = Group(case, [played.as_member, failed.as_member])
+            return asyncio.run(score_groups(player.runner, [group]))
 
     with served(WithTools()) as client:
         assert scored(client) == scored(WithTools())
