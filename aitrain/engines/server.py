@@ -22,7 +22,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
@@ -85,10 +85,7 @@ class VLLMServerEngine:
     context: int | None = None
     """Maximum tokens of prompt and completion."""
     check: Callable[[VLLMServerEngine], Awaitable[None]] | None = None
-    """Called after each load of weights for each server, with an engine of this server alone, by the process that loads
-    them."""
-    together: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context of all ranks around a load of weights, in which `check` may use a model that is sharded."""
+    """Called by all ranks after each load of weights for each server, with an engine of this server alone."""
     clock: RolloutClock = field(default_factory=RolloutClock)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
@@ -220,14 +217,16 @@ class VLLMServerEngine:
         start = time.monotonic()
         self.loads += 1
         self.version = f"step-{version}-load-{self.loads}"  # weights may change without a step
-        with activity.own.doing("weight sync"), self.failing_together(gather_object), self.together():
-            self.sync.write(self.version)
-            if self.sync.writes:
-                await run_all(map(self._load_on, self.servers))
-                if self.check is not None:
-                    for server in self.servers:
-                        await self.check(replace(self, servers=[server]))
-                self.last_seconds = time.monotonic() - start
+        with activity.own.doing("weight sync"):
+            with self.failing_together(gather_object):
+                self.sync.write(self.version)
+                if self.sync.writes:
+                    await run_all(map(self._load_on, self.servers))
+            with self.failing_together(gather_object):
+                # each rank has another order of them
+                for server in sorted(self.servers, key=lambda one: one.url) if self.check is not None else ():
+                    await self.check(replace(self, servers=[server]))
+            self.last_seconds = time.monotonic() - start
         self.weight_version = version
 
     async def _load_on(self, server: PolicyServer) -> None:

@@ -23,12 +23,11 @@ from trl.models.utils import unwrap_model_for_generation
 from aitrain.engines.batching import BatchingEngine, Largest, largest_over_ranks
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine
-from aitrain.engines.logprob_check import LogprobCheck, SharedForward
+from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.scopes import evaluation_mode, use_device
 from aitrain.engines.server import PolicyServer, VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
-from aitrain.engines.sharded_tensors import is_sharded
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.execution.failure import FailureCount
 from aitrain.options.train import TrainConfig
@@ -140,15 +139,14 @@ def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) 
     if run.config.weight_sync == "disk":
         sync = DiskSync(model, folder, writes, base.dtype)
         sync.renews = base.is_on_cpu
-    forward = SharedForward(model, writes, is_sharded(model))
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
     servers = list(map(PolicyServer, urls[first:] + urls[:first]))
     noted = notify_difference(run.config, base, run.note)
-    checks = {url: LogprobCheck(forward, trainer.processing_class, noted) for url in urls}
+    checks = {url: LogprobCheck(model, trainer.processing_class, noted) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
         await checks[engine.servers[0].url].compare(engine)
 
     engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context, check)
-    engine.together, engine.give_up_reason = forward.led_by_main, run.give_up_reason
+    engine.give_up_reason = run.give_up_reason
     return engine
