@@ -38,9 +38,7 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     Trainer._save_checkpoint(model, trial)                  wrapped: it fills args.output_dir/checkpoint-<step>, and
                                                             deletes nothing if that is the only one
     Trainer._load_from_checkpoint(checkpoint)               overridden, for the weights alone; under FSDP2, so
-                                                            are .save_model, ._save_optimizer_and_scheduler,
-                                                            ._load_optimizer_and_scheduler and ._prepare_for_training
-    transformers.trainer.save_fsdp_model, .save_fsdp_optimizer, .load_fsdp_optimizer    replaced meanwhile
+                                                            are .save_model and ._prepare_for_training
     Trainer._tr_loss, ._globalstep_last_logged     saved and restored: what is not logged yet
     Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
                                                             step more
@@ -68,7 +66,6 @@ from accelerate.utils import gather_object
 from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, TrainerCallback
-from transformers import trainer as transformers_trainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
@@ -118,10 +115,8 @@ from aitrain.training.sharding import (
     load_weights,
     own_weights,
     prepare_reference,
-    read_optimizer,
     refuse_unsharded,
     shard_now,
-    write_optimizer,
 )
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
 from aitrain.training.step_events import NonFiniteGuard, StepEvents
@@ -528,20 +523,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                     self._save(str(folder), state_dict=tensors)
         if writes:
             (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        parts = self.optimizer, Path(output_dir), self.args.should_save
-        ours = {
-            "save_fsdp_model": lambda *_, **__: None,
-            "save_fsdp_optimizer": lambda *_: write_optimizer(*parts),
-        }
-        with replaced(transformers_trainer, ours):
-            super()._save_optimizer_and_scheduler(output_dir)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        ours = {"load_fsdp_optimizer": lambda *_, **__: read_optimizer(self.optimizer, Path(str(checkpoint)))}
-        with replaced(transformers_trainer, ours):
-            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses
