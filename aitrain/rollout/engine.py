@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -141,7 +141,7 @@ class Trajectory:
 
 # -- the clock
 
-PARTS = ("rollout", "generate", "environment")
+PARTS = ("generate", "environment")
 
 
 class RolloutClock:
@@ -168,11 +168,6 @@ class RolloutClock:
             self._running[part] -= 1
             if not self._running[part]:
                 self._total[part] += time.monotonic() - self._since[part]
-
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Add seconds that another clock has measured."""
-        for part, value in seconds.items():
-            self._total[part] += value
 
     def take(self) -> dict[str, float]:
         """Seconds of each part since the last call."""

@@ -152,7 +152,7 @@ class Rollout:
         episodes = list(starmap(Episode, rows))
         count = max(1, len(episodes))  # without cases too, as ranks may generate together
         limit = self.runner.episodes_at_once or count
-        with self.clock.running("rollout"), activity.own.rollout(len(episodes)) as end:
+        with activity.own.rollout(len(episodes)) as end:
             for start in range(0, count, limit):
                 await self._play_part(episodes[start : start + limit], decoding, end)
         return episodes

@@ -21,7 +21,6 @@ from trl import GRPOConfig
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import Runner
-from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Episode
 from aitrain.training.algorithm import has_advantages
 from aitrain.training.holdout import CaseList, parts_of
@@ -52,11 +51,6 @@ class BatchSource:
         """Continue with the `state` of an earlier process."""
         self.order.restore(state)
         self.state = state
-
-    @property
-    def clock(self) -> RolloutClock:
-        """The clock that has the seconds of each step's rollout."""
-        return self.rollouts.rollout.clock
 
     def take(self, step: int) -> TrainingBatch:
         """The next batch, which begins after `step` optimizer steps, played."""
@@ -140,16 +134,10 @@ class AheadSource(BatchSource):
 
     _next: Future[TrainingBatch] | None = field(default=None, init=False)
     """The batch that is played ahead."""
-    _clock: RolloutClock = field(default_factory=RolloutClock, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rollouts.settle = self.settle
-
-    @property
-    def clock(self) -> RolloutClock:
-        """The seconds that a step waits for its rollout, and those of that rollout's parts, whenever it was played."""
-        return self._clock
 
     def take(self, step: int) -> TrainingBatch:
         """The batch that begins after `step` steps; begins the next one of the run, with the present weights.
@@ -157,12 +145,8 @@ class AheadSource(BatchSource):
         Raises:
             AitrainError: what ended the play, on all ranks.
         """
-        with self._clock.running("rollout"):
-            if self._next is None:
-                self._next = self._begin(step)
-            batch = self._next.result()
+        batch = (self._next or self._begin(step)).result()
         self.state, self._next = self.order.state(), None
-        self._clock.add(batch.seconds)
         following = step + self.schedule.updates
         if following < self.schedule.steps:
             self._next = self._begin(following)

@@ -53,6 +53,7 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -119,7 +120,7 @@ from aitrain.training.sharding import (
     shard_now,
 )
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
-from aitrain.training.step_events import NonFiniteGuard, StepEvents
+from aitrain.training.step_events import StepEvents
 from aitrain.training.training_batch import TrainingBatch, episode_metrics
 
 LOGPROBS = {"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"}
@@ -211,11 +212,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.pass_limit = self.planned_limit = inputs.batch.limit  # the warm-up may lower the first
         # the router's loss depends on which rows share a pass
         self.trims = inputs.batch.trims and not self.aux_loss_enabled
-        self.non_finite = NonFiniteGuard(self.accelerator, run.note)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
-        self.watch = StepEvents(self, recorder, self.batches.clock)
+        self.watch = StepEvents(self, recorder, self.rollouts.rollout.clock)
         self.add_callback(self.watch)
         policy = self.accelerator.unwrap_model(self.model)
         is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
@@ -233,7 +233,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def roll_out(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """TRL's rollout function: plays the episodes of the next batch, this process's share of which has as many as
         there are `prompts`. Every process must call this."""
+        start = time.monotonic()
         self._batch = self.batches.take(self.state.global_step)
+        self.watch.rollout_seconds += time.monotonic() - start
         trajectories = [episode.trajectory for episode in self._batch.episodes]
         return {
             "prompt_ids": [trajectory.prompt_ids for trajectory in trajectories],
@@ -302,7 +304,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             if self._prompts is not None and not self._prompts.is_joined:
                 self._prompts.backward()
             self._prompts = None
-        self.non_finite.see_loss(loss)
+        self.watch.see_loss(loss)
         return loss
 
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
@@ -405,7 +407,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Hook between gradient clipping and the optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
         norm = whole(norm) if isinstance(norm, torch.Tensor) else norm
-        self.non_finite.before_step(model, norm, self.state.global_step + 1)
+        self.watch.before_step(model, norm)
         if not self.has_kept_rows:
             model.zero_grad()  # no momentum and no weight decay without a kept row
         size = 1.0 if norm is None else float(norm)
@@ -486,7 +488,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with the tokens a second, the number of skipped steps, and the metrics of vLLM servers."""
         server = self.rollouts.server
-        logs = logs | {"skipped_steps": self.non_finite.skipped}
+        logs = logs | {"skipped_steps": self.watch.skipped}
         metrics = self._metrics["train"]
         if (tokens := metrics.pop("tokens", [])) and (seconds := sum(metrics.get("time/step", []))):
             logs["tokens_per_second"] = round(sum(tokens) / seconds, 3)
