@@ -40,8 +40,6 @@ class GenerationRequest:
     decoding: Decoding = Decoding.TRAINING
     index: int = 0
     """Index of the episode in its batch: a batching engine generates the rows in this order."""
-    begun: int = 0
-    """Number of tokens at the end of the prompt that belong to the same turn: a thought."""
 
 
 @dataclass(frozen=True)
