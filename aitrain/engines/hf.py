@@ -120,7 +120,7 @@ class HFEngine(BatchingEngine):
                         for place, (row, after) in enumerate(zip(live, grown, strict=True))
                         if row.number >= 0 and not goes_on[place]
                     }
-                    self._kept |= keep_rows(model, output.get(CACHE), ended, is_last=not any(goes_on))
+                    self._kept |= keep_rows(output.get(CACHE), ended, is_last=not any(goes_on))
                 if any(goes_on):
                     batch = with_running_rows(batch, output, list(compress(range(len(live)), goes_on)))
                 running = list(compress(running, goes_on))
