@@ -33,7 +33,6 @@ from aitrain import activity
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.weight_sync import WeightSync
-from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import AitrainError, RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.machine import allow_open_files
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave, RolloutClock
@@ -131,26 +130,23 @@ class VLLMServerEngine:
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
         with self.clock.running("generate"):
-            prompt, limit = request.prompt_ids, request.max_tokens
-            return await self._complete(prompt, sampling, limit, request.seed, request.index)
+            row = BatchRow(request.prompt_ids, seed=request.seed)
+            return await self._complete(row, sampling, request.max_tokens, request.index)
 
     async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion for each row; fails as `generate` does."""
-        return await run_all(
-            self._complete(row.prompt_ids, sampling, max_tokens, row.seed, next(self.places)) for row in rows
-        )
+        return await run_all(self._complete(row, sampling, max_tokens, next(self.places)) for row in rows)
 
-    async def _complete(
-        self, prompt: list[int], sampling: Sampling, max_tokens: int, seed: SampleSeed | None, place: int
-    ) -> Completion:
+    async def _complete(self, row: BatchRow, sampling: Sampling, max_tokens: int, place: int) -> Completion:
         """One completion, within the context, as a server refuses requests that could exceed it."""
+        prompt = row.prompt_ids
         if self.context is not None:
             max_tokens = max(1, min(max_tokens, self.context - len(prompt)))
 
         async def attempt(server: PolicyServer) -> Completion:
             body = {**self._body(sampling, max_tokens), "prompt": [prompt]}
-            if seed is not None:
-                body["seed"] = seed.request_seed
+            if row.seed is not None:
+                body["seed"] = row.seed.request_seed
             (choice,) = (await server.post("/v1/completions", body))["choices"]
             ids: list[int] = choice["token_ids"]
             if choice["prompt_token_ids"] != prompt:
@@ -196,8 +192,8 @@ class VLLMServerEngine:
                     return result
                 cause = "it was restarted, and had lost the weights of the policy"
             except (ServerGoneError, ServerRefusedError) as error:
-                has_lost_adapter = isinstance(error, ServerRefusedError) and self.policy and error.status == 404
-                if not (isinstance(error, ServerGoneError) or has_lost_adapter):
+                # 404: it has lost the adapter
+                if isinstance(error, ServerRefusedError) and not (self.policy and error.status == 404):
                     raise
                 cause = str(error)
                 await self._wait_for(server, error)
@@ -222,10 +218,10 @@ class VLLMServerEngine:
                 self.sync.write(self.version)
                 if self.sync.writes:
                     await run_all(map(self._load_on, self.servers))
-            with self.failing_together(gather_object):
-                # each rank has another order of them
-                for server in sorted(self.servers, key=lambda one: one.url) if self.check is not None else ():
-                    await self.check(replace(self, servers=[server]))
+            if self.check is not None:
+                with self.failing_together(gather_object):
+                    for server in sorted(self.servers, key=lambda one: one.url):  # in one order on all ranks
+                        await self.check(replace(self, servers=[server]))
             self.last_seconds = time.monotonic() - start
         self.weight_version = version
 
