@@ -96,11 +96,9 @@ def passes_of(
 
     `needs_advantage`: the loss has no other term than that of advantages, so that trimmed passes leave out rows with 0.
     """
-    names = step.keys() if trims else (KEPT, "prompt_mask", "completion_mask", "tool_mask")
-    processes, rank = accelerator.num_processes, accelerator.process_index
-    everywhere = {name: step[name] for name in names}
+    processes, rank, everywhere = accelerator.num_processes, accelerator.process_index, dict(step)
     if processes > 1:
-        for name, value in everywhere.items():
+        for name, value in step.items():
             if value.dim():
                 padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
                 everywhere[name] = accelerator.gather(padded)
