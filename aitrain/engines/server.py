@@ -21,7 +21,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -83,8 +83,8 @@ class VLLMServerEngine:
     """How `generate` samples."""
     context: int | None = None
     """Maximum tokens of prompt and completion."""
-    check: Callable[[VLLMServerEngine], Awaitable[None]] | None = None
-    """Called by all ranks after each load of weights for each server, with an engine of this server alone."""
+    checks: Mapping[str, Callable[[VLLMServerEngine], Awaitable[None]]] = field(default_factory=dict)
+    """Called by all ranks after each load of weights, by the address of their server, with an engine of it alone."""
     clock: RolloutClock = field(default_factory=RolloutClock)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
@@ -110,11 +110,6 @@ class VLLMServerEngine:
     def policy(self) -> str | None:
         """The policy's model name in requests; None for that of the model that the servers were started with."""
         return self.sync.name(self.version) if self.version is not None and self.sync.is_adapter else None
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Duration of the last load of weights by this process, and restarts."""
-        return {"sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
@@ -218,10 +213,9 @@ class VLLMServerEngine:
                 self.sync.write(self.version)
                 if self.sync.writes:
                     await run_all(map(self._load_on, self.servers))
-            if self.check is not None:
-                with self.failing_together(gather_object):
-                    for server in sorted(self.servers, key=lambda one: one.url):  # in one order on all ranks
-                        await self.check(replace(self, servers=[server]))
+            with self.failing_together(gather_object):
+                for url, check in sorted(self.checks.items()):  # ranks have them in other orders
+                    await check(replace(self, servers=[one for one in self.servers if one.url == url]))
             self.last_seconds = time.monotonic() - start
         self.weight_version = version
 

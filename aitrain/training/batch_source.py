@@ -160,8 +160,7 @@ class AheadSource(BatchSource):
     def _begin(self, step: int) -> Future[TrainingBatch]:
         """Begin to play the next batch, with the present weights."""
         self.rollouts.load_weights()
-        server = self.rollouts.server
-        version = 0 if server is None else server.weight_version or 0
+        version = self.rollouts.weight_version()
         rollouts = replace(self.rollouts, loads_weights=False, weight_version=lambda: version)
         return _in_thread(lambda: self.play(step, rollouts))
 

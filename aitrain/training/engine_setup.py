@@ -120,11 +120,7 @@ def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) 
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
     servers = list(map(PolicyServer, urls[first:] + urls[:first]))
     noted = notify_difference(run.config, base, run.note)
-    checks = {url: LogprobCheck(model, trainer.processing_class, noted) for url in urls}
-
-    async def check(engine: VLLMServerEngine) -> None:
-        await checks[engine.servers[0].url].compare(engine)
-
-    engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context, check)
+    checks = {server.url: LogprobCheck(model, trainer.processing_class, noted).compare for server in servers}
+    engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context, checks)
     engine.give_up_reason = run.give_up_reason
     return engine

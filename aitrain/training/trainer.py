@@ -452,9 +452,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         more = max(gather_object([forwards])) - forwards if self.is_fsdp_enabled else 0
         values = torch.zeros(len(ids), keep, device=ids.device)
         for block in blocks:
-            for number, rows in enumerate(block):
-                if are_shared and number == 0:
-                    self._prompts = SharedPrompts(model, ids[rows, :end], mask[rows, :end])
+            if are_shared:
+                self._prompts = SharedPrompts(model, ids[block[0], :end], mask[block[0], :end])
+            for rows in block:
                 values[rows], *_ = self._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], keep)
             self._prompts = None
         for _ in range(more):
@@ -493,7 +493,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if (tokens := metrics.pop("tokens", [])) and (seconds := sum(metrics.get("time/step", []))):
             logs["tokens_per_second"] = round(sum(tokens) / seconds, 3)
         if server is not None:
-            logs |= server.metrics
+            logs |= {"sync/seconds": server.last_seconds, "vllm/restarts": server.restarts}
         super().log(logs, start_time)
         agree_on(self.control)
 
