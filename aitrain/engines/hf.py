@@ -14,7 +14,6 @@ Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -121,7 +120,7 @@ class HFEngine(BatchingEngine):
                         for place, (row, after) in enumerate(zip(live, grown, strict=True))
                         if row.number >= 0 and not goes_on[place]
                     }
-                    self._kept |= keep_rows(model, output.get(CACHE), ended, is_last=not any(goes_on))
+                    self._kept |= keep_rows(output.get(CACHE), ended, is_last=not any(goes_on))
                 if any(goes_on):
                     batch = with_running_rows(batch, output, list(compress(range(len(live)), goes_on)))
                 running = list(compress(running, goes_on))
@@ -180,9 +179,7 @@ class SamplingProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers 
         sampling, self.width = self.sampling, self.width or input_ids.shape[1]
         if not sampling.temperature:
             return scores
-        scores = scores / sampling.temperature
-        if not sampling.is_plain:
-            scores = scores.masked_fill(~sampling.is_kept(scores), -math.inf)
+        scores = sampling.truncated(scores / sampling.temperature)
         step = input_ids.shape[1] - self.width
         return with_noise(scores, [seed.token_seed(step) for seed in self.seeds]) if self.seeds else scores
 

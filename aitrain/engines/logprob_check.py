@@ -16,13 +16,13 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
@@ -32,6 +32,7 @@ from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
+from aitrain.rollout.engine import Completion
 
 TEXTS = ("1 2 3 4 5", "Question: What is 7 * 8?\nAnswer:", "def add(a, b):", "The weights of a model")
 TOKENS = 16
@@ -74,55 +75,12 @@ def kl_by_position(
 
 
 @dataclass
-class SharedForward:
-    """Computes logits of a model, which may be sharded."""
-
-    model: Any
-    is_main: bool = True
-    """Whether this process asks for forward passes; the others follow it."""
-    is_shared: bool = False
-    """Whether all processes take part."""
-
-    @contextmanager
-    def led_by_main(self) -> Iterator[None]:
-        """Context in which the main process may call `logits`; the others follow it at the context's end. Every process
-        must enter it."""
-        try:
-            yield
-        finally:
-            if self.is_shared:
-                if self.is_main:
-                    broadcast_object_list([None])
-                else:
-                    self._follow()
-
-    def logits(self, rows: Rows, with_adapter: bool = True) -> torch.Tensor:
-        """The model's logits for rows of token ids, padded on the right, without dropout."""
-        if self.is_shared:
-            broadcast_object_list([(rows, with_adapter)])
-        return self._compute(rows, with_adapter)
-
-    def _follow(self) -> None:
-        while True:
-            asked: list[tuple[Rows, bool] | None] = [None]
-            broadcast_object_list(asked)
-            if asked[0] is None:
-                return
-            self._compute(*asked[0])
-
-    def _compute(self, rows: Rows, with_adapter: bool) -> torch.Tensor:
-        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(self.model.device)
-        with evaluation_mode(self.model), nullcontext() if with_adapter else self.model.disable_adapter():
-            logits: torch.Tensor = self.model(ids).logits  # causal attention: padding on the right has no effect
-        return logits
-
-
-@dataclass
 class LogprobCheck:
     """Compares a server with the trainer's model after loads of weights: at the first load, whether both have the same
-    model; later, whether the server's log-probabilities change with the policy's."""
+    model; later, whether the server's log-probabilities change with the policy's. The first rank asks the server, and
+    all of them compare, as the model may be sharded."""
 
-    forward: SharedForward
+    model: Any
     tokenizer: Any
     notify: Callable[[str], None] | None = None
     """Gets the message about a server that does not have the same model; None: the run ends with it."""
@@ -140,7 +98,7 @@ class LogprobCheck:
         self.prompts: Rows = [self.tokenizer(text)["input_ids"] for text in TEXTS]
 
     async def compare(self, engine: VLLMServerEngine) -> None:
-        """Compare server and model after a load, if a comparison is due.
+        """Compare server and model after a load, if a comparison is due. Every rank must call this.
 
         Raises:
             RunFailed: the server has another model, or did not get the weights.
@@ -183,7 +141,12 @@ class LogprobCheck:
         their mean absolute difference from the server's."""
         rows = [BatchRow(prompt, seed=SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
         asked = replace(engine, version=None) if of_base else engine
-        answers = await asked.complete(rows, Sampling(), TOKENS)
+        sampled = list[list[Completion]]([[]])
+        with engine.failing_together(gather_object):
+            if engine.sync.writes:
+                sampled = [await asked.complete(rows, Sampling(), TOKENS)]
+        broadcast_object_list(sampled)
+        (answers,) = sampled
         ids = [answer.ids for answer in answers]
         own = self._logprobs(ids, with_adapter=not of_base)
         served = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
@@ -192,7 +155,10 @@ class LogprobCheck:
     def _logprobs(self, answers: Rows, with_adapter: bool = True) -> torch.Tensor:
         """The model's log-probabilities of the tokens of completions, without dropout."""
         pairs = list(zip(self.prompts, answers, strict=True))
-        logits = self.forward.logits([prompt + ids for prompt, ids in pairs], with_adapter)
+        rows = [torch.tensor(prompt + ids) for prompt, ids in pairs]
+        with evaluation_mode(self.model), nullcontext() if with_adapter else self.model.disable_adapter():
+            # causal attention: padding on the right has no effect
+            logits = self.model(pad_sequence(rows, batch_first=True).to(self.model.device)).logits
         return torch.cat(
             [
                 row[len(prompt) - 1 :][: len(ids)].float().log_softmax(-1)[range(len(ids)), ids].cpu()
@@ -202,7 +168,10 @@ class LogprobCheck:
 
 
 def _mean_difference(values: torch.Tensor, others: torch.Tensor) -> float:
-    return float((values - others).abs().mean())
+    """That of the first rank, so that all ranks decide alike."""
+    found = [float((values - others).abs().mean())]
+    broadcast_object_list(found)
+    return found[0]
 
 
 # -- log-probabilities under truncated sampling

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -135,12 +134,11 @@ class ProxyBatcher:
         """Without an engine the model generates, unless there is a refusal."""
         self.policy = ModelProxy(self.call_model, model)
         self._model, self._refusal = model, refusal
+        self._engine = engine
         if engine is None and not refusal:
             end = EndOfTurn(_eos_ids(model.generation_config.eos_token_id))
-            own = HFEngine(model, tokenizer, Sampling(), end)
+            self._engine = own = HFEngine(model, tokenizer, Sampling(), end)
             own.shares_prompts = shares_prompts
-            engine = own
-        self._engine = engine
         self._thread = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: Callable[[], int] = lambda: 0
@@ -161,16 +159,14 @@ class ProxyBatcher:
         """
         seeds = current_seeds.get() if method == "generate" else None
         seed = None if seeds is None else seeds.next_call()
-        run = partial(self._run, method, seed, *args, **kwargs)
         if threading.get_ident() == self._thread:
-            return run()
+            return self._run(method, seed, *args, **kwargs)
         over = RuntimeError("the model was called after the episode had ended")
         with paused():  # from before the model may begin
             with self._lock:
                 if self._loop is None or is_abandoned():
                     raise over
-                read = partial(GenerateRequest.of, self._model, seed, *args, **kwargs) if method == "generate" else None
-                call = asyncio.run_coroutine_threadsafe(self._serve(run, read), self._loop)
+                call = asyncio.run_coroutine_threadsafe(self._serve(method, seed, *args, **kwargs), self._loop)
                 self._calls.add(call)
             try:
                 return call.result()
@@ -193,18 +189,17 @@ class ProxyBatcher:
                     call.cancel()
             self._waiting = []
 
-    async def _serve(self, run: Callable[[], Any], read: Callable[[], GenerateRequest | None] | None) -> Any:
-        """The result of a call. One that cannot share a batch runs at once; `read` returns the request of another one.
-        It waits until no other thread can call, but at most for WINDOW; calls that come while a batch is generated
-        are the next batch."""
+    async def _serve(self, method: str, seed: int | None, *args: Any, **kwargs: Any) -> Any:
+        """The result of a call. One that cannot share a batch runs at once. Another one waits until no other thread can
+        call, but at most for WINDOW; calls that come while a batch is generated are the next batch."""
         self._unanswered += 1
         try:
             request = None
-            if read is not None and self._engine is not None:
+            if method == "generate" and self._engine is not None:
                 with suppress(Exception):  # `generate` itself raises the error of settings that are invalid
-                    request = read()
+                    request = GenerateRequest.of(self._model, seed, *args, **kwargs)
             if request is None:
-                return run()
+                return self._run(method, seed, *args, **kwargs)
             if isinstance(self._engine, VLLMServerEngine):
                 with activity.own.doing(GENERATING):
                     return request.result(await self._engine.complete(request.rows, request.sampling, request.limit))

@@ -10,12 +10,12 @@ A stop string ends a completion with the token that completes it. All of its tok
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.limits import StopStrings
@@ -72,22 +72,18 @@ class Sampling:
 
     # -- the distribution. Logits are float32, shape (rows, vocabulary), and not changed in place.
 
-    def is_kept(self, scaled: Tensor) -> Tensor:
-        """Mask of the tokens that top_k and top_p keep, given logits after the temperature."""
-        kept = scaled > -math.inf
-        if 0 < self.top_k < scaled.shape[-1]:
-            kept &= scaled >= scaled.topk(self.top_k, dim=-1).values[:, -1:]
+    def truncated(self, scaled: Tensor) -> Tensor:
+        """Logits after the temperature, with -inf for tokens that top_k and top_p leave out."""
+        if self.top_k:
+            scaled = TopKLogitsWarper(self.top_k)(None, scaled)
         if self.top_p < 1.0:
-            ordered, places = scaled.masked_fill(~kept, -math.inf).sort(dim=-1)  # the least likely first
-            is_tail = ordered.softmax(-1).cumsum(-1) <= 1 - self.top_p
-            is_tail[:, -1] = False
-            kept &= ~torch.zeros_like(is_tail).scatter(-1, places, is_tail)
-        return kept
+            scaled = TopPLogitsWarper(self.top_p)(None, scaled)
+        return scaled
 
     def log_kept_share(self, scaled: Tensor, tokens: Tensor) -> Tensor:
         """Log of the probability of all tokens that are kept, shape (rows,), given logits after the temperature.
 
         A sampled token always counts as kept: at the edge of a cut, rounding may decide differently in the engine.
         """
-        kept = self.is_kept(scaled).scatter(-1, tokens[:, None], True)
-        return scaled.masked_fill(~kept, -math.inf).logsumexp(-1) - scaled.logsumexp(-1)
+        sampled = scaled.gather(-1, tokens[:, None])
+        return self.truncated(scaled).scatter(-1, tokens[:, None], sampled).logsumexp(-1) - scaled.logsumexp(-1)

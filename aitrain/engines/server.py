@@ -21,8 +21,8 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
@@ -33,7 +33,6 @@ from aitrain import activity
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.weight_sync import WeightSync
-from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import AitrainError, RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.machine import allow_open_files
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave, RolloutClock
@@ -84,11 +83,8 @@ class VLLMServerEngine:
     """How `generate` samples."""
     context: int | None = None
     """Maximum tokens of prompt and completion."""
-    check: Callable[[VLLMServerEngine], Awaitable[None]] | None = None
-    """Called after each load of weights for each server, with an engine of this server alone, by the process that loads
-    them."""
-    together: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context of all ranks around a load of weights, in which `check` may use a model that is sharded."""
+    checks: Mapping[str, Callable[[VLLMServerEngine], Awaitable[None]]] = field(default_factory=dict)
+    """Called by all ranks after each load of weights, by the address of their server, with an engine of it alone."""
     clock: RolloutClock = field(default_factory=RolloutClock)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
@@ -115,11 +111,6 @@ class VLLMServerEngine:
         """The policy's model name in requests; None for that of the model that the servers were started with."""
         return self.sync.name(self.version) if self.version is not None and self.sync.is_adapter else None
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Duration of the last load of weights by this process, and restarts."""
-        return {"sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
-
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
         """Context of episodes that are played together. Their requests are independent of each other."""
@@ -134,26 +125,23 @@ class VLLMServerEngine:
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
         with self.clock.running("generate"):
-            prompt, limit = request.prompt_ids, request.max_tokens
-            return await self._complete(prompt, sampling, limit, request.seed, request.index)
+            row = BatchRow(request.prompt_ids, seed=request.seed)
+            return await self._complete(row, sampling, request.max_tokens, request.index)
 
     async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion for each row; fails as `generate` does."""
-        return await run_all(
-            self._complete(row.prompt_ids, sampling, max_tokens, row.seed, next(self.places)) for row in rows
-        )
+        return await run_all(self._complete(row, sampling, max_tokens, next(self.places)) for row in rows)
 
-    async def _complete(
-        self, prompt: list[int], sampling: Sampling, max_tokens: int, seed: SampleSeed | None, place: int
-    ) -> Completion:
+    async def _complete(self, row: BatchRow, sampling: Sampling, max_tokens: int, place: int) -> Completion:
         """One completion, within the context, as a server refuses requests that could exceed it."""
+        prompt = row.prompt_ids
         if self.context is not None:
             max_tokens = max(1, min(max_tokens, self.context - len(prompt)))
 
         async def attempt(server: PolicyServer) -> Completion:
             body = {**self._body(sampling, max_tokens), "prompt": [prompt]}
-            if seed is not None:
-                body["seed"] = seed.request_seed
+            if row.seed is not None:
+                body["seed"] = row.seed.request_seed
             (choice,) = (await server.post("/v1/completions", body))["choices"]
             ids: list[int] = choice["token_ids"]
             if choice["prompt_token_ids"] != prompt:
@@ -199,8 +187,8 @@ class VLLMServerEngine:
                     return result
                 cause = "it was restarted, and had lost the weights of the policy"
             except (ServerGoneError, ServerRefusedError) as error:
-                has_lost_adapter = isinstance(error, ServerRefusedError) and self.policy and error.status == 404
-                if not (isinstance(error, ServerGoneError) or has_lost_adapter):
+                # 404: it has lost the adapter
+                if isinstance(error, ServerRefusedError) and not (self.policy and error.status == 404):
                     raise
                 cause = str(error)
                 await self._wait_for(server, error)
@@ -220,14 +208,15 @@ class VLLMServerEngine:
         start = time.monotonic()
         self.loads += 1
         self.version = f"step-{version}-load-{self.loads}"  # weights may change without a step
-        with activity.own.doing("weight sync"), self.failing_together(gather_object), self.together():
-            self.sync.write(self.version)
-            if self.sync.writes:
-                await run_all(map(self._load_on, self.servers))
-                if self.check is not None:
-                    for server in self.servers:
-                        await self.check(replace(self, servers=[server]))
-                self.last_seconds = time.monotonic() - start
+        with activity.own.doing("weight sync"):
+            with self.failing_together(gather_object):
+                self.sync.write(self.version)
+                if self.sync.writes:
+                    await run_all(map(self._load_on, self.servers))
+            with self.failing_together(gather_object):
+                for url, check in sorted(self.checks.items()):  # ranks have them in other orders
+                    await check(replace(self, servers=[one for one in self.servers if one.url == url]))
+            self.last_seconds = time.monotonic() - start
         self.weight_version = version
 
     async def _load_on(self, server: PolicyServer) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -76,22 +77,19 @@ class KeptRow:
 
     def common(self, tokens: list[int]) -> int:
         """Number of first tokens that are the same."""
-        pairs = enumerate(zip(self.tokens, tokens, strict=False))
-        return next((place for place, (one, other) in pairs if one != other), min(len(self.tokens), len(tokens)))
+        pairs = zip(self.tokens, tokens, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def can_share(model: Any) -> bool:
     """Whether a model has a cache of keys and values, whose rows can be repeated and taken out, and which are those of
-    rows of any length."""
+    rows of any length, and whether it is told the positions of tokens."""
     rotary = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (rotary, *rotary.values()) if isinstance(one, dict)}
-    if model._is_stateful or CACHE not in _arguments(model) or kinds & BY_LENGTH:
+    known = inspect.signature(innermost(model).forward).parameters
+    if model._is_stateful or not {CACHE, "position_ids"} <= known.keys() or kinds & BY_LENGTH:
         return False
     return all(type(layer) in KNOWN_LAYERS for layer in DynamicCache(config=model.config).layers)
-
-
-def _arguments(model: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(innermost(model).forward).parameters)
 
 
 def padded(tokens: list[list[int]], pad: int, device: torch.device, side: str = "left") -> PaddedRows:
@@ -114,9 +112,7 @@ def with_prompts_once(model: Any, rows: PaddedRows) -> PaddedRows | None:
     if (len(rows.ids) - len(distinct)) * (rows.ids.shape[1] - 1) < LEAST_SAVED:
         return None
     ids, mask, cache = distinct[:, :-1], attended[:, :-1], AutocastCache(config=model.config)
-    given: dict[str, Any] = {CACHE: cache}
-    if "position_ids" in _arguments(model):  # which then are those of `generate`
-        given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    given = {CACHE: cache, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}  # those of `generate`
     model(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1, **given)
     cache.batch_select_indices(numbers)
     return PaddedRows(rows.ids, rows.mask, cache)
@@ -133,14 +129,14 @@ def with_running_rows(rows: PaddedRows, output: Any, running: list[int]) -> Padd
 
 
 def keep_rows(
-    model: Any, cache: DynamicCache | None, rows: dict[int, tuple[int, int, list[int]]], is_last: bool
+    cache: DynamicCache | None, rows: dict[int, tuple[int, int, list[int]]], is_last: bool
 ) -> dict[int, KeptRow]:
     """What is kept of rows that are given by place in the cache, first column and tokens.
 
-    No row is kept if the model's positions are not those of the attention mask, a sliding window has left some tokens,
-    or not as much memory is free as they take. With `is_last` the cache is emptied.
+    No row is kept if a sliding window has left some tokens, or not as much memory is free as they take. With `is_last`
+    the cache is emptied.
     """
-    if cache is None or not rows or "position_ids" not in _arguments(model):
+    if cache is None or not rows:
         return {}
     columns, layers = cache.get_seq_length(), cache.layers
     kept = {name: KeptRow(tokens[: columns - start], []) for name, (_, start, tokens) in rows.items()}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -40,8 +40,6 @@ class GenerationRequest:
     decoding: Decoding = Decoding.TRAINING
     index: int = 0
     """Index of the episode in its batch: a batching engine generates the rows in this order."""
-    begun: int = 0
-    """Number of tokens at the end of the prompt that belong to the same turn: a thought."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class Trajectory:
 
 # -- the clock
 
-PARTS = ("rollout", "generate", "environment")
+PARTS = ("generate", "environment")
 
 
 class RolloutClock:
@@ -168,11 +166,6 @@ class RolloutClock:
             self._running[part] -= 1
             if not self._running[part]:
                 self._total[part] += time.monotonic() - self._since[part]
-
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Add seconds that another clock has measured."""
-        for part, value in seconds.items():
-            self._total[part] += value
 
     def take(self) -> dict[str, float]:
         """Seconds of each part since the last call."""

@@ -145,14 +145,16 @@ class Rollout:
         seeds: Sequence[int],
         sampling_seeds: Sequence[int],
         decoding: Decoding = Decoding.TRAINING,
+        most: int = 1,
     ) -> list[Episode]:
         """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
-        environment's, `sampling_seeds` the policy's."""
+        environment's, `sampling_seeds` the policy's. `most`: cases of the rank that has most; all ranks play equally
+        often, also without cases, as they may generate together."""
         rows = zip(cases, seeds, map(EpisodeSeeds, sampling_seeds), strict=True)
         episodes = list(starmap(Episode, rows))
-        count = max(1, len(episodes))  # without cases too, as ranks may generate together
+        count = max(most, len(episodes))
         limit = self.runner.episodes_at_once or count
-        with self.clock.running("rollout"), activity.own.rollout(len(episodes)) as end:
+        with activity.own.rollout(len(episodes)) as end:
             for start in range(0, count, limit):
                 await self._play_part(episodes[start : start + limit], decoding, end)
         return episodes
@@ -312,10 +314,9 @@ async def sample_turn(engine: Engine, chat: ChatFormat, trajectory: Trajectory, 
     budget = min(room, chat.thinking) if chat.thoughts and isinstance(chat.thinking, int) else room
 
     async def sample(max_tokens: int) -> None:
-        begun = len(trajectory.ids) - start
-        seed = replace(request.seed, position=trajectory.sampled_tokens)
-        asked = replace(request, prompt_ids=trajectory.context, max_tokens=max_tokens, seed=seed, begun=begun)
-        trajectory.append_completion(await engine.generate(asked), continues_turn=begun > 0)
+        seed, continues_turn = replace(request.seed, position=trajectory.sampled_tokens), len(trajectory.ids) > start
+        asked = replace(request, prompt_ids=trajectory.context, max_tokens=max_tokens, seed=seed)
+        trajectory.append_completion(await engine.generate(asked), continues_turn)
 
     await sample(budget)
     said = trajectory.ids[start:]

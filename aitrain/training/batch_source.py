@@ -21,7 +21,6 @@ from trl import GRPOConfig
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import Runner
-from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Episode
 from aitrain.training.algorithm import has_advantages
 from aitrain.training.holdout import CaseList, parts_of
@@ -52,11 +51,6 @@ class BatchSource:
         """Continue with the `state` of an earlier process."""
         self.order.restore(state)
         self.state = state
-
-    @property
-    def clock(self) -> RolloutClock:
-        """The clock that has the seconds of each step's rollout."""
-        return self.rollouts.rollout.clock
 
     def take(self, step: int) -> TrainingBatch:
         """The next batch, which begins after `step` optimizer steps, played."""
@@ -124,10 +118,8 @@ class BatchSource:
         scores = torch.tensor([math.nan if one.score is None else one.score for one in rows])
         is_kept = torch.tensor([one.is_kept for one in rows])
         teaches = has_advantages(scores, is_kept, self.group_size).tolist()
-        flat = [place for place, has_some in enumerate(teaches) if not has_some]
-        others = self.order.others([cases[groups[place]] for place in flat], cases)
-        for place, case in zip(flat, others, strict=True):
-            if case is not None:
+        for place in [place for place, has_some in enumerate(teaches) if not has_some]:
+            if (case := self.order.other(cases[groups[place]], cases)) is not None:
                 groups[place] = len(cases)
                 cases.append(case)
 
@@ -142,16 +134,10 @@ class AheadSource(BatchSource):
 
     _next: Future[TrainingBatch] | None = field(default=None, init=False)
     """The batch that is played ahead."""
-    _clock: RolloutClock = field(default_factory=RolloutClock, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rollouts.settle = self.settle
-
-    @property
-    def clock(self) -> RolloutClock:
-        """The seconds that a step waits for its rollout, and those of that rollout's parts, whenever it was played."""
-        return self._clock
 
     def take(self, step: int) -> TrainingBatch:
         """The batch that begins after `step` steps; begins the next one of the run, with the present weights.
@@ -159,12 +145,8 @@ class AheadSource(BatchSource):
         Raises:
             AitrainError: what ended the play, on all ranks.
         """
-        with self._clock.running("rollout"):
-            if self._next is None:
-                self._next = self._begin(step)
-            batch = self._next.result()
+        batch = (self._next or self._begin(step)).result()
         self.state, self._next = self.order.state(), None
-        self._clock.add(batch.seconds)
         following = step + self.schedule.updates
         if following < self.schedule.steps:
             self._next = self._begin(following)
@@ -178,33 +160,9 @@ class AheadSource(BatchSource):
     def _begin(self, step: int) -> Future[TrainingBatch]:
         """Begin to play the next batch, with the present weights."""
         self.rollouts.load_weights()
-        server = self.rollouts.server
-        version = 0 if server is None else server.weight_version or 0
+        version = self.rollouts.weight_version()
         rollouts = replace(self.rollouts, loads_weights=False, weight_version=lambda: version)
-
-        def play() -> TrainingBatch:
-            clock = self.rollouts.rollout.clock
-            clock.take()  # held-out cases may have been played since the last batch
-            batch = self.play(step, rollouts)
-            parts = clock.take()
-            batch.seconds = {"generate": parts["generate"], "environment": parts["environment"]}
-            return batch
-
-        return _in_thread(play)
-
-
-def batch_source(
-    runner: Runner,
-    rollouts: PolicyRollouts,
-    cases: CaseList,
-    schedule: CaseSchedule,
-    arguments: GRPOConfig,
-) -> BatchSource:
-    """The source of a run's batches, by its options."""
-    config, order = runner.config, case_order(runner, cases, schedule.prompts, arguments)
-    source = AheadSource if config.rl_ahead else BatchSource
-    refills = REFILLS if config.rl_sampling == "refill" else 0
-    return source(rollouts, cases, order, schedule, arguments.num_generations, refills)
+        return _in_thread(lambda: self.play(step, rollouts))
 
 
 def _in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:
@@ -255,14 +213,6 @@ class CaseStream:
             self._epochs.append(torch.randperm(self.cases, generator=self._generator))
         return self.first + int(self._epochs[epoch][place])
 
-    def other(self, used: Collection[int]) -> int | None:
-        """The next case that is not in use; None if all are."""
-        if all(case in used for case in range(self.first, self.first + self.cases)):
-            return None
-        while (case := self.draw()) in used:
-            pass
-        return case
-
 
 @dataclass
 class CaseOrder:
@@ -288,16 +238,14 @@ class CaseOrder:
             cases.append(self.streams[name].draw())
         return cases
 
-    def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int | None]:
-        """Another case of the same environment for each of the `replaced` ones, without those that are in use; None if
-        that environment has none left."""
-        others, in_use = list[int | None](), set(used)
-        for case in replaced:
-            stream = next(one for one in self.streams.values() if case < one.first + one.cases)
-            if (other := stream.other(in_use)) is not None:
-                in_use.add(other)
-            others.append(other)
-        return others
+    def other(self, replaced: int, used: Collection[int]) -> int | None:
+        """The next case of the same environment that is not in use; None if all are."""
+        stream = next(one for one in self.streams.values() if replaced < one.first + one.cases)
+        if all(case in used for case in range(stream.first, stream.first + stream.cases)):
+            return None
+        while (case := stream.draw()) in used:
+            pass
+        return case
 
     def state(self) -> dict[str, list[int]]:
         """What a checkpoint holds: how many groups and cases were drawn, by environment."""
@@ -309,11 +257,20 @@ class CaseOrder:
             self.streams[name].groups, self.streams[name].drawn = state[name]
 
 
-def case_order(runner: Runner, cases: CaseList, groups: int, arguments: GRPOConfig) -> CaseOrder:
-    """The order of a run's cases, by its options, with `groups` in a batch."""
-    seed, first = arguments.seed if arguments.shuffle_dataset else None, 0
-    streams = dict[str, CaseStream]()
+def batch_source(
+    runner: Runner,
+    rollouts: PolicyRollouts,
+    cases: CaseList,
+    schedule: CaseSchedule,
+    arguments: GRPOConfig,
+) -> BatchSource:
+    """The source of a run's batches, by its options."""
+    config, streams, first = runner.config, dict[str, CaseStream](), 0
+    seed = arguments.seed if arguments.shuffle_dataset else None
     for part in parts_of(cases):
-        streams[part.env] = CaseStream(first, len(part), seed, runner.config.env_shares[part.env])
+        streams[part.env] = CaseStream(first, len(part), seed, config.env_shares[part.env])
         first += len(part)
-    return CaseOrder(streams, groups)
+    source = AheadSource if config.rl_ahead else BatchSource
+    refills = REFILLS if config.rl_sampling == "refill" else 0
+    order = CaseOrder(streams, schedule.prompts)
+    return source(rollouts, cases, order, schedule, arguments.num_generations, refills)

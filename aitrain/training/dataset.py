@@ -82,19 +82,6 @@ class ShownCases:
         return runner.config.rl_max_new_tokens if is_one_turn else runner.config.rl_max_episode_tokens
 
 
-def _shown_tools(environment: object, is_chat: bool, note: Note) -> Tools:
-    """The tools that the model is shown, with a note if they are JSON schemas whose calls the environment parses
-    itself; string prompts cannot show these."""
-    tools, kind = Tools.of(environment), env_kind(environment)
-    if not is_chat and tools.of_schemas and tools.schemas:
-        note("get_tools is not used: the prompts are strings.")
-        return Tools()
-    if tools.are_only_shown and kind != "start":  # its objects may take the calls
-        method = f"{type(environment).__name__}.{kind}"
-        note(f"The schemas of get_tools name no methods: calls in answers are not run, {method} gets them unchanged.")
-    return tools
-
-
 def shown_episodes(
     environment: object, chat: ChatFormat, is_chat: bool, note: Note = lambda _: None
 ) -> tuple[Tools, ChatFormat]:
@@ -110,7 +97,13 @@ def shown_episodes(
             "chat_template: the prompts are chat messages and this model's tokenizer has no chat template.\n"
             "Choose one with --chat-template chatml, or let build_dataset return prompts that are strings."
         )
-    tools = _shown_tools(environment, is_chat, note)
+    tools, kind = Tools.of(environment), env_kind(environment)
+    if not is_chat and tools.of_schemas and tools.schemas:
+        note("get_tools is not used: the prompts are strings.")
+        tools = Tools()
+    elif tools.are_only_shown and kind != "start":  # its objects may take the calls
+        method = f"{type(environment).__name__}.{kind}"
+        note(f"The schemas of get_tools name no methods: calls in answers are not run, {method} gets them unchanged.")
     if not is_chat:
         refuse_tools_for_strings(tools.schemas)
         if chat.thinking is not None:
@@ -119,7 +112,6 @@ def shown_episodes(
                 '\nLet build_dataset return chat messages: [{"role": "user", "content": "..."}]'
             )
         return tools, chat
-    kind = env_kind(environment)
     following = [] if kind == "score_episode" else ["user"]
     # a rollout says what its tools are when it asks
     may_have_tools = len(tools) > 0 or (kind == "rollout" and chat.support.has_tool_calls)
@@ -170,61 +162,44 @@ def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, proc
 
 def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase, ranks: int = 1) -> Datasets:
     """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`. Attributes that building
-    sets on the environment are copied to the environment's own processes, and to the other `ranks`.
+    sets on the environment are copied to the environment's own processes.
+
+    Of several `ranks` the first one builds, and sends both to the others: each of them could build different rows, and
+    scores would belong to other prompts.
 
     Raises:
-        EnvironmentFailed: a dataset is missing, empty, or has invalid prompts, or an attribute cannot be copied.
+        EnvironmentFailed: a dataset is missing, empty, or has invalid prompts, or something cannot be copied.
     """
     environment, processes = runner.environment, runner.processes
     if ranks == 1 and processes is None:
         return build_cases(environment, tokenizer)
-    before = _pickled_attributes(environment)
-    built = build_cases(environment, tokenizer) if ranks == 1 else _build_once(environment, tokenizer, before)
-    if processes is not None:
+    made: Any = None
+    is_first, before = PartialState().is_main_process, _pickled_attributes(environment)
+    if is_first:
+        made = build_cases(environment, tokenizer), _changed_attributes(environment, before)
         try:
-            processes.update(_changed_attributes(environment, before))
-        except CallFailed as error:
-            raise EnvironmentFailed(f"build_dataset set what another process cannot load: {error}") from error
-    return built
-
-
-# -- sending the dataset to all processes
-
-
-def _build_once(
-    environment: object, tokenizer: PreTrainedTokenizerBase, before: Mapping[str, bytes | None]
-) -> Datasets:
-    """Build on the first process and send the result, and the attributes that building changed, to the others.
-
-    Building on every process could give different rows, and scores would belong to other prompts.
-    """
-    sent: Any = None
-    is_main = PartialState().is_main_process
-    if is_main:
-        sent = build_cases(environment, tokenizer), _changed_attributes(environment, before)
-        try:
-            pickle.dumps(sent)
+            pickle.dumps(made if ranks > 1 else None)
         except Exception as error:
             raise EnvironmentFailed(
                 f"The rows of build_dataset cannot be sent to the other processes: {type(error).__name__}: {error}\n"
                 "Keep plain data in them: texts, numbers, lists, dicts."
             ) from error
     built: Datasets
-    built, changed = of_first(sent)
-    if not is_main:
-        _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
+    built, changed = of_first(made)
+    for name, value in () if is_first else changed.items():
+        vars(environment)[name] = pickle.loads(value)
+    if processes is not None:
+        try:
+            processes.update(changed)
+        except CallFailed as error:
+            raise EnvironmentFailed(f"build_dataset set what another process cannot load: {error}") from error
     return built
-
-
-def _attributes(environment: object) -> dict[str, object]:
-    attributes: dict[str, object] = getattr(environment, "__dict__", {})
-    return attributes
 
 
 def _pickled_attributes(environment: object) -> dict[str, bytes | None]:
     """Pickled attributes of the environment, to compare with later ones; None if an attribute cannot be pickled."""
     pickled: dict[str, bytes | None] = {}
-    for name, value in _attributes(environment).items():
+    for name, value in getattr(environment, "__dict__", {}).items():
         try:
             pickled[name] = pickle.dumps(value)
         except Exception:

@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING
 from accelerate.utils import gather_object
 from trl.models.utils import unwrap_model_for_generation
 
-from aitrain.engines.batching import BatchingEngine, Largest, largest_over_ranks
+from aitrain.engines.batching import BatchingEngine, largest_over_ranks
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine
-from aitrain.engines.logprob_check import LogprobCheck, SharedForward
+from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.scopes import evaluation_mode, use_device
 from aitrain.engines.server import PolicyServer, VLLMServerEngine
-from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
-from aitrain.engines.sharded_tensors import is_sharded
+from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.execution.failure import FailureCount
 from aitrain.options.train import TrainConfig
@@ -37,9 +36,8 @@ from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import ThreadLoop, event_loop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.distributed import of_first, thread_gather
-from aitrain.training.model import count_forward_passes, model_path
+from aitrain.training.model import count_forward_passes
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.run_context import RunContext
 from aitrain.training.shared_prompts import draws_dropout
 from aitrain.vllm.server_arguments import is_here
 
@@ -70,7 +68,11 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         completer = None if engine.is_shared else engine
     else:
         largest = partial(largest_over_ranks, accelerator) if trainer.is_fsdp_enabled and not is_alone else None
-        engine = _hf_engine(trainer, end, context, largest)
+        engine = HFEngine(trainer.model, trainer.processing_class, trainer.sampling, end, context, largest)
+        checkpointing = trainer.args.gradient_checkpointing_kwargs
+        engine.unwrapped = lambda: unwrap_model_for_generation(  # without gradient checkpointing
+            trainer.model_wrapped, accelerator, gradient_checkpointing_kwargs=checkpointing
+        )
         engine.shares_prompts = runner.config.share_prefixes and not draws_dropout(trainer.model)
     engine.clock = clock
     if trainer.use_vllm:
@@ -91,17 +93,6 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     )
 
 
-def _hf_engine(trainer: EpisodeTrainer, end: EndOfTurn, context: int | None, largest: Largest | None) -> HFEngine:
-    arguments = trainer.args
-    engine = HFEngine(trainer.model, trainer.processing_class, trainer.sampling, end, context, largest)
-    engine.unwrapped = lambda: unwrap_model_for_generation(  # without gradient checkpointing
-        trainer.model_wrapped,
-        trainer.accelerator,
-        gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs,
-    )
-    return engine
-
-
 # -- vLLM servers that get the weights as files
 
 
@@ -111,20 +102,6 @@ def notify_difference(
     """What to call when a server's log-probabilities differ from the trainer's: `notify` if the base is quantized in
     the trainer or on the server, which explains the difference; None if the difference must end the run."""
     return notify if config.quantization or base.is_quantized else None
-
-
-def checked_server(run: RunContext, max_tokens: int | None) -> ServerModel | None:
-    """Check the run's vLLM servers, and return what they serve; None if TRL generates. `max_tokens`: of prompt and
-    completion together.
-
-    Raises:
-        ConfigError: the server cannot be trained with.
-    """
-    config, sync = run.config, run.config.weight_sync
-    if sync is None:
-        return None
-    needs = ServerNeeds(model_path(config.model), max_tokens or 0, config.lora_r if sync == "adapter" else None)
-    return check_servers(config.vllm_server_urls, needs)
 
 
 def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) -> VLLMServerEngine:
@@ -140,15 +117,10 @@ def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) 
     if run.config.weight_sync == "disk":
         sync = DiskSync(model, folder, writes, base.dtype)
         sync.renews = base.is_on_cpu
-    forward = SharedForward(model, writes, is_sharded(model))
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
     servers = list(map(PolicyServer, urls[first:] + urls[:first]))
     noted = notify_difference(run.config, base, run.note)
-    checks = {url: LogprobCheck(forward, trainer.processing_class, noted) for url in urls}
-
-    async def check(engine: VLLMServerEngine) -> None:
-        await checks[engine.servers[0].url].compare(engine)
-
-    engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context, check)
-    engine.together, engine.give_up_reason = forward.led_by_main, run.give_up_reason
+    checks = {server.url: LogprobCheck(model, trainer.processing_class, noted).compare for server in servers}
+    engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context, checks)
+    engine.give_up_reason = run.give_up_reason
     return engine

@@ -130,11 +130,9 @@ def evaluate(
         scorings[name] = grouped(scores)
         scored = {case.env for case in plan.cases if str(case.number) in scorings[name]}
         for env in sorted({each.env for each in failures} - scored):
-            kinds = [each.failure[0] for each in failures if each.failure and each.env == env]
-            what = f"failed on all {len(kinds)} {name} episodes of held-out cases ({', '.join(sorted(set(kinds)))})"
             with errors_of(env):
                 raise EpisodesFailed(
-                    f"The environment {what}.\n"
+                    f"The environment failed on all {name} episodes of held-out cases.\n"
                     "aitrain env check finds such failures without a model. The first one:\n"
                     f"{rollouts.failures.of(env).first_failure}"
                 )

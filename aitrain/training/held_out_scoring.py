@@ -96,20 +96,19 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             scores = self._score(EvalPhase("before", 0, 0), plan)
             self.state.before = {"sampled": scores.sampled, "greedy": scores.greedy}
         self.mean_before = scores.means[0]
-        self._diagnose(self.line_of(0, scores))
+        self.diagnosed(0, scores)
         return scores
 
     def after_step(self, step: int) -> bool:
         """Score a step, also as a line of metrics; returns whether its score is the best so far."""
-        line = self.line_of(step, self._score(EvalPhase(f"step{step}", step, step), self.choosing))
+        line = self.diagnosed(step, self._score(EvalPhase(f"step{step}", step, step), self.choosing))
         if line.is_scoring and self.trainer.accelerator.is_main_process:
             self.trainer.recorder.add_metrics(line)
-        self._diagnose(line)
         activity.own.enter("training")
         return self.state.add(line)
 
-    def line_of(self, step: int, scores: EvalScores) -> MetricsLine:
-        """Scores after a step as a line of metrics."""
+    def diagnosed(self, step: int, scores: EvalScores) -> MetricsLine:
+        """Scores after a step as a line of metrics, which is looked at."""
         interval = interval_of_mean(scores.sampled, scores.mixture)
         sampled, greedy = scores.means
         values = {
@@ -117,7 +116,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             for one in named(scores.mixture)
             for name, mean in scores.means_of(one).items()
         }
-        return MetricsLine(
+        line = MetricsLine(
             step=step,
             eval_score=sampled,
             eval_low=None if interval is None else interval["low"],
@@ -126,6 +125,9 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             eval_samples=self.choosing.samples,
             values=values,
         )
+        if line.is_scoring and self.trainer.accelerator.is_main_process:
+            self.context.diagnose(line)
+        return line
 
     def after(self, model_step: int, is_chosen: bool) -> EvalScores:
         """Scores of model/, the weights of a step; with new samples if the step was chosen by scores of the same
@@ -134,7 +136,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         if self.choosing is not plan:
             return self._score(phase, plan)
         scores = self._score(phase, replace(plan, first_sample=plan.samples) if is_chosen else plan)
-        self._diagnose(self.line_of(phase.step, scores))
+        self.diagnosed(phase.step, scores)
         return scores
 
     def on_train_begin(
@@ -177,10 +179,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             self.stopped = True
             self.context.stop.end_run(self.reason)
         return self.reason is not None
-
-    def _diagnose(self, line: MetricsLine) -> None:
-        if line.is_scoring and self.trainer.accelerator.is_main_process:
-            self.context.diagnose(line)
 
     def _score(self, phase: EvalPhase, plan: EvalPlan) -> EvalScores:
         """The scores of a phase, none if no case could be scored: what was trained is worth more than one evaluation.

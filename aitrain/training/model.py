@@ -95,18 +95,18 @@ HUB_SECONDS = 5.0
 
 
 @contextmanager
-def _loading(config: TrainConfig, name: str) -> Iterator[None]:
-    """Context that loads a model or parts of it: without an answer of the Hub from its cache only, as transformers
-    would go on asking for a minute and more.
+def _loading(config: TrainConfig, folder: str | None = None) -> Iterator[str]:
+    """Context that loads a model or parts of it, from a folder or the place of the model: without an answer of the Hub
+    from its cache only, as transformers would go on asking for a minute and more.
 
     Raises:
         ConfigError: it cannot be loaded.
     """
-    before = constants.HF_HUB_OFFLINE
+    before, place = constants.HF_HUB_OFFLINE, folder or model_path(config.model)
     try:
-        if not before and not os.path.isdir(name):
-            constants.HF_HUB_OFFLINE = not _hub_answers(name)
-        yield
+        if not before and not os.path.isdir(place):
+            constants.HF_HUB_OFFLINE = not _hub_answers(place)
+        yield place
     except Exception as error:
         raise _cannot_load(config, error) from error
     finally:
@@ -130,8 +130,7 @@ def load_tokenizer(config: TrainConfig, folder: str | None = None) -> PreTrained
     Raises:
         ConfigError: it cannot be loaded, or has no end-of-text token.
     """
-    place = folder or model_path(config.model)
-    with _loading(config, place):
+    with _loading(config, folder) as place:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             place,
             padding_side="left",
@@ -162,9 +161,8 @@ def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
         return ConfigError(f"attn_implementation: {what[:200]}\nOmit it to get the default of the model.")
     if isinstance(try_to_load_from_cache(config.model, "adapter_config.json"), str):
         return adapter_error(config.model)
-    reason = next((reason for words, reason in _REASONS.items() if words in what), f"{type(error).__name__}: {what}")
     return ConfigError(
-        f"model: cannot load {config.model}: {reason[:200]}\n"
+        f"model: cannot load {config.model}: {what[:200] or type(error).__name__}\n"
         "Give a folder, or a name on the Hub (a gated one needs HF_TOKEN); `tiny` is always available."
     )
 
@@ -175,14 +173,6 @@ def adapter_error(name: str) -> ConfigError:
         f"model: {name} is an adapter, not a model\n"
         f"Make it one: hf download {name} --local-dir adapter && aitrain export adapter --out model"
     )
-
-
-_REASONS = {
-    "couldn't connect": "there is no folder of this name, and the Hub cannot be reached",
-    "is not a valid model identifier": "there is no folder of this name, and no such model on the Hub",
-    "instantiate the backend tokenizer": "it has no tokenizer",
-}
-"""Parts of transformers' messages, and a short form of each."""
 
 
 def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -200,8 +190,7 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
         )
     options |= config.trl_table("model_init_kwargs")  # TRL loads the reference model with the same ones
-    path = model_path(config.model)
-    with _loading(config, path):
+    with _loading(config) as path:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, **options)
     disable_dropout(model)
     return model
@@ -214,7 +203,7 @@ def model_without_weights(config: TrainConfig, dtype: torch.dtype) -> PreTrained
         ConfigError: it cannot be made.
     """
     configuration = load_configuration(config)
-    with _loading(config, model_path(config.model)), torch.device("meta"):
+    with _loading(config), torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(configuration, dtype=dtype, **_model_options(config))
     return model
 
@@ -225,8 +214,7 @@ def load_configuration(config: TrainConfig) -> PretrainedConfig:
     Raises:
         ConfigError: it cannot be loaded.
     """
-    path = model_path(config.model)
-    with _loading(config, path):
+    with _loading(config) as path:
         configuration: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     return configuration
 
@@ -312,8 +300,8 @@ def lora_config(config: TrainConfig, model: PreTrainedModel) -> LoraConfig | Non
     """
     if not config.peft:
         return None
-    is_all = config.target_modules == "all-linear"
-    targets = [] if is_all else [name.strip() for name in config.target_modules.split(",")]
+    named = config.target_modules
+    targets = [] if named == "all-linear" else [name.strip() for name in named.split(",")]
     layers = [f".{name}" for name, _ in model.named_modules()]
     for name in targets:
         if not any(layer.endswith(f".{name}") for layer in layers):
@@ -323,7 +311,7 @@ def lora_config(config: TrainConfig, model: PreTrainedModel) -> LoraConfig | Non
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
-        target_modules="all-linear" if is_all else targets,
+        target_modules=targets or named,
         bias="none",
         task_type="CAUSAL_LM",
     )

@@ -96,11 +96,9 @@ def passes_of(
 
     `needs_advantage`: the loss has no other term than that of advantages, so that trimmed passes leave out rows with 0.
     """
-    names = step.keys() if trims else (KEPT, "prompt_mask", "completion_mask", "tool_mask")
-    processes, rank = accelerator.num_processes, accelerator.process_index
-    everywhere = {name: step[name] for name in names}
+    processes, rank, everywhere = accelerator.num_processes, accelerator.process_index, dict(step)
     if processes > 1:
-        for name, value in everywhere.items():
+        for name, value in step.items():
             if value.dim():
                 padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
                 everywhere[name] = accelerator.gather(padded)
@@ -161,20 +159,24 @@ def trimmed_blocks(
     shares: bool,
 ) -> tuple[list[list[Block]], bool]:
     """The blocks of each process with all rows to compute, and whether the prompts of a block are computed once. Else a
-    block is one pass, and rows are sorted by length; if they are too few for as many passes on each process, the
-    shortest others fill up, each in a pass of its own."""
+    block is one pass, and rows are sorted by length; if they are too few for as many passes on each process, each has a
+    pass of its own, and others fill up."""
     of_prompts, of_completions = (mask.sum(1).tolist() for mask in (prompt_mask, completion_mask))
     lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
+
+    def cost(block: Block) -> int:
+        return cost_of_passes(block, lengths)
+
     rows = [row for row, is_computed in enumerate(computed) if is_computed]
     others = sorted((row for row, is_computed in enumerate(computed) if not is_computed), key=lambda row: lengths[row])
-    count = len(plan_passes([lengths[row] for row in rows], limit)) or 1
-    filled = rows + others[: max(0, count + -count % processes - len(rows))]
-    passes = share_passes([lengths[row] for row in filled], limit, processes)
-    apart = [[[[filled[place] for place in places]] for places in share] for share in passes]
+    apart = share_blocks([[one] for one in plan_passes(rows or others[:processes], lengths, limit)], processes, cost)
+    if apart is None:
+        apart = share_blocks([[[row]] for row in rows + others[: -len(rows) % processes]], processes, cost)
+        assert apart is not None
     if shares:
         _, _, prompts = distinct_prompts(prompt_ids, prompt_mask)
-        cost = sum(cost_of_passes(block, lengths) for share in apart for block in share)
-        blocks = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, limit, processes, cost)
+        most = (1 - LEAST_GAIN) * sum(cost(block) for share in apart for block in share)
+        blocks = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, limit, processes, most)
         if blocks is not None:
             return blocks, True
     return apart, False
@@ -189,94 +191,23 @@ def _weights(values: torch.Tensor, passes: list[Rows]) -> torch.Tensor:
 # -- passes with little padding
 
 
-def plan_passes(lengths: Sequence[int], limit: PassLimit, multiple_of: int = 1) -> list[Rows]:
+def plan_passes(rows: Rows, lengths: Sequence[int], limit: PassLimit) -> list[Rows]:
     """Forward passes of rows of similar lengths, the longest first. One ends at the limit, or where its next row would
-    take more padding than COST_OF_A_PASS.
-
-    Their number is a multiple of `multiple_of`, for which there must be enough rows. Equal lengths give equal passes on
-    all processes.
-    """
+    take more padding than COST_OF_A_PASS. `lengths`: of each row of the batch."""
     passes, padding = list[Rows](), 0
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+    for row in sorted(rows, key=lambda row: -lengths[row]):
         longest = lengths[passes[-1][0]] if passes else 0
         padding += longest - lengths[row]
         if not passes or padding > COST_OF_A_PASS or not limit.holds(len(passes[-1]) + 1, longest):
             passes.append([])
             padding = 0
         passes[-1].append(row)
-    while len(passes) % multiple_of:
-        largest = max((one for one in passes if len(one) > 1), key=lambda one: padded_tokens(one, lengths))
-        passes.remove(largest)
-        passes += _halves(largest)
-    return sorted(passes, key=lambda one: -padded_tokens(one, lengths))
-
-
-def share_passes(lengths: Sequence[int], limit: PassLimit, processes: int) -> list[list[Rows]]:
-    """The passes of each process: as many for each, the n-th ones of about equal size, and about as many tokens."""
-    passes = plan_passes(lengths, limit, processes)
-    rounds = [passes[start : start + processes] for start in range(0, len(passes), processes)]
-    return _in_turn(rounds)
-
-
-def padded_tokens(rows: Rows, lengths: Sequence[int]) -> int:
-    """Tokens of a forward pass, padding included."""
-    return len(rows) * max(lengths[row] for row in rows)
+    return passes
 
 
 def cost_of_passes(passes: Sequence[Rows], lengths: Sequence[int]) -> int:
-    """The padded tokens of passes, and COST_OF_A_PASS for each."""
-    return sum(padded_tokens(rows, lengths) + COST_OF_A_PASS for rows in passes)
-
-
-# -- passes with shared prompts
-
-
-def plan_blocks(
-    rows: Rows,
-    prompts: Sequence[int],
-    of_prompts: Sequence[int],
-    of_completions: Sequence[int],
-    limit: PassLimit,
-    processes: int,
-    apart: int,
-) -> list[list[Block]] | None:
-    """The blocks of each process, as `share_blocks` has them; None if they save less than LEAST_GAIN of `apart`, the
-    cost of passes in which each row has its own prompt.
-
-    `prompts`: the prompt of each row of the batch; `of_prompts`, `of_completions`: tokens of each row's parts.
-    """
-    lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
-
-    def cost(block: Block) -> int:
-        """Tokens to compute: each prompt once, its last token with each completion."""
-        together = [row for one in block for row in one]
-        own = {prompts[row]: of_prompts[row] for row in together}
-        return (
-            len(own) * max(own.values()) + COST_OF_A_PASS + cost_of_passes(block, [1 + one for one in of_completions])
-        )
-
-    groups: dict[int, Rows] = {}
-    for row in sorted(rows, key=lambda row: -lengths[row]):
-        groups.setdefault(prompts[row], []).append(row)
-    if not groups or min(of_prompts[row] for row in rows) < SHORTEST:
-        return None
-    blocks = [
-        [[group[place] for place in places] for places in plan_passes([lengths[row] for row in group], limit)]
-        for group in groups.values()
-    ]
-    alone = [[rows] for block in blocks for rows in block]
-    if len(alone) == len(blocks):  # the prompts of small groups may share a pass
-        blocks = alone[:1]
-        for block in alone[1:]:
-            joined = [blocks[-1][0] + block[0]]
-            longest = sum(max(sizes[row] for row in joined[0]) for sizes in (of_prompts, of_completions))
-            if limit.holds(len(joined[0]), longest) and cost(joined) < cost(blocks[-1]) + cost(block):
-                blocks[-1] = joined
-            else:
-                blocks.append(block)
-    shares = share_blocks(blocks, processes, cost) or share_blocks(alone, processes, cost)
-    saves = shares and sum(cost(block) for share in shares for block in share) <= (1 - LEAST_GAIN) * apart
-    return shares if saves else None
+    """The tokens of passes, padding included, and COST_OF_A_PASS for each."""
+    return sum(len(rows) * max(lengths[row] for row in rows) + COST_OF_A_PASS for rows in passes)
 
 
 def share_blocks(blocks: Sequence[Block], processes: int, cost: Callable[[Block], int]) -> list[list[Block]] | None:
@@ -299,11 +230,7 @@ def share_blocks(blocks: Sequence[Block], processes: int, cost: Callable[[Block]
                     return None
                 block.remove(rows)
                 block += _halves(rows)
-    return _in_turn(rounds)
-
-
-def _in_turn(rounds: Sequence[Sequence[T]]) -> list[list[T]]:
-    """What each process has of every round, in which the first ones are the largest."""
+    # the first one of a round is the largest
     in_turn = [one if number % 2 == 0 else one[::-1] for number, one in enumerate(rounds)]
     return [list(each) for each in zip(*in_turn, strict=True)]
 
@@ -311,6 +238,51 @@ def _in_turn(rounds: Sequence[Sequence[T]]) -> list[list[T]]:
 def _halves(rows: Sequence[T]) -> list[list[T]]:
     middle = len(rows) // 2
     return [[*rows[:middle]], [*rows[middle:]]]
+
+
+# -- passes with shared prompts
+
+
+def plan_blocks(
+    rows: Rows,
+    prompts: Sequence[int],
+    of_prompts: Sequence[int],
+    of_completions: Sequence[int],
+    limit: PassLimit,
+    processes: int,
+    most: float,
+) -> list[list[Block]] | None:
+    """The blocks of each process, as `share_blocks` has them; None if they cost more than `most`.
+
+    `prompts`: the prompt of each row of the batch; `of_prompts`, `of_completions`: tokens of each row's parts.
+    """
+    lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
+    groups: dict[int, Rows] = {}
+    for row in sorted(rows, key=lambda row: -lengths[row]):
+        groups.setdefault(prompts[row], []).append(row)
+    if not groups or min(of_prompts[row] for row in rows) < SHORTEST:
+        return None
+
+    def cost(block: Block) -> int:
+        """Tokens to compute: each prompt once, its last token with each completion."""
+        own = {prompts[row]: of_prompts[row] for rows in block for row in rows}
+        of_passes = cost_of_passes(block, [1 + one for one in of_completions])
+        return len(own) * max(own.values()) + COST_OF_A_PASS + of_passes
+
+    blocks = [plan_passes(group, lengths, limit) for group in groups.values()]
+    alone = [[rows] for block in blocks for rows in block]
+    if len(alone) == len(blocks):  # the prompts of small groups may share a pass
+        blocks = alone[:1]
+        for block in alone[1:]:
+            joined = [blocks[-1][0] + block[0]]
+            longest = sum(max(sizes[row] for row in joined[0]) for sizes in (of_prompts, of_completions))
+            if limit.holds(len(joined[0]), longest) and cost(joined) < cost(blocks[-1]) + cost(block):
+                blocks[-1] = joined
+            else:
+                blocks.append(block)
+    shares = share_blocks(blocks, processes, cost) or share_blocks(alone, processes, cost)
+    is_cheap = shares and sum(cost(block) for share in shares for block in share) <= most
+    return shares if is_cheap else None
 
 
 # -- rows without padding in front

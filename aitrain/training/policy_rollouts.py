@@ -67,14 +67,9 @@ class PolicyRollouts:
         if self.loads_weights:
             self.settle()
             self.load_weights()
-        most, episodes = max(1, *self.gather([len(cases)])), list[Episode]()
-        at_once = self.rollout.runner.episodes_at_once or most
-        for start in range(0, most, at_once):  # as often on all ranks, as they may generate together
-            part = slice(start, start + at_once)
-            played = self.rollout.play(cases[part], seeds[part], sampling_seeds[part], decoding)
-            with nullcontext() if self.server is None else self.server.failing_together(self.gather):
-                episodes += self.loop.run(played)
-        return episodes
+        most = max(1, *self.gather([len(cases)]))
+        with nullcontext() if self.server is None else self.server.failing_together(self.gather):
+            return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding, most))
 
     def load_weights(self) -> None:
         """Load the policy's present weights into the engine, unless it has them. Every rank must call this.

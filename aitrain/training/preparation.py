@@ -16,6 +16,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from aitrain.batch import plan_batch, schedule_cases
+from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.environment.dataset import fingerprint
 from aitrain.errors import ConfigError
 from aitrain.rollout.limits import limits_of
@@ -25,7 +26,6 @@ from aitrain.training.algorithm import AlgorithmParts, custom_callbacks
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import ShownCases, begin, longest_episode
 from aitrain.training.distributed import init_processes
-from aitrain.training.engine_setup import checked_server
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.held_out_scoring import HeldOutScoring
 from aitrain.training.holdout import prompt_limit, prompt_limits, split_each
@@ -38,6 +38,7 @@ from aitrain.training.model import (
     load_model,
     load_tokenizer,
     lora_config,
+    model_path,
     model_without_weights,
 )
 from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
@@ -180,7 +181,11 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
     if context.checkpoint is not None:
         refuse_fewer_steps(context.checkpoint, schedule.steps)
     limits = limits_of(context.runner, context_tokens)
-    server = None if is_dry_run else checked_server(context, limits.context)
+    server = None
+    if config.weight_sync is not None and not is_dry_run:
+        rank = config.lora_r if config.weight_sync == "adapter" else None
+        needs = ServerNeeds(model_path(config.model), limits.context or 0, rank)
+        server = check_servers(config.vllm_server_urls, needs)
     return TrainerInputs(
         model, tokenizer, arguments, split, context.runner, shown.chat, limits, prompts, schedule, batch,
         lora_config(config, model), algorithm, callbacks, server,

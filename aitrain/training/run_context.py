@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
@@ -64,9 +64,6 @@ class StopRequest:
         return self.reason is not None or any(is_requested for is_requested, _ in asked)
 
 
-CheckEnvironments: TypeAlias = "Callable[[RunContext], None]"
-
-
 @dataclass(frozen=True)
 class RunContext:
     """The inputs of one run in a process."""
@@ -84,7 +81,7 @@ class RunContext:
     """The checkpoint to resume from, None for a new run."""
     progress: Progress = field(default_factory=Progress)
     """Progress for status.json."""
-    check_environments: CheckEnvironments = lambda *_: None
+    check_environments: Callable[[RunContext], None] = lambda *_: None
     """Called before the model is loaded."""
     write_card: Callable[[RunFolder], str | None] = lambda _: None
     """Writes the model card; returns an error message if that fails."""

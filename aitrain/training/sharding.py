@@ -11,6 +11,7 @@ Inside API of accelerate 1.15, torch 2.13 and transformers 5.17 that it uses (te
     ACCELERATE_USE_FSDP                     with it, transformers loads weights on the first process of a machine only
     torch.distributed.tensor.distribute_tensor(src_data_rank=None)      takes this process's part without communication
     transformers.modeling_utils.is_fsdp_enabled         replaced while a checkpoint's weights are converted
+    transformers.trainer.save_fsdp_model, .save_fsdp_optimizer, .load_fsdp_optimizer    replaced from then on
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from safetensors import safe_open
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import modeling_utils
+from transformers import trainer as transformers_trainer
 from trl import GRPOConfig
 
 from aitrain.engines.scopes import replaced
@@ -81,7 +83,8 @@ def load_once_per_machine(arguments: GRPOConfig) -> None:
 
 
 def shard_now(trainer: EpisodeTrainer) -> None:
-    """Shard the trainer's model and optimizer. Every process must call this.
+    """Shard the trainer's model and optimizer, and have transformers write and read its state here. Every process must
+    call this.
 
     transformers does so when `train` is called. By then held-out cases have been scored, which a model that does not
     fit into one device cannot do.
@@ -93,6 +96,11 @@ def shard_now(trainer: EpisodeTrainer) -> None:
     trainer.model, trainer.optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
     trainer.model_wrapped = trainer.model
     register_fsdp_forward_method(trainer.model, "generate")
+    vars(transformers_trainer).update(
+        save_fsdp_model=lambda *_, **__: None,  # the trainer's save_model writes the weights
+        save_fsdp_optimizer=_write_optimizer,
+        load_fsdp_optimizer=_read_optimizer,
+    )
 
 
 def prepare_reference(model: Any, accelerator: Accelerator) -> Any:
@@ -162,17 +170,19 @@ def _like(target: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
 # -- the optimizer
 
 
-def write_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path, is_main: bool) -> None:
+def _write_optimizer(_: Any, accelerator: Accelerator, optimizer: Any, model: Any, checkpoint: str) -> None:
     """Write the state of an optimizer, gathered. Every process must call this."""
-    state = optimizer.state_dict()
+    state, is_main = optimizer.state_dict(), accelerator.is_main_process
     state["state"] = {number: gathered(values.items(), is_main) for number, values in state["state"].items()}
     if is_main:
-        torch.save(state, checkpoint / OPTIMIZER)
+        torch.save(state, Path(checkpoint) / OPTIMIZER)
 
 
-def read_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
-    """Restore what `write_optimizer` wrote, or a run without sharding. Every process must call this."""
-    state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", mmap=True, weights_only=True)
+def _read_optimizer(
+    _: Any, accelerator: Accelerator, optimizer: Any, model: Any, checkpoint: str, **options: Any
+) -> None:
+    """Restore what `_write_optimizer` wrote, or a run without sharding. Every process must call this."""
+    state = torch.load(Path(checkpoint) / OPTIMIZER, map_location="cpu", mmap=True, weights_only=True)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, values in state["state"].items():
         for name, value in values.items():

@@ -94,10 +94,11 @@ class SharedPrompts:
         ids, mask = (part[:, end - self.tokens - 1 : end + longest] for part in (ids, mask))
         _, _, cache.numbers = distinct_prompts(ids[:, : self.tokens + 1], mask[:, : self.tokens + 1])
         cache.layers = [copy.copy(layer) for layer in self._layers]
-        tensors = iter(self._leaves)
         if self.is_joined:
-            pairs = zip(self._computed, self._leaves, strict=True)
-            tensors = iter([_AddGradient.apply(*pair) for pair in pairs])  # type: ignore[no-untyped-call]
+            for tensor, leaf in zip(self._computed, self._leaves, strict=True):
+                if leaf.grad is not None:  # of earlier passes
+                    tensor.register_hook(leaf.grad.add)
+        tensors = iter(self._computed if self.is_joined else self._leaves)
         for layer in cache.layers:
             layer.keys, layer.values = next(tensors), next(tensors)
         own = ids[:, self.tokens :]
@@ -123,19 +124,6 @@ def _forward(model: Any, cache: DynamicCache, **inputs: Any) -> Any:
         return model(**{CACHE: cache}, use_cache=False, **inputs)
     finally:
         GradientCheckpointingLayer._can_checkpoint_with_cache = False
-
-
-class _AddGradient(torch.autograd.Function):
-    """The tensor itself; its gradient is added to that which earlier passes have left in `leaf`."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-        ctx.leaf = leaf
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient if ctx.leaf.grad is None else gradient + ctx.leaf.grad, None
 
 
 def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:

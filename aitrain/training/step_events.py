@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
@@ -33,12 +31,12 @@ MAX_SKIPPED_IN_A_ROW_FP16 = 20
 
 
 class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Times the steps of a trainer on this process, and counts its epochs. On the first process, writes metrics.jsonl,
-    announces each step, and passes lines on for a diagnosis.
+    """Times the steps of a trainer on this process, counts its epochs, and skips steps that are not finite. On the
+    first process, writes metrics.jsonl, announces each step, and passes lines on for a diagnosis.
 
-    Measured are the seconds in which episodes waited for the policy and for their environments. With free-running
-    episodes both clocks may run at the same time, so that the parts can add up to more than the step. `optimize` is the
-    time of a step outside its rollout.
+    Measured are the seconds in which episodes waited for the policy and for their environments, also those that are
+    played ahead. With free-running episodes both clocks may run at the same time, so that the parts can add up to more
+    than the step. `optimize` is the time of a step outside its rollout.
     """
 
     def __init__(self, trainer: EpisodeTrainer, recorder: RunRecorder, clock: RolloutClock) -> None:
@@ -47,6 +45,9 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self.restore: Callable[[], None] = lambda: None
         """Restores the state of a resumed run that transformers does not restore."""
         self._step_start = 0.0
+        self.rollout_seconds = 0.0  # that the step has waited for its batch
+        self._losses: list[torch.Tensor] = []  # whether each is finite
+        self.skipped = self.skipped_in_a_row = 0
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
         self._train_start: float | None = None
 
@@ -74,12 +75,22 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
 
     def on_step_begin(self, *_: object, **__: object) -> None:
         """Reset the clocks: generation between steps, for held-out cases, belongs to no step."""
-        self._step_start = time.monotonic()
+        self._step_start, self.rollout_seconds = time.monotonic(), 0.0
         self.clock.take()
 
     def on_optimizer_step(self, args: object, state: TrainerState, control: object, **parts: Any) -> None:
-        """Check the weights, before anything is saved."""
-        self.trainer.non_finite.check_weights(parts["model"], state.global_step + 1)
+        """Check the weights, before anything is saved.
+
+        Raises:
+            DivergedError: one is not finite.
+        """
+        trained = (parameter for parameter in parts["model"].parameters() if parameter.requires_grad)
+        if not self._everywhere(all_finite(trained, self.trainer.accelerator.device)):
+            raise DivergedError(
+                f"The weights are no longer finite after step {state.global_step + 1}: it was too large.\n"
+                "Lower --lr or --max-grad-norm.",
+                has_finite_weights=False,
+            )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Runs before the step is logged and saved; the end of the run is handled by transformers. Adds the seconds of
@@ -87,7 +98,7 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self.recorder.begin()
         self.run.progress.step = state.global_step
         seconds, parts = time.monotonic() - self._step_start, self.clock.take()
-        parts |= {"step": seconds, "optimize": seconds - parts["rollout"]}
+        parts |= {"step": seconds, "optimize": seconds - self.rollout_seconds}
         for part in PARTS:
             self.trainer._metrics["train"][f"time/{part}"].append(round(parts[part], 6))
         schedule, step = self.trainer.schedule, state.global_step
@@ -128,26 +139,14 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             )
             self.run.diagnose(line)
 
-
-@dataclass(eq=False)
-class NonFiniteGuard:
-    """Keeps NaN and inf out of the weights and the optimizer state, and counts the steps that it skipped.
-
-    The trainer passes it every loss, and the gradient norm before each optimizer step.
-    """
-
-    accelerator: Accelerator
-    notify: Callable[[str], None]
-    losses: list[torch.Tensor] = field(default_factory=list)
-    skipped: int = 0
-    in_a_row: int = 0
+    # -- NaN and inf, which are kept out of the weights and the optimizer state
 
     def see_loss(self, loss: torch.Tensor) -> None:
-        """Record the loss of one forward pass, a scalar."""
-        self.losses.append(torch.isfinite(loss.detach()).all())
+        """Record the loss of a step, a scalar."""
+        self._losses.append(torch.isfinite(loss.detach()).all())
 
-    def before_step(self, model: torch.nn.Module, norm: torch.Tensor | float | None, step: int) -> None:
-        """Clear the gradients if they, or a loss since the last step, are not finite on any process.
+    def before_step(self, model: torch.nn.Module, norm: torch.Tensor | float | None) -> None:
+        """Clear the gradients if they, whose norm this is, or a loss since the last step, are not finite on any rank.
 
         An optimizer skips parameters without a gradient: neither momentum nor weight decay applies. With fp16 the
         gradient scaler skips the step itself, for which it needs the gradients.
@@ -155,43 +154,32 @@ class NonFiniteGuard:
         Raises:
             DivergedError: too many steps in a row were skipped.
         """
-        values = [torch.isfinite(torch.as_tensor(0.0 if norm is None else norm, device=self.accelerator.device))]
-        is_finite, self.losses = torch.stack([*values, *self.losses]).all(), []
+        accelerator, step = self.trainer.accelerator, self.trainer.state.global_step + 1
+        values = [torch.isfinite(torch.as_tensor(0.0 if norm is None else norm, device=accelerator.device))]
+        is_finite, self._losses = torch.stack([*values, *self._losses]).all(), []
         if self._everywhere(is_finite):
-            self.in_a_row = 0
+            self.skipped_in_a_row = 0
             return
-        is_scaled = self.accelerator.scaler is not None
+        is_scaled = accelerator.scaler is not None
         if not is_scaled:
             model.zero_grad()
         self.skipped += 1
-        self.in_a_row += 1
+        self.skipped_in_a_row += 1
         if self.skipped == 1 and not is_scaled:
-            self.notify(f"Skipped optimizer step {step}: non-finite loss or gradient (skipped_steps in metrics.jsonl).")
-        if self.in_a_row >= (MAX_SKIPPED_IN_A_ROW_FP16 if is_scaled else MAX_SKIPPED_IN_A_ROW):
+            self.run.note(
+                f"Skipped optimizer step {step}: non-finite loss or gradient (skipped_steps in metrics.jsonl)."
+            )
+        if self.skipped_in_a_row >= (MAX_SKIPPED_IN_A_ROW_FP16 if is_scaled else MAX_SKIPPED_IN_A_ROW):
             raise DivergedError(
-                f"Loss or gradient was NaN or inf in {self.in_a_row} steps in a row, up to step {step}.\n"
-                f"None of them changed the weights: model/ has those of step {step - self.in_a_row}.\n"
+                f"Loss or gradient was NaN or inf in {self.skipped_in_a_row} steps in a row, up to step {step}.\n"
+                f"None of them changed the weights: model/ has those of step {step - self.skipped_in_a_row}.\n"
                 "Lower --lr, or use --dtype float32 or --mixed-precision no, and inspect the episodes in rollouts/.",
                 has_finite_weights=True,
             )
 
-    def check_weights(self, model: torch.nn.Module, step: int) -> None:
-        """Check the weights after a step.
-
-        Raises:
-            DivergedError: a weight is not finite.
-        """
-        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
-        if not self._everywhere(all_finite(trained, self.accelerator.device)):
-            raise DivergedError(
-                f"The weights are no longer finite after step {step}: it was too large.\n"
-                "Lower --lr or --max-grad-norm.",
-                has_finite_weights=False,
-            )
-
     def _everywhere(self, is_finite: torch.Tensor) -> bool:
         """Whether it is true on every process: all of them skip a step or none, so that their weights stay equal."""
-        wrong = self.accelerator.reduce((~is_finite).to(torch.int32), reduction="sum")
+        wrong = self.trainer.accelerator.reduce((~is_finite).to(torch.int32), reduction="sum")
         return not wrong.item()
 
 

@@ -38,9 +38,7 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     Trainer._save_checkpoint(model, trial)                  wrapped: it fills args.output_dir/checkpoint-<step>, and
                                                             deletes nothing if that is the only one
     Trainer._load_from_checkpoint(checkpoint)               overridden, for the weights alone; under FSDP2, so
-                                                            are .save_model, ._save_optimizer_and_scheduler,
-                                                            ._load_optimizer_and_scheduler and ._prepare_for_training
-    transformers.trainer.save_fsdp_model, .save_fsdp_optimizer, .load_fsdp_optimizer    replaced meanwhile
+                                                            are .save_model and ._prepare_for_training
     Trainer._tr_loss, ._globalstep_last_logged     saved and restored: what is not logged yet
     Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
                                                             step more
@@ -55,6 +53,7 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -68,7 +67,6 @@ from accelerate.utils import gather_object
 from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, TrainerCallback
-from transformers import trainer as transformers_trainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
@@ -118,13 +116,11 @@ from aitrain.training.sharding import (
     load_weights,
     own_weights,
     prepare_reference,
-    read_optimizer,
     refuse_unsharded,
     shard_now,
-    write_optimizer,
 )
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
-from aitrain.training.step_events import NonFiniteGuard, StepEvents
+from aitrain.training.step_events import StepEvents
 from aitrain.training.training_batch import TrainingBatch, episode_metrics
 
 LOGPROBS = {"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"}
@@ -216,11 +212,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.pass_limit = self.planned_limit = inputs.batch.limit  # the warm-up may lower the first
         # the router's loss depends on which rows share a pass
         self.trims = inputs.batch.trims and not self.aux_loss_enabled
-        self.non_finite = NonFiniteGuard(self.accelerator, run.note)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
-        self.watch = StepEvents(self, recorder, self.batches.clock)
+        self.watch = StepEvents(self, recorder, self.rollouts.rollout.clock)
         self.add_callback(self.watch)
         policy = self.accelerator.unwrap_model(self.model)
         is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
@@ -238,7 +233,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def roll_out(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """TRL's rollout function: plays the episodes of the next batch, this process's share of which has as many as
         there are `prompts`. Every process must call this."""
+        start = time.monotonic()
         self._batch = self.batches.take(self.state.global_step)
+        self.watch.rollout_seconds += time.monotonic() - start
         trajectories = [episode.trajectory for episode in self._batch.episodes]
         return {
             "prompt_ids": [trajectory.prompt_ids for trajectory in trajectories],
@@ -307,7 +304,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             if self._prompts is not None and not self._prompts.is_joined:
                 self._prompts.backward()
             self._prompts = None
-        self.non_finite.see_loss(loss)
+        self.watch.see_loss(loss)
         return loss
 
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
@@ -410,7 +407,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Hook between gradient clipping and the optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
         norm = whole(norm) if isinstance(norm, torch.Tensor) else norm
-        self.non_finite.before_step(model, norm, self.state.global_step + 1)
+        self.watch.before_step(model, norm)
         if not self.has_kept_rows:
             model.zero_grad()  # no momentum and no weight decay without a kept row
         size = 1.0 if norm is None else float(norm)
@@ -455,9 +452,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         more = max(gather_object([forwards])) - forwards if self.is_fsdp_enabled else 0
         values = torch.zeros(len(ids), keep, device=ids.device)
         for block in blocks:
-            for number, rows in enumerate(block):
-                if are_shared and number == 0:
-                    self._prompts = SharedPrompts(model, ids[rows, :end], mask[rows, :end])
+            if are_shared:
+                self._prompts = SharedPrompts(model, ids[block[0], :end], mask[block[0], :end])
+            for rows in block:
                 values[rows], *_ = self._get_per_token_logps_and_entropies(model, ids[rows], mask[rows], keep)
             self._prompts = None
         for _ in range(more):
@@ -491,12 +488,12 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with the tokens a second, the number of skipped steps, and the metrics of vLLM servers."""
         server = self.rollouts.server
-        logs = logs | {"skipped_steps": self.non_finite.skipped}
+        logs = logs | {"skipped_steps": self.watch.skipped}
         metrics = self._metrics["train"]
         if (tokens := metrics.pop("tokens", [])) and (seconds := sum(metrics.get("time/step", []))):
             logs["tokens_per_second"] = round(sum(tokens) / seconds, 3)
         if server is not None:
-            logs |= server.metrics
+            logs |= {"sync/seconds": server.last_seconds, "vllm/restarts": server.restarts}
         super().log(logs, start_time)
         agree_on(self.control)
 
@@ -528,20 +525,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                     self._save(str(folder), state_dict=tensors)
         if writes:
             (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        parts = self.optimizer, Path(output_dir), self.args.should_save
-        ours = {
-            "save_fsdp_model": lambda *_, **__: None,
-            "save_fsdp_optimizer": lambda *_: write_optimizer(*parts),
-        }
-        with replaced(transformers_trainer, ours):
-            super()._save_optimizer_and_scheduler(output_dir)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        ours = {"load_fsdp_optimizer": lambda *_, **__: read_optimizer(self.optimizer, Path(str(checkpoint)))}
-        with replaced(transformers_trainer, ours):
-            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses

@@ -118,7 +118,7 @@ def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
         "metrics": {name: list(map(float, values)) for name, values in trainer._metrics["train"].items()},
         "loss": trainer._tr_loss.item(),
         "logged": trainer._globalstep_last_logged,
-        "skipped": [trainer.non_finite.skipped, trainer.non_finite.in_a_row],
+        "skipped": [trainer.watch.skipped, trainer.watch.skipped_in_a_row],
         "case_order": trainer.batches.state,
         "call_policies": {name: part.policy.state() for name, part in parts.items()},
     }
@@ -195,7 +195,7 @@ def restore_state(trainer: EpisodeTrainer, checkpoint: Path, is_same: bool) -> N
         trainer._metrics["train"].update(saved["metrics"])
         trainer._tr_loss = torch.tensor(saved["loss"], device=trainer.args.device)
         trainer._globalstep_last_logged = saved["logged"]
-        trainer.non_finite.skipped, trainer.non_finite.in_a_row = saved["skipped"]
+        trainer.watch.skipped, trainer.watch.skipped_in_a_row = saved["skipped"]
     scheduler = trainer.lr_scheduler
     if hasattr(scheduler, "lr_lambdas"):
         scheduler.base_lrs = [trainer.args.learning_rate] * len(scheduler.base_lrs)

@@ -79,8 +79,6 @@ class TrainingBatch:
     """Metrics of the choice of cases, the same on all ranks."""
     weight_version: int = 0
     """Optimizer steps of the weights that the episodes began with."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of the parts of its rollout, if that was played while another batch was trained on."""
 
     @property
     def episodes(self) -> list[Episode]:
@@ -115,14 +113,14 @@ class TrainingBatch:
 def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[PlayedEpisode]:
     """Score the groups together whose environment does so; returns the episodes of all ranks in the order of their
     keys. Every rank must call this, with its own episodes, which are whole groups in such an environment."""
-    runner, clock = rollouts.rollout.runner, rollouts.rollout.clock
+    runner = rollouts.rollout.runner
     if runner.scores_groups:
         together = defaultdict[int, list[Episode]](list)
         for (group, _), episode in own.items():
             if not episode.is_dropped and runner.part_of(episode.case).scores_groups:
                 together[group].append(episode)
         groups = [Group(members[0].case, [one.as_member for one in members]) for members in together.values()]
-        with clock.running("rollout"), clock.running("environment"):
+        with rollouts.rollout.clock.running("environment"):
             scored = rollouts.loop.run(score_groups(runner, groups))
         for members, results in zip(together.values(), scored, strict=True):
             for episode, result in zip(members, results, strict=True):

@@ -82,7 +82,7 @@ class OddLoss(Slow):
         def training_step(self, *arguments, **keywords):
             loss = first(self, *arguments, **keywords)
             if os.environ.get("RANK") == "1" and self.state.global_step == 1:
-                self.non_finite.see_loss(loss * float("nan"))
+                self.watch.see_loss(loss * float("nan"))
             return loss
 
         EpisodeTrainer.training_step = training_step  # type: ignore[method-assign]

@@ -25,7 +25,6 @@ from accelerate.utils import DistributedType
 from aitrain.engines import scopes
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine
-from aitrain.engines.logprob_check import SharedForward
 from aitrain.engines.weight_sync import AdapterSync, DiskSync
 from aitrain.environment.runner import start_runner
 from aitrain.jobs.env_loading import describe_run
@@ -220,10 +219,9 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
 
 def sync(trainer: EpisodeTrainer, folder: Path, rank: int) -> None:
     """Write the weights for a vLLM server after a forward pass without gradients."""
-    forward, version = SharedForward(trainer.model, rank == 0, is_shared=True), "step-4-load-1"
-    with forward.led_by_main():
-        if rank == 0:
-            forward.logits([[1, 2, 3], [4, 5]])
+    with scopes.evaluation_mode(trainer.model):
+        trainer.model(torch.tensor([[1, 2, 3], [4, 5, 0]]))
+    version = "step-4-load-1"
     is_adapter = hasattr(trainer.model, "peft_config")
     whole = DiskSync(trainer.model, folder / "disk", rank == 0, torch.bfloat16 if is_adapter else None)
     for written in (whole, *([AdapterSync(trainer.model, folder / "adapter", rank == 0)] if is_adapter else [])):

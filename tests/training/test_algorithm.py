@@ -22,7 +22,7 @@ from aitrain.training.algorithm import (
     AlgorithmParts,
     zero_variance_share,
 )
-from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of, share_passes
+from aitrain.training.passes import KEPT, KEPT_ROWS, cost_of_passes, passes_of, plan_passes, share_blocks
 from tests.conftest import write
 from tests.environments.vowels import Vowels
 from tests.training.conftest import Train, rollouts
@@ -337,7 +337,11 @@ def test_an_algorithm_trains_on_the_advantages_that_its_class_returns(
 def test_every_row_is_in_one_pass_that_is_within_the_limit(
     lengths: list[int], limit: PassLimit, processes: int
 ) -> None:
-    shares = share_passes(lengths, limit, processes)
+    passes = [[rows] for rows in plan_passes(list(range(12)), lengths, limit)]
+    shares = [
+        [rows for (rows,) in blocks]
+        for blocks in share_blocks(passes, processes, lambda block: cost_of_passes(block, lengths)) or ()
+    ]
 
     assert sorted(row for share in shares for rows in share for row in rows) == list(range(12))
     assert len({len(share) for share in shares}) == 1, "as many passes on each process"

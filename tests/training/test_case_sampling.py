@@ -240,13 +240,18 @@ def test_each_environment_has_epochs_of_its_own() -> None:
 def test_a_group_is_replaced_by_one_of_its_environment_where_that_has_another_case() -> None:
     mixed = order([2, 1])
     for in_use, expected in ([mixed.batch(), ["b", "a", "b", "a"]], [range(10, 17), [None, "a", None, "a"]]):
-        others = mixed.others([10, 0, 11, 1], in_use)
-        assert [None if case is None else env_of(case) for case in others] == expected
-        assert not set(others) & set(in_use)
+        used, others = list(in_use), list[str | None]()
+        for replaced in (10, 0, 11, 1):
+            case = mixed.other(replaced, used)
+            others.append(None if case is None else env_of(case))
+            assert case not in used
+            used += [] if case is None else [case]
+        assert others == expected
 
 
 def test_the_state_in_a_checkpoint_continues_the_order() -> None:
     mixed, later = order([2, 1]), order([2, 1])
-    mixed.others(mixed.batch()[:2], ())
+    for case in mixed.batch()[:2]:
+        mixed.other(case, ())
     later.restore(mixed.state())
     assert later.batch() == mixed.batch()

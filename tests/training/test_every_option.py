@@ -52,7 +52,7 @@ def trl_config(config: TrainConfig) -> object:
 def sampled(config: TrainConfig) -> object:
     """The distribution that a token is drawn from, and what else vLLM is told."""
     sampling = Sampling.of(config)
-    return sampling.is_kept(torch.tensor([[3.0, 2.0, 1.0, -1.0]])).tolist(), sampling.as_vllm([3], 10)
+    return sampling.truncated(torch.tensor([[3.0, 2.0, 1.0, -1.0]])).tolist(), sampling.as_vllm([3], 10)
 
 
 def weights(config: TrainConfig) -> object:

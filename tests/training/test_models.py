@@ -185,7 +185,7 @@ def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
 
 def test_a_hub_that_never_answers_is_asked_once(silent_hub: Callable[[], int]) -> None:
     for _ in range(2):
-        with pytest.raises(ConfigError, match="the Hub cannot be reached"):
+        with pytest.raises(ConfigError, match="couldn't connect to"):
             load_tokenizer(TrainConfig(model="nosuch"))
     assert silent_hub() == 1
 

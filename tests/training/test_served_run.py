@@ -20,7 +20,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.engines.logprob_check import TEXTS, LogprobCheck, SharedForward, kl_by_position
+from aitrain.engines.logprob_check import TEXTS, LogprobCheck, kl_by_position
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync
@@ -141,8 +141,8 @@ def test_a_server_is_asked_twice_and_accused_only_if_it_does_not_use_its_weights
     trained = {weight: torch.randn_like(weight).sign() for name, weight in model.named_parameters() if "lora_B" in name}
 
     def engine(name: str) -> VLLMServerEngine:
-        check = LogprobCheck(SharedForward(model), tokenizer)
-        return by(server, sync=AdapterSync(model, tmp_path / name), check=check.compare)
+        checks = {server.url: LogprobCheck(model, tokenizer).compare}
+        return by(server, sync=AdapterSync(model, tmp_path / name), checks=checks)
 
     def compared() -> int:
         return len(server.bodies("/v1/completions")) // len(TEXTS)

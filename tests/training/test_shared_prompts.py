@@ -123,7 +123,7 @@ def test_gradients_of_any_groups_are_those_of_rows_apart(
         model.gradient_checkpointing_enable()
 
     numbers = [prompts.index(prompt) for prompt in prompts]
-    blocks = plan_blocks(in_loss, numbers, *lengths, PassLimit(most), 1, apart=10**9)
+    blocks = plan_blocks(in_loss, numbers, *lengths, PassLimit(most), 1, most=10**9)
     assert blocks is not None
     for block in blocks[0]:
         shown = [row for rows in block for row in rows]
