@@ -57,7 +57,7 @@ def test_the_weights_of_shards_are_added_up_without_a_second_copy_of_the_embeddi
 
 
 def test_experts_take_no_adapter_and_are_idle_in_part_and_quantized_weights_are_not_counted(tmp_path: Path) -> None:
-    tensors = {"h.0.experts.1.up_proj.weight": [8, 32], "h.0.experts.down_proj": [4, 8, 4], "h.0.q_proj.weight": [8, 8]}
+    tensors = {"h.0.experts.down_proj": [4, 8, 4], "h.0.q_proj.weight": [8, 8]}
     sizes = {**json.loads(SIZES), "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4}
 
     def read(**more: Any) -> ModelShape | None:
@@ -65,7 +65,8 @@ def test_experts_take_no_adapter_and_are_idle_in_part_and_quantized_weights_are_
         return read_model_shape(str(tmp_path))
 
     shape = read()
-    assert (shape.inside, sum(one.sides for one in shape.linears), shape.idle, shape.intermediate) == (448, 16, 192, 8)
+    assert (shape.weights, shape.expert_weights, shape.idle, shape.intermediate) == (192, 2 * 4 * 3 * 8 * 4, 384, 8)
+    assert list(shape.matrices) == ["q_proj", "k_proj", "v_proj", "o_proj"]
     assert read(quantization_config={"bits": 4}) is None
 
 

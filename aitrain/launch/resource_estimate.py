@@ -91,11 +91,11 @@ class WeightSizes:
         else:
             width = 4 if config.dtype == "float32" else 2
         packed = {"int4": 0.56, "int8": 1.05}.get(config.quantization or "", width)
-        inside = sum(linear.weights for linear in shape.linears if linear.sides)  # experts are not packed
+        inside = shape.inside - shape.expert_weights  # experts are not packed
         everything = int(inside * packed) + (shape.weights - inside) * width
         wanted = {name.strip() for name in config.target_modules.split(",")}
-        named = (linear for linear in shape.linears if wanted == {"all-linear"} or linear.name in wanted)
-        adapter = config.lora_r * sum(linear.sides for linear in named)
+        sides = (sum(sides) for name, sides in shape.matrices.items() if wanted == {"all-linear"} or name in wanted)
+        adapter = config.lora_r * shape.layers * sum(sides)
         each = 4 if config.peft else width
         count = adapter if config.peft else shape.weights
         optimizer = 0 if config.optimizer in ("sgd", "adafactor", "lomo", "adalomo") else 2 * each * count
