@@ -66,7 +66,7 @@ def test_experts_take_no_adapter_and_are_idle_in_part_and_quantized_weights_are_
 
     shape = read()
     assert (shape.weights, shape.expert_weights, shape.idle, shape.intermediate) == (192, 2 * 4 * 3 * 8 * 4, 384, 8)
-    assert list(shape.matrices) == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert list(shape.matrices) == ["q_proj", "o_proj", "k_proj", "v_proj"]
     assert read(quantization_config={"bits": 4}) is None
 
 

@@ -317,17 +317,9 @@ def choose_batch_size(
 
 
 def estimate_disk(shape: ModelShape, config: TrainConfig) -> tuple[int, int]:
-    """Bytes of model and checkpoints at their largest; while a checkpoint is written, there is one more than is
-    kept."""
+    """Bytes of the model and of a checkpoint."""
     weights = WeightSizes.of(shape, config, halves=False)
-    merged = shape.weights * weights.width if config.peft and config.merge_adapter else 0
-    one = 0 if config.save_strategy == "no" else weights.trained + weights.optimizer
-    kept = config.epochs
-    if config.save_total_limit is not None:
-        kept = config.save_total_limit + 1
-    elif config.save_strategy == "steps" and config.max_steps is not None:
-        kept = max(1, config.max_steps // config.save_steps)
-    return weights.trained + merged, one * kept
+    return weights.trained, weights.trained + weights.optimizer
 
 
 # -- this machine
@@ -400,12 +392,11 @@ def check_resources(
             " episode. Raise --vllm-gpu-memory-utilization, or divide the model with --vllm-tensor-parallel-size."
         )
     if saves:
-        (model, checkpoints), room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
-        if model + checkpoints > room:
+        (model, checkpoint), room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
+        if model + 2 * checkpoint > room:  # one is kept while the next is written
             warnings.append(
-                f"The disk may run full: {format_bytes(checkpoints)} of checkpoints,"
-                f" {format_bytes(model)} of model, and {format_bytes(room)} are free."
-                " --save-total-limit 1, --save-strategy no or another --output-dir help."
+                f"The disk may run full: a checkpoint has {format_bytes(checkpoint)}, the model {format_bytes(model)},"
+                f" and {format_bytes(room)} are free. --save-total-limit 1 or another --output-dir help."
             )
     return warnings
 
