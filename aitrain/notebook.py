@@ -25,7 +25,6 @@ from aitrain.cells import is_notebook, name_cells
 from aitrain.errors import AitrainError, ConfigError, to_aitrain_error
 from aitrain.events import Ended, Event, Note
 from aitrain.execution.process_tree import on_stop_signals
-from aitrain.launch.hardware import SystemRecorder
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check, done_text
 from aitrain.options.train import TrainConfig
@@ -155,7 +154,6 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         if not plan.gpus and is_small(config.model) and "OMP_NUM_THREADS" not in os.environ:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)  # best for such a model, as in training processes
-        stack.enter_context(SystemRecorder(folder.system))
         result = run(
             RunContext(
                 config,

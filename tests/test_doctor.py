@@ -22,7 +22,7 @@ AITRAIN = [
     "torch>=2.13,<2.14", "transformers>=5.17,<5.18", "trl>=1.16,<1.17", "peft>=0.21,<0.22",
     "accelerate>=1.15,<1.16", "datasets>=5.2,<6", 'vllm>=0.31,<0.32; extra == "vllm"', 'pytest>=9; extra == "test"',
 ]  # fmt: skip
-H200 = "0, NVIDIA H200, 143771, 143164, 607, 0"
+H200 = "0, NVIDIA H200, 143771, 143164"
 
 
 class Machine:
@@ -81,7 +81,7 @@ def test_of_several_gpus_a_busy_one_is_noted_and_a_hidden_one_is_not(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.install_torch("2.13.0+cu130", "13.0")
-    machine.gpus(H200, "1, NVIDIA H200, 143771, 900, 0, 0", "2, Odd, Name, 143771, 10, 0, 0")
+    machine.gpus(H200, "1, NVIDIA H200, 143771, 900", "2, Odd, Name, 143771, 10")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     found = findings()
 

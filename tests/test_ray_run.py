@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from aitrain.errors import ConfigError
-from aitrain.events import Announce, Ended, Event, Failed, Note, Started, Step, encode
+from aitrain.events import Announce, Ended, Event, Failed, Note, Started, Step, decode, encode
 from aitrain.launch import ray_processes
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan, check
@@ -25,11 +24,8 @@ from aitrain.launch.processes import Processes
 from aitrain.launch.ray_processes import (
     PRIVATE,
     STOP,
-    RankJob,
-    RankPlace,
     RayProcesses,
     listening,
-    parent_of,
 )
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
@@ -51,10 +47,6 @@ def folder(plan: RunPlan, here: Path) -> RunFolder:
     return made
 
 
-def place(rank: int) -> RankPlace:
-    return RankPlace(rank, f"node{rank}", f"10.0.0.{rank}")
-
-
 # -- the parent of a rank
 
 
@@ -65,7 +57,7 @@ def run_rank(
     say = "import os, signal, sys, time\nsay = lambda line: print(line, end='', flush=True)\n"
     monkeypatch.setattr(Processes, "_command", lambda _: [sys.executable, "-c", say + body])
     rank = LaunchedRank(1, 2, 0, 1, "10.0.0.0", 1000)
-    made = parent_of(rank, [place(0), place(1)], RankJob(plan, folder, str(Path.cwd())), announce)
+    made = Processes(plan, folder, announce, ranks=[rank], node=1)
     with listening(made):
         return made, made.run()
 
@@ -109,12 +101,14 @@ def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
     plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_processes, "newest_checkpoint", lambda *_: Path("newest"))
-    job = RankJob(replace(plan, checkpoint=Path("first")), folder, str(Path.cwd()))
-    first, second = (ray_processes.first_words(job, "10.0.0.0") for _ in range(2))
-    assert (first["name"], first["checkpoint"]) == ("start-000", "first")
-    assert second["checkpoint"] == "first"  # its records may still lie before newer checkpoints
-    ray_processes.say(folder.path / PRIVATE / "start-001", 0, Step(1, 2, 0.5, 0.0))
-    assert ray_processes.first_words(job, "10.0.0.0")["checkpoint"] == "newest"
+    plan = replace(plan, checkpoint=Path("first"))
+    first, second = (ray_processes.first_words(plan, folder, "10.0.0.0") for _ in range(2))
+    assert (first["name"], first["checkpoint"]) == ("start-1", Path("first"))
+    assert second["checkpoint"] == Path("first")  # its records may still lie before newer checkpoints
+    ray_processes.say(folder.path / PRIVATE / "start-2", 0, Step(1, 2, 0.5, 0.0))
+    assert ray_processes.first_words(plan, folder, "10.0.0.0")["checkpoint"] == Path("newest")
+    restarted = decode((folder.path / PRIVATE / "start-3" / "0.jsonl").read_text())
+    assert restarted == Note("A rank was lost. All ranks continue from newest (restart 2 of 3).")
 
 
 # -- the command
@@ -133,11 +127,9 @@ class Cluster:
     def run(self) -> None:
         self.end = self.processes.run()
 
-    def start(self, number: int, checkpoint: str | None = None) -> Path:
-        said = self.folder.path / PRIVATE / f"start-{number:03d}"
+    def start(self, number: int) -> Path:
+        said = self.folder.path / PRIVATE / f"start-{number}"
         said.mkdir()
-        for rank in (0, 1):
-            (said / f"{rank}.json").write_text(json.dumps({**asdict(place(rank)), "checkpoint": checkpoint}))
         return said
 
     def next(self, count: int = 1) -> Event:
@@ -166,24 +158,19 @@ def cluster(plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -
     made.ended()
 
 
-def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are_not_the_end(cluster: Cluster) -> None:
-    said = cluster.start(0)
-    assert cluster.next() == Note("Training on Ray: rank 0 on node0, 10.0.0.0; rank 1 on node1, 10.0.0.1.", "info")
+def test_after_a_restart_the_failures_of_before_are_not_the_end(cluster: Cluster) -> None:
+    said = cluster.start(1)
     ray_processes.say(said, 0, Failed("Connection closed by peer", 1))
     ray_processes.say(said, 0, Note("more"))
     assert cluster.next() == Note("more")
-    again = cluster.start(1, "run/checkpoints/checkpoint-3")
-    note = cluster.next()
-    assert isinstance(note, Note)
-    assert note.text.startswith("A rank was lost. All ranks continue from checkpoint-3 (restart 1 of 3): ")
+    again = cluster.start(2)
     ray_processes.say(again, 0, Ended("finished", 4))
     assert cluster.next() == Ended("finished", 4)
     assert cluster.ended() == Ended("finished", 4)
 
 
 def test_an_error_of_the_run_itself_is_its_end_and_what_ray_says_where_there_is_none(cluster: Cluster) -> None:
-    said = cluster.start(0)
-    cluster.next()
+    said = cluster.start(1)
     wrong = Failed("The environment is wrong", 3)
     ray_processes.say(said, 1, wrong)
     cluster.processes.failure = RuntimeError("of Ray Train")
@@ -210,6 +197,7 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
     modules = {
         "ray": SimpleNamespace(train=train, get_runtime_context=lambda: context),
         "ray.train": train,
+        "ray.train.backend": SimpleNamespace(Backend=object, BackendConfig=object),
         "ray.train.v2.api.data_parallel_trainer": SimpleNamespace(DataParallelTrainer=trainer),
     }
     for name, module in modules.items():
@@ -224,3 +212,4 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
     assert seen["address"] == "10.0.0.1:6379"
     assert seen["scaling_config"].num_workers == 2
     assert seen["scaling_config"].resources_per_worker == {"CPU": 1.0}
+    assert seen["backend_config"].backend_cls.share_cuda_visible_devices

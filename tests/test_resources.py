@@ -18,9 +18,10 @@ from aitrain.launch.resource_estimate import (
     DeviceMemory,
     check_resources,
     choose_batch_size,
+    device_memory,
     estimate_memory,
 )
-from tests.conftest import write
+from tests.conftest import write, write_nvidia_smi
 
 CPU, GPU = DeviceMemory("CPU", 8 << 30, 16 << 30), DeviceMemory("GPU", 80 << 30, 80 << 30)
 TINY, HALF_BILLION = read_model_shape("tiny"), read_model_shape("Qwen/Qwen3-0.6B")
@@ -56,7 +57,7 @@ def test_the_weights_of_shards_are_added_up_without_a_second_copy_of_the_embeddi
 
 
 def test_experts_take_no_adapter_and_are_idle_in_part_and_quantized_weights_are_not_counted(tmp_path: Path) -> None:
-    tensors = {"h.0.experts.1.up_proj.weight": [8, 32], "h.0.experts.down_proj": [4, 8, 4], "h.0.q_proj.weight": [8, 8]}
+    tensors = {"h.0.experts.down_proj": [4, 8, 4], "h.0.q_proj.weight": [8, 8]}
     sizes = {**json.loads(SIZES), "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4}
 
     def read(**more: Any) -> ModelShape | None:
@@ -64,7 +65,8 @@ def test_experts_take_no_adapter_and_are_idle_in_part_and_quantized_weights_are_
         return read_model_shape(str(tmp_path))
 
     shape = read()
-    assert (shape.inside, sum(one.sides for one in shape.linears), shape.idle, shape.intermediate) == (448, 16, 192, 8)
+    assert (shape.weights, shape.expert_weights, shape.idle, shape.intermediate) == (192, 2 * 4 * 3 * 8 * 4, 384, 8)
+    assert list(shape.matrices) == ["q_proj", "o_proj", "k_proj", "v_proj"]
     assert read(quantization_config={"bits": 4}) is None
 
 
@@ -143,6 +145,16 @@ def test_what_cannot_fit_is_refused_and_what_is_tight_warned_of_with_ways_out(mo
     assert "--save-total-limit" in warnings(disk=4 * MIB)[0]
     with pytest.raises(ConfigError, match=r"alone need 1 MiB, and the CPU has 1 MiB free.*(?s:.*)--peft"):
         warnings(memory=MIB)
+
+
+def test_the_memory_is_that_of_the_gpus_of_the_run_without_those_that_say_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "0, NVIDIA H200, 143771, 102000\n1, Other, [N/A], [N/A]"
+    write_nvidia_smi(tmp_path, f"echo \"$@\" > {tmp_path}/asked\necho '{told}'\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert device_memory(["GPU-5a", "1"]) == DeviceMemory("GPU", 102000 * MIB, 143771 * MIB)
+    assert "--id=GPU-5a,1" in (tmp_path / "asked").read_text()
 
 
 # -- the batch size of a run that names none: large passes, of the same completions

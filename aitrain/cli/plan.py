@@ -179,8 +179,8 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     for name, size in {**need.stay, **phases}.items():
         if size >= MIB:
             yield "", f"{format_bytes(size):>10} {name}"
-    model, checkpoints = estimate_disk(shape, config)
-    kept = f"model {format_bytes(model)} + checkpoints {format_bytes(checkpoints)}"
+    model, checkpoint = estimate_disk(shape, config)
+    kept = f"model {format_bytes(model)}, each checkpoint {format_bytes(checkpoint)}"
     yield "disk", kept if hardware else f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
 
 

@@ -1,5 +1,5 @@
 """Conversations with one or two models, which get the same questions with the same seeds, and the process of `aitrain
-chat`: `python -m aitrain.jobs.chat FILE`, on the terminal of the command, where FILE holds the request as JSON.
+chat`, on the terminal of the command, started as ui/output.py says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -31,7 +31,7 @@ from aitrain.runs.model_reference import before_training, read_model
 from aitrain.runs.requests import ChatSetup
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.loaded_policy import load_policy
-from aitrain.ui.output import escape_controls, exit_now, run_job
+from aitrain.ui.output import escape_controls, run_job
 from aitrain.ui.terminal import ChatView
 
 ANSWER_TOKENS = 512
@@ -259,23 +259,18 @@ def answer_lines(session: ChatSession) -> None:
             print(json.dumps({"question": question, "answers": session(question)}), flush=True)
 
 
-def main(request: ChatSetup) -> int:
+def main(request: dict[str, Any]) -> int:
     """Chat until the input ends; returns the exit code."""
     transformers_logging.set_verbosity_error()
+    is_typed = sys.stdin.isatty()
 
-    def work() -> int:
-        is_typed = sys.stdin.isatty()
+    def work() -> None:
         if is_typed:
             print("loading the model ...", file=sys.stderr)
-        with closing(open_session(request)) as session:
+        with closing(open_session(ChatSetup(**request))) as session:
             if is_typed:
                 talk(session, Console(highlight=False))
             else:
                 answer_lines(session)
-        return 0
 
-    return run_job(work, not sys.stdin.isatty(), "chat")
-
-
-if __name__ == "__main__":
-    exit_now(main(ChatSetup(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))
+    return run_job(work, not is_typed, "chat")

@@ -205,7 +205,7 @@ class EnvServer:
         request["serve"] = {"host": address, "port": 0}
         with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False, encoding="utf-8") as self._file:
             json.dump(request, self._file)
-        command = [sys.executable, "-P", "-m", "aitrain.jobs.env_terminal", self._file.name]
+        command = [sys.executable, "-P", "-m", "aitrain.ui.output", "aitrain.jobs.env_terminal", self._file.name]
         variables = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, TOKEN_VARIABLE: token}
         if not os.path.isdir(folder):
             raise EnvironmentFailed(f"{socket.gethostname()} has no folder {folder}")

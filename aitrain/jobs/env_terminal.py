@@ -1,6 +1,6 @@
-"""The process of `aitrain env play`, `show`, `rescore` and `serve`: `python -m aitrain.jobs.env_terminal FILE`.
+"""The process of `aitrain env play`, `show`, `rescore` and `serve`, started as ui/output.py says.
 
-FILE holds the request as JSON. The process has the terminal of the command, so that breakpoint() and input() work in
+The process has the terminal of the command, so that breakpoint() and input() work in
 the environment.
 """
 
@@ -43,7 +43,7 @@ from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import read_rollouts
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.output import exit_now, run_job
+from aitrain.ui.output import run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment, open_environments
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 
@@ -62,12 +62,11 @@ def main(request: Request) -> int:
     """Do what the request says; returns the exit code."""
     as_json = request[request["command"]].get("as_json", False)
 
-    def work() -> int:
+    def work() -> None:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # also what the environment prints
             document = COMMANDS[request["command"]](request)
         if as_json:
             print(json.dumps(to_jsonable(document), indent=2))
-        return 0
 
     return run_job(work, as_json)
 
@@ -246,7 +245,3 @@ COMMANDS: dict[str, Callable[[Request], Document]] = {
     "rescore": _rescore,
     "serve": _serve,
 }
-
-
-if __name__ == "__main__":
-    exit_now(main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

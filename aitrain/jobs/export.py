@@ -1,4 +1,4 @@
-"""The process of `aitrain export`: `python -m aitrain.jobs.export FILE`, where FILE holds the request as JSON."""
+"""The process of `aitrain export`, started as ui/output.py says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import sys
 import warnings
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -36,16 +38,12 @@ TOLERANCE = 1e-3
 """Largest difference of float32 logits to those of base plus adapter, relative to the largest logit."""
 
 
-def main(request: ExportRequest) -> int:
+def main(fields: dict[str, Any]) -> int:
     """Export as requested, and print the result; returns the exit code."""
+    request = ExportRequest(**fields)
     transformers_logging.set_verbosity_error()
     warnings.simplefilter("ignore")  # the libraries' advice is for those who call them
-
-    def work() -> int:
-        export(request)
-        return 0
-
-    return run_job(work, request.as_json, "export")
+    return run_job(partial(export, request), request.as_json, "export")
 
 
 def export(request: ExportRequest) -> None:
@@ -164,7 +162,3 @@ def _logits(model: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:
 
 def _largest(tensor: torch.Tensor) -> float:
     return float(tensor.abs().max())
-
-
-if __name__ == "__main__":
-    sys.exit(main(ExportRequest(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))

@@ -67,7 +67,7 @@ class _AtOnce(Processes):
 
 
 def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
-    """Run `python -m MODULE FILE` with the terminal of this process; FILE holds the request as JSON.
+    """Let `main` of a module do the request, in a process with the terminal of this one; a file holds it as JSON.
 
     The file, and not an argument, as other users of the machine can read the arguments of a process. Returns the exit
     code; 128 + N if signal N killed the process.

@@ -1,6 +1,4 @@
-"""GPUs, their use, and the version of NVIDIA's driver, read from nvidia-smi; kinds that need not be here; and the use
-of CPU, memory and GPUs that a run records into system.jsonl while it lasts.
-"""
+"""GPUs and the version of NVIDIA's driver, read from nvidia-smi, and kinds that need not be here."""
 
 from __future__ import annotations
 
@@ -8,33 +6,25 @@ import os
 import re
 import shutil
 import subprocess
-import threading
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.machine import free_memory
-from aitrain.runs.run_folder import append_lines
 
 PATIENCE = 10.0
 """Timeout of nvidia-smi in seconds."""
-QUERY = "--query-gpu=index,name,memory.total,memory.free,memory.used,utilization.gpu"
+QUERY = "--query-gpu=index,name,memory.total,memory.free"
 FORMAT = "--format=csv,noheader,nounits"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, with its memory in MiB and its use in percent; None if unknown."""
+    """One GPU, with its memory in MiB; None if unknown."""
 
     index: str
     name: str
     total: int | None
     free: int | None
-    used: int | None
-    percent: int | None
 
 
 @dataclass(frozen=True)
@@ -151,10 +141,10 @@ def ask_driver(versions: bool = False, only: str = "") -> Driver | None:
     if code and "no devices" not in answer.lower():
         return Driver(failure=answer.strip().partition("\n")[0][:200] or f"exit code {code}")
     gpus = []
-    for line in answer.splitlines():  # `0, NVIDIA H200, 143771, 143164, 607, 0`; memory of the system is `[N/A]`
+    for line in answer.splitlines():  # `0, NVIDIA H200, 143771, 143164`; memory of the system is `[N/A]`
         index, _, rest = line.partition(",")
-        name, *numbers = (field.strip() for field in rest.rsplit(",", 4))
-        if index.strip().isdecimal() and len(numbers) == 4:
+        name, *numbers = (field.strip() for field in rest.rsplit(",", 2))
+        if index.strip().isdecimal() and len(numbers) == 2:
             gpus.append(Gpu(index.strip(), name, *(int(n) if n.isdecimal() else None for n in numbers)))
     return Driver(tuple(gpus), _number("driver|kmd", version), _number("cuda|cuda umd", version))
 
@@ -163,63 +153,3 @@ def _number(label: str, versions: str) -> str:
     """The number in `DRIVER version : 580.95.05` or, since 610, `KMD version : 610.43.02`."""
     found = re.search(rf"^\s*(?:{label}) version\s*:\s*(\d[\d.]*)", versions, re.MULTILINE | re.IGNORECASE)
     return found.group(1) if found else ""
-
-
-# -- what a run uses
-
-EVERY, SHARE = 5.0, 0.005
-"""Seconds between the first samples; later ones are as far apart as this share of the run so far, so that the file of a
-week has 2,000 lines."""
-END_PATIENCE = 2.0
-"""Seconds that the end of a run waits for a sample that is being taken."""
-GIB = 2**30
-
-
-class SystemRecorder(threading.Thread):
-    """Samples this process and its descendants, and the GPUs. Errors do not end the run."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(name="system recorder", daemon=True)
-        self.path, self._over, self._before = path, threading.Event(), (0.0, 0.0)
-
-    def __enter__(self) -> None:
-        self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self.join(END_PATIENCE)
-
-    def run(self) -> None:
-        """Append samples to the file until the end."""
-        with suppress(Exception):  # a full disk, or a process that may not be read: the curves end here
-            begin = time.monotonic()
-            self.sample()
-            while not self._over.wait(max(EVERY, SHARE * (time.monotonic() - begin))):
-                append_lines(self.path, [self.sample()])
-
-    def sample(self) -> dict[str, float]:
-        """One line: `cpu_cores` since the last sample, `memory_gib` of the run's processes (pages that processes share
-        count in each), `free_memory_gib` of the machine, and `gpu_use/<index>` and `gpu_memory_gib/<index>`."""
-        import psutil  # here, as commands that check or start a run have no time for it
-
-        cpu, memory = 0.0, 0
-        own = psutil.Process(os.getpid())
-        for process in (own, *own.children(recursive=True)):
-            with suppress(psutil.Error):
-                cpu += sum(process.cpu_times()[:4])  # with its children that have ended
-                memory += process.memory_info().rss
-        now, (then, before) = time.time(), self._before
-        self._before = now, cpu
-        values = {
-            "time": round(now, 1),
-            "cpu_cores": round(max(0.0, cpu - before) / max(now - then, 1e-3), 2),
-            "memory_gib": round(memory / GIB, 3),
-            "free_memory_gib": round((free_memory() or 0) / GIB, 3),
-        }
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        driver = None if visible in ("", "-1") else ask_driver(only=visible or "")
-        for gpu in driver.gpus if driver else ():
-            if gpu.percent is not None and gpu.used is not None:
-                values[f"gpu_use/{gpu.index}"] = gpu.percent / 100
-                values[f"gpu_memory_gib/{gpu.index}"] = round(gpu.used / 1024, 3)
-        return values

@@ -25,6 +25,7 @@ from aitrain.events import COMMAND_VARIABLE, LAUNCHER_VARIABLE
 from aitrain.launch.machines import LaunchedRank, Nodes, launched_rank, without_ranks
 from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, join_store, open_store
 from aitrain.options.train import TrainConfig
+from aitrain.runs.heartbeat import started_at
 
 MEET_SECONDS = 600.0
 """Seconds for the launcher's processes to connect."""
@@ -134,21 +135,12 @@ class LaunchedProcess:
 
     def wait_for_program(self) -> int | None:
         """Wait for its end; returns 0, or None if it has not said that it ends: only the launcher knows its code."""
-        while not self.has_left.wait(POLL) and self._is_alive():
+        while not self.has_left.wait(POLL) and started_at(self.pid) is not None:
             pass
         return 0 if self.has_left.wait(POLL) else None
 
     def wait(self) -> None:
         """No-op: the launcher waits for what it has started."""
-
-    def _is_alive(self) -> bool:
-        """Whether it runs; one that has ended may not be waited for yet by the launcher."""
-        import psutil
-
-        try:
-            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
 
 
 def hand_over(

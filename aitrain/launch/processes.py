@@ -25,7 +25,6 @@ from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.execution.process_tree import ProcessTree, on_stop_signals
-from aitrain.launch.hardware import SystemRecorder
 from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
 from aitrain.launch.machines import LaunchedRank, without_ranks
 from aitrain.launch.managed_server import managed_server
@@ -137,8 +136,6 @@ class Processes:
             self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self._waits, are_all)
             self.watchdog.start()
             stack.callback(self.watchdog.stop)
-            if self.ranks[0].local_rank == 0:
-                stack.enter_context(SystemRecorder(self.folder.system_of(self.node)))
             log = stack.enter_context(closing(RedactedLog(self.log, self._environment())))
             reading, writing = os.pipe()
             waiting = list[threading.Thread]()

@@ -15,61 +15,37 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aitrain
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, Step, decode, encode
+from aitrain.events import Ended, Event, Failed, Note, Phase, Step, decode, encode
 from aitrain.execution.process_tree import on_stop_signals
 from aitrain.execution.ray_connection import connected, has_gpus
 from aitrain.launch.machines import LaunchedRank
+from aitrain.launch.nodes import interface_variables
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.checkpoint import newest_checkpoint
-from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.json_values import whole_lines
-from aitrain.runs.run_folder import RunFolder, append_text, read_object, write_json
+from aitrain.runs.run_folder import RunFolder, append_text
 
 PRIVATE = ".ray"
 """Folder in the run folder for what the ranks say and Ray Train writes; deleted at the end."""
 STOP, KILL = "stop", "kill"
 """Files in it by which the command asks the ranks to stop, or ends them."""
-MEET_SECONDS = 60.0
-"""Seconds in which the files of all ranks must appear; network file systems are late."""
+SEES_WITHIN = 60.0
+"""Seconds in which all machines must see the folder of a start; network file systems are late."""
 LOOK = 0.5
 """Seconds between two looks for these files."""
 RESTARTS = 3
 """How often Ray restarts the training from its newest checkpoint after a process or a machine is lost."""
 STOP_SECONDS = 10.0
 """Seconds for the machines to end the ranks that were killed, or of which one was lost before."""
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """Where a rank of a start runs."""
-
-    rank: int
-    host: str
-    address: str
-    gpus: str = ""
-    """As in CUDA_VISIBLE_DEVICES."""
-    checkpoint: str | None = None
-    """From which all ranks continue."""
-
-
-@dataclass(frozen=True)
-class RankJob:
-    """What each rank of a run gets from the command."""
-
-    plan: RunPlan
-    folder: RunFolder
-    working_directory: str
-    variables: dict[str, str] = field(default_factory=dict)
-    """Further environment variables."""
 
 
 # -- in the command
@@ -79,8 +55,8 @@ class RankJob:
 class RayProcesses(Processes):
     """The training processes of one run on a Ray cluster, in the process of the command."""
 
-    starts: list[Path] = field(default_factory=list)
-    """The folders of the starts so far, the last one is of the ranks that run."""
+    starts: int = 0
+    """Number of starts so far; the ranks of the last one run."""
     failure: BaseException | None = None
     """Why Ray Train gave up."""
     failed: Failed | None = None
@@ -89,8 +65,6 @@ class RayProcesses(Processes):
     """When the ranks were asked to stop."""
     _read: dict[Path, int] = field(default_factory=dict)
     """Bytes that were read of each file."""
-    _met: bool = False
-    """Whether all ranks of the last start are there."""
 
     def run(self) -> Failed | Ended:
         """Run Ray Train, announce the events of the ranks, and wait for its end.
@@ -134,21 +108,9 @@ class RayProcesses(Processes):
 
     def _hear_ranks(self) -> None:
         """Announce what the ranks have said since the last time."""
-        starts = sorted(self.private.glob("start-*"))
-        if len(starts) > len(self.starts):
-            self.starts, self.failed, self._met = starts, None, False
-        if not starts:
-            return
-        if not self._met and len(places := read_places(starts[-1])) == self.world:
-            self._met = True
-            where = "; ".join(f"rank {place.rank} on {place.host}, {place.address}" for place in places)
-            if len(starts) == 1:
-                self._hear(Note(f"Training on Ray: {where}.", "info"))
-            else:
-                checkpoint = Path(places[0].checkpoint or "the beginning").name
-                restart = f"restart {len(starts) - 1} of {RESTARTS}"
-                self._hear(Note(f"A rank was lost. All ranks continue from {checkpoint} ({restart}): {where}."))
-        for file in sorted(starts[-1].glob("*.jsonl")):
+        if (starts := len(list(self.private.glob("start-*")))) > self.starts:
+            self.starts, self.failed = starts, None
+        for file in sorted(self.private.glob(f"start-{starts}/*.jsonl")):
             with file.open("rb") as opened:
                 opened.seek(self._read.get(file, 0))
                 for line, _, end in whole_lines(opened):
@@ -168,7 +130,7 @@ class RayProcesses(Processes):
 
     def _is_given_up(self) -> bool:
         """Whether Ray Train waits for machines although the run is to stop, or a machine does not end its ranks."""
-        is_waiting = not self._met or self.failed is not None or (self.private / KILL).exists()
+        is_waiting = not self.starts or self.failed is not None or (self.private / KILL).exists()
         return is_waiting and time.monotonic() - self.stopped > STOP_SECONDS
 
     def _send(self, number: signal.Signals) -> None:
@@ -191,15 +153,30 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
     """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.backend import Backend, BackendConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
     variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
     variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
-    job = RankJob(replace(plan, sources={}), replace(folder, is_new=False), os.getcwd(), variables)
+    job = {
+        "plan": replace(plan, sources={}),
+        "folder": replace(folder, is_new=False),
+        "working_directory": os.getcwd(),
+        "variables": variables,
+    }
     needs = training_needs()
+
+    # each rank sees all GPUs that the run has on its machine, so that NCCL connects them
+    class SharedGpus(Backend):  # type: ignore[misc]
+        share_cuda_visible_devices = True
+
+    class OnSharedGpus(BackendConfig):  # type: ignore[misc]
+        backend_cls = SharedGpus
+
     DataParallelTrainer(
         run_rank,
-        train_loop_config={"job": job},
+        train_loop_config=job,
+        backend_config=OnSharedGpus(),
         scaling_config=ScalingConfig(
             num_workers=plan.batch.processes, use_gpu="GPU" in needs, resources_per_worker=needs
         ),
@@ -214,7 +191,7 @@ def fit(plan: RunPlan, folder: RunFolder) -> None:
 # -- in a worker of Ray Train
 
 
-def run_rank(config: dict[str, RankJob]) -> None:
+def run_rank(job: dict[str, Any]) -> None:
     """The training function of Ray Train: the parent of one rank, whose machine may have others with parents of their
     own. It raises if the process was lost, so that Ray starts all ranks again; after an error of the run itself it
     returns, as that would happen again.
@@ -228,28 +205,26 @@ def run_rank(config: dict[str, RankJob]) -> None:
     from ray.train.collective import broadcast_from_rank_zero
 
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of reserved CPUs
-    job, context = config["job"], ray.train.get_context()
-    number, address = context.get_world_rank(), ray.util.get_node_ip_address()
-    start = broadcast_from_rank_zero(first_words(job, address) if number == 0 else None)
+    plan, folder, context = job["plan"], job["folder"], ray.train.get_context()
+    number, address, host = context.get_world_rank(), ray.util.get_node_ip_address(), socket.gethostname()
+    start = broadcast_from_rank_zero(first_words(plan, folder, address) if number == 0 else None)
     if start["version"] != aitrain.__version__:
-        raise ConfigError(f"{socket.gethostname()} has aitrain {aitrain.__version__}, rank 0 {start['version']}")
-    os.chdir(job.working_directory)
-    os.environ.update(job.variables)
-    said = job.folder.path / PRIVATE / start["name"]
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    place = RankPlace(number, socket.gethostname(), address, gpus, start["checkpoint"])
-    write_json(said / f"{number}.json", asdict(place))
-    deadline, world = time.monotonic() + MEET_SECONDS, context.get_world_size()
-    while len(places := read_places(said)) < world:
+        raise ConfigError(f"{host} has aitrain {aitrain.__version__}, rank 0 {start['version']}")
+    os.chdir(job["working_directory"])
+    os.environ.update({**interface_variables(address), **os.environ, **job["variables"]})
+    said, deadline = folder.path / PRIVATE / start["name"], time.monotonic() + SEES_WITHIN
+    while not said.is_dir():
         if time.monotonic() > deadline:
-            raise RunFailed(f"{socket.gethostname()} does not see the files of all ranks in {said}")
+            raise ConfigError(f"output_dir: {host} does not see {said} of rank 0")
         time.sleep(LOOK)
-    if number == 0:  # before its process, which rewrites the file from then on, is started
-        job.folder.write_status("running", nodes=list(map(asdict, nodes_of(places))))
-    local = context.get_local_rank(), context.get_local_world_size()
-    processes = parent_of(
-        LaunchedRank(number, world, *local, start["address"], start["port"]), places, job, partial(say, said, number)
-    )
+    local_rank, here, world = context.get_local_rank(), context.get_local_world_size(), context.get_world_size()
+    if local_rank == 0:
+        say(said, number, Note(f"Training on {host}, {address}: {here} of {world} ranks.", "info"))
+    gpus = filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))
+    of_machine = replace(plan.batch, processes=here)  # which have its cores
+    plan = replace(plan, checkpoint=start["checkpoint"], gpus=tuple(gpus), batch=of_machine)
+    rank = LaunchedRank(number, world, local_rank, here, start["address"], start["port"])
+    processes = Processes(plan, folder, partial(say, said, number), ranks=[rank], node=context.get_node_rank())
     with listening(processes):
         processes.run()
     if processes.lost is not None and processes.last is None and not processes.stops:
@@ -257,40 +232,22 @@ def run_rank(config: dict[str, RankJob]) -> None:
         raise RunFailed(processes.lost.message)
 
 
-def first_words(job: RankJob, address: str) -> dict[str, Any]:
+def first_words(plan: RunPlan, folder: RunFolder, address: str) -> dict[str, Any]:
     """What rank 0 decides for a start: its name, where the ranks meet, and the checkpoint."""
-    private = job.folder.path / PRIVATE
-    number, checkpoint = len(list(private.glob("start-*"))), job.plan.checkpoint
+    private, checkpoint = folder.path / PRIVATE, plan.checkpoint
+    number = len(list(private.glob("start-*"))) + 1
     if any(private.glob("start-*/0.steps")):
-        checkpoint = newest_checkpoint(job.folder, lambda _: None) or checkpoint
+        checkpoint = newest_checkpoint(folder, lambda _: None) or checkpoint
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    name = f"start-{number:03d}"
+    name = f"start-{number}"
     (private / name).mkdir()
-    return {
-        "name": name,
-        "version": aitrain.__version__,
-        "address": address,
-        "port": port,
-        "checkpoint": str(checkpoint) if checkpoint else None,
-    }
-
-
-def read_places(said: Path) -> list[RankPlace]:
-    """The places of the ranks of a start that are known, in the order of the ranks."""
-    places = [RankPlace(**found) for found in map(read_object, said.glob("*.json")) if found]
-    return sorted(places, key=lambda place: place.rank)
-
-
-def nodes_of(places: list[RankPlace]) -> list[NodeInfo]:
-    """The machines of a start, in the order of their first ranks."""
-    addresses = list(dict.fromkeys(place.address for place in places))
-    here = [[place for place in places if place.address == address] for address in addresses]
-    return [
-        NodeInfo(number, each[0].host, each[0].address, sum(bool(place.gpus) for place in each), len(each))
-        for number, each in enumerate(here)
-    ]
+    if number > 1:
+        place = "the beginning" if checkpoint is None else checkpoint.name
+        restart = f"restart {number - 1} of {RESTARTS}"
+        say(private / name, 0, Note(f"A rank was lost. All ranks continue from {place} ({restart})."))
+    return {"name": name, "version": aitrain.__version__, "address": address, "port": port, "checkpoint": checkpoint}
 
 
 def say(said: Path, rank: int, event: Event) -> None:
@@ -298,21 +255,6 @@ def say(said: Path, rank: int, event: Event) -> None:
     append_text(said / f"{rank}.jsonl", encode(event))
     if isinstance(event, Step):
         (said / f"{rank}.steps").touch()
-
-
-def parent_of(rank: LaunchedRank, places: list[RankPlace], job: RankJob, announce: Announce) -> Processes:
-    """The parent of one rank, which gets the GPUs and the cores of its machine that all ranks there have."""
-    own = places[rank.rank]
-    here = [place for place in places if place.address == own.address]
-    plan = replace(
-        job.plan,
-        checkpoint=Path(own.checkpoint) if own.checkpoint else None,
-        gpus=tuple(place.gpus for place in here if place.gpus),
-        batch=replace(job.plan.batch, processes=len(here)),
-    )
-    nodes = nodes_of(places)
-    node = [each.address for each in nodes].index(own.address)
-    return Processes(plan, job.folder, announce, ranks=[rank], node=node, machines=nodes)
 
 
 @contextmanager

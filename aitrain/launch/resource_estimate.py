@@ -91,11 +91,11 @@ class WeightSizes:
         else:
             width = 4 if config.dtype == "float32" else 2
         packed = {"int4": 0.56, "int8": 1.05}.get(config.quantization or "", width)
-        inside = sum(linear.weights for linear in shape.linears if linear.sides)  # experts are not packed
+        inside = shape.inside - shape.expert_weights  # experts are not packed
         everything = int(inside * packed) + (shape.weights - inside) * width
         wanted = {name.strip() for name in config.target_modules.split(",")}
-        named = (linear for linear in shape.linears if wanted == {"all-linear"} or linear.name in wanted)
-        adapter = config.lora_r * sum(linear.sides for linear in named)
+        sides = (sum(sides) for name, sides in shape.matrices.items() if wanted == {"all-linear"} or name in wanted)
+        adapter = config.lora_r * shape.layers * sum(sides)
         each = 4 if config.peft else width
         count = adapter if config.peft else shape.weights
         optimizer = 0 if config.optimizer in ("sgd", "adafactor", "lomo", "adalomo") else 2 * each * count
@@ -317,17 +317,9 @@ def choose_batch_size(
 
 
 def estimate_disk(shape: ModelShape, config: TrainConfig) -> tuple[int, int]:
-    """Bytes of model and checkpoints at their largest; while a checkpoint is written, there is one more than is
-    kept."""
+    """Bytes of the model and of a checkpoint."""
     weights = WeightSizes.of(shape, config, halves=False)
-    merged = shape.weights * weights.width if config.peft and config.merge_adapter else 0
-    one = 0 if config.save_strategy == "no" else weights.trained + weights.optimizer
-    kept = config.epochs
-    if config.save_total_limit is not None:
-        kept = config.save_total_limit + 1
-    elif config.save_strategy == "steps" and config.max_steps is not None:
-        kept = max(1, config.max_steps // config.save_steps)
-    return weights.trained + merged, one * kept
+    return weights.trained, weights.trained + weights.optimizer
 
 
 # -- this machine
@@ -400,12 +392,11 @@ def check_resources(
             " episode. Raise --vllm-gpu-memory-utilization, or divide the model with --vllm-tensor-parallel-size."
         )
     if saves:
-        (model, checkpoints), room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
-        if model + checkpoints > room:
+        (model, checkpoint), room = estimate_disk(shape, config), free_disk(Path(config.output_dir))
+        if model + 2 * checkpoint > room:  # one is kept while the next is written
             warnings.append(
-                f"The disk may run full: {format_bytes(checkpoints)} of checkpoints,"
-                f" {format_bytes(model)} of model, and {format_bytes(room)} are free."
-                " --save-total-limit 1, --save-strategy no or another --output-dir help."
+                f"The disk may run full: a checkpoint has {format_bytes(checkpoint)}, the model {format_bytes(model)},"
+                f" and {format_bytes(room)} are free. --save-total-limit 1 or another --output-dir help."
             )
     return warnings
 

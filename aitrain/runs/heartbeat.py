@@ -118,7 +118,7 @@ def sign_of_life() -> dict[str, object]:
     """Identity of this process for status.json: with its start time, as process ids are reused."""
     return {
         "pid": os.getpid(),
-        "started": _started(os.getpid()),
+        "started": started_at(os.getpid()),
         "host": socket.gethostname(),
         "machine": _machine(),
         "heartbeat": time.time(),
@@ -129,7 +129,7 @@ def is_alive(status: Mapping[str, object]) -> bool:
     """Whether the process that wrote a status runs: by id and start time if it is here, else by its last heartbeat."""
     pid, started = status.get("pid"), as_float(status.get("started"))
     if status.get("machine") == _machine() and isinstance(pid, int) and started is not None:
-        now = _started(pid)
+        now = started_at(pid)
         if now is None or abs(now - started) < SILENCE:
             return now is not None  # else the clock was set, or it is another process with this id
     age = silence(status)
@@ -163,8 +163,8 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _started(pid: int) -> float | None:
-    """Start time of a process, in seconds since 1970; None if it is gone."""
+def started_at(pid: int) -> float | None:
+    """Start time of a process, in seconds since 1970; None if it has ended, also where nobody has waited for it."""
     import psutil  # here, as only this needs it
 
     try:

@@ -17,7 +17,7 @@ ROUNDING = 1e-4
 """Largest relative difference of two numbers that counts as rounding: sums of float32 in another order, over a run."""
 SMALL = 0.01
 """Numbers below it are compared as if they were this large: a loss is a sum in which most cancels out."""
-TIMES = {"seconds", "step_time", "tokens_per_second"}
+TIMES = {"seconds", "step_time", "tokens_per_second", "gpu_memory_gib"}
 """Numbers of records and metrics, with those called `time/...`, that are another in each run."""
 TELLING = ("seed", "messages", "score", "learning_rate")
 """What is compared first: the rest follows from it."""

@@ -2,7 +2,7 @@
 
 runs/<project-name>/
   config.yaml  environment.json  environment/  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json
-  diagnostics.jsonl  status.json  system.jsonl  system-node1.jsonl  train.log
+  diagnostics.jsonl  status.json  train.log
 """
 
 from __future__ import annotations
@@ -79,8 +79,6 @@ class RunFolder:
     """Whether the run is running, and its progress."""
     server = Part("vllm-server.json")
     """State of the run's own vLLM server, its number of restarts, and the reason if it is not restarted again."""
-    system = Part("system.jsonl")
-    """The use of CPU, memory and GPUs while the run lasts, on the first machine."""
     log = Part("train.log")
     """Everything that the libraries and the environment print."""
 
@@ -93,10 +91,6 @@ class RunFolder:
     def processes(self) -> int:
         """Processes that trained the run when it was last started."""
         return int(read_object(self.environment).get("processes", 1))
-
-    def system_of(self, node: int) -> Path:
-        """The same of one of several machines."""
-        return self.path / f"system-node{node}.jsonl" if node else self.system
 
     @classmethod
     def create(cls, config: TrainConfig) -> RunFolder:

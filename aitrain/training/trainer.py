@@ -486,12 +486,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     # -- logging
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with the tokens a second, the number of skipped steps, and the metrics of vLLM servers."""
+        """Log with the tokens a second, the number of skipped steps, the most memory that was in use on the first
+        process's GPU so far, and the metrics of vLLM servers."""
         server = self.rollouts.server
         logs = logs | {"skipped_steps": self.watch.skipped}
         metrics = self._metrics["train"]
         if (tokens := metrics.pop("tokens", [])) and (seconds := sum(metrics.get("time/step", []))):
             logs["tokens_per_second"] = round(sum(tokens) / seconds, 3)
+        if torch.cuda.is_available():
+            logs["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         if server is not None:
             logs |= {"sync/seconds": server.last_seconds, "vllm/restarts": server.restarts}
         super().log(logs, start_time)

@@ -7,11 +7,13 @@ aitrain.ui.output MODULE FILE`, as Ctrl-C may come while MODULE imports torch.
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
-import runpy
 import sys
 import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from aitrain.errors import AitrainError, Interrupted, RunFailed
@@ -46,11 +48,11 @@ def show_error(message: str, code: int, as_json: bool = False) -> int:
     return code
 
 
-def run_job(work: Callable[[], int], as_json: bool, what: str = "") -> int:
-    """Do the work, and show its error; returns the exit code. An unexpected error is one line if the work has a name,
-    such as `export`, else a traceback: it may be of the environment."""
+def run_job(work: Callable[[], int | None], as_json: bool = False, what: str = "") -> int:
+    """Do the work, and show its error; returns the exit code, 0 unless the work has one. An unexpected error is one
+    line if the work has a name, such as `export`, else a traceback: it may be of the environment."""
     try:
-        return work()
+        return work() or 0
     except KeyboardInterrupt:
         print("\naitrain: stopped", file=sys.stderr)
         return Interrupted.exit_code
@@ -74,10 +76,11 @@ def exit_now(code: int) -> NoReturn:
 
 
 def run_module() -> int:
-    """Run the module of the command line as `python -m MODULE FILE` would."""
-    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
-    return 0
+    """Call `main` of the module with the request, JSON in the file; returns the exit code."""
+    module, file = sys.argv[1:]
+    request = json.loads(Path(file).read_text(encoding="utf-8"))
+    return int(importlib.import_module(module).main(request))
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(run_module, as_json=False))
+    exit_now(run_job(run_module))

@@ -18,7 +18,7 @@ from aitrain.packages import public_base
 from aitrain.redaction import is_secret_name, redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import findings_of
-from aitrain.runs.heartbeat import NodeInfo, read_nodes, state_of
+from aitrain.runs.heartbeat import read_nodes, state_of
 from aitrain.runs.held_out import (
     IntervalValues,
     ScoreRow,
@@ -33,7 +33,7 @@ from aitrain.runs.json_values import JsonObject, as_float, parse_object, regular
 from aitrain.runs.model_reference import read_options
 from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.statistics import (
     Mixture,
     bounds_of_mean,
@@ -216,16 +216,6 @@ class Overview:
         """The rewards of the training, without steps that have none."""
         return [value for value in self.curves[1].get("reward", []) if value is not None]
 
-    def machine(self, node: int = 0) -> JsonObject:
-        """The use of CPU, memory and GPUs over the minutes since the run began."""
-        lines = list(read_lines(self.run.system_of(node)))
-        times = [float(str(line.pop("time"))) for line in lines]
-        names = {name: None for line in lines for name in line}
-        return {
-            "minutes": [round((time - times[0]) / 60, 3) for time in times],
-            "series": {name: [line.get(name) for line in lines] for name in names},
-        }
-
     # -- episodes
 
     @property
@@ -324,10 +314,7 @@ class Overview:
             "environment": self.environment,
             "options": self.option_rows,
             "curves": {"step": step, "series": series},
-            "machines": [
-                {**asdict(node), "system": self.machine(node.rank)}
-                for node in read_nodes(self.recorded) or [NodeInfo(0, "", "", 0)]
-            ],
+            "machines": list(map(asdict, read_nodes(self.recorded))),
             "scores": self.scores,
             "bounds": bounds_of_mean(self.mixture()),
             "held_out": self.held_out,

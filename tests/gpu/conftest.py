@@ -113,6 +113,7 @@ def train(tmp_path: Path, record_property: Record) -> Iterator[Train]:
         lines = [line for line in read_lines(folder / "metrics.jsonl") if "reward" in line]
         assert [line["step"] for line in lines] == list(range(1, (config.max_steps or 0) + 1))
         assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in lines)
+        assert IS_REHEARSAL or all(line["gpu_memory_gib"] > 0 for line in lines)
         done = Trained(folder, config, json.loads(probe.read_text(encoding="utf-8")), lines)
         for name, value in done.figures.items():
             record_property(name, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +50,7 @@ def run(here: Path, small_model: Path) -> Path:
 
 
 def export(model: str | Path, **given: Any) -> int:
-    return main(ExportRequest(str(model), **given))
+    return main(asdict(ExportRequest(str(model), **given)))
 
 
 def load(folder: Path) -> Any:

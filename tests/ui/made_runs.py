@@ -51,7 +51,6 @@ def make_better(folder: Path) -> RunFolder:
     }
     result = {"status": "finished", "steps": 9, "seconds": 90, "base_model": "tiny", "environment": "Arithmetic"}
     write_json(run.result, {**result, "scores": table, "eval_cases": 8})
-    append_lines(run.system, [{"time": 5.0 * n, "cpu_cores": 1.5, "memory_gib": 2, "gpu_use/0": 0.5} for n in range(9)])
     return run
 
 

@@ -62,7 +62,7 @@ def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_no
     make_failed(tmp_path / "good")
     write_run(tmp_path / "bad", [])
     names = "config.yaml", "environment.json", "result.json", "status.json", "metrics.jsonl", "diagnostics.jsonl"
-    for name in (*names, "system.jsonl", "train.log", "rollouts/rank0.jsonl"):
+    for name in (*names, "train.log", "rollouts/rank0.jsonl"):
         (tmp_path / "bad" / name).unlink(missing_ok=True)
         HARM[harm](tmp_path / "bad" / name)
     rows = {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()}

@@ -17,13 +17,6 @@ const CHARTS = [
   { id: "gradient", title: "Gradient norm", hint: "Before clipping", series: [["grad_norm", "norm"]], smooth: true },
   { id: "rate", title: "Learning rate", hint: "As scheduled", series: [["learning_rate", "learning rate"]] },
 ];
-/** What the run used of its machine, over minutes. */
-const MACHINE_CHARTS = [
-  { id: "cpu", title: "CPU", hint: "Cores that the run's processes kept busy", series: [["cpu_cores", "cores"]], isMachine: true, isFromZero: true },
-  { id: "memory", title: "Memory", hint: "GiB of the run's processes, and what the machine had left", series: [["memory_gib", "used by the run"], ["free_memory_gib", "free"]], isMachine: true, isFromZero: true },
-  { id: "gpu", title: "GPU", hint: "Share of the time in which each GPU computed", prefix: "gpu_use/", label: "GPU ", unit: true, isMachine: true },
-  { id: "gpu-memory", title: "GPU memory", hint: "GiB in use on each GPU, by all programs", prefix: "gpu_memory_gib/", label: "GPU ", isMachine: true, isFromZero: true },
-];
 const KNOWN = new Set(["seconds", "epoch", ...CHARTS.flatMap((chart) => [...(chart.series ?? []).map(([name]) => name), ...(chart.band ?? [])])]);
 const PREFIXES = CHARTS.flatMap((chart) => chart.prefix ?? []);
 const FIRST = new Set(["reward", "held-out", "length", "entropy", "kl", "failures", "turns", "env"]);
@@ -39,18 +32,16 @@ function otherCharts(runs) {
 /** The lines of a chart in one run: [{label, x, y}]. */
 function linesOf(chart, summary) {
   if (chart.heldOut) return heldOutLines(summary);
-  if (!chart.isMachine) return seriesLines(chart, summary.curves.step, summary.curves.series);
-  const { machines } = summary;
-  return machines.flatMap(({ host, system }, node) => seriesLines(chart, system.minutes, system.series).map((line) => (machines.length > 1 ? { ...line, label: `${host || `node ${node}`}: ${line.label}` } : line)));
+  return seriesLines(chart, summary.curves.step, summary.curves.series);
 }
 
 function seriesLines(chart, x, series) {
   const named = [...(chart.series ?? [])];
   if (chart.prefix)
-    for (const name of Object.keys(series)) if (name.startsWith(chart.prefix)) named.push([name, (chart.label ?? "") + name.slice(chart.prefix.length)]);
+    for (const name of Object.keys(series)) if (name.startsWith(chart.prefix)) named.push([name, name.slice(chart.prefix.length)]);
   return named
     .filter(([name]) => series[name])
-    .filter(([name]) => chart.isMachine || !chart.prefix || !isZero(series[name]))
+    .filter(([name]) => !chart.prefix || !isZero(series[name]))
     .map(([name, label], place) => ({ label, x, y: series[name], ...(chart.band && place === 0 ? banded(chart, series) : {}) }));
 }
 
@@ -128,13 +119,6 @@ function chartGrid(runs) {
   return withDrawn(holder, drawn);
 }
 
-/** The curves of the machine; null without any. */
-function machineCharts(runs) {
-  const drawn = [];
-  const cards = chartCards(runs, MACHINE_CHARTS, drawn);
-  return cards.length ? withDrawn(el("div", { class: "charts" }, cards), drawn) : null;
-}
-
 function withDrawn(holder, drawn) {
   holder.destroy = () => drawn.forEach((chart) => chart.destroy());
   holder.fit = () => drawn.forEach((chart) => chart.fit());
@@ -188,10 +172,10 @@ class Drawn {
         height: HEIGHT,
         padding: [10, 14, 0, 0],
         legend: { show: false },
-        cursor: { sync: { key: this.chart.isMachine ? "minutes" : "steps", setSeries: false }, drag: { x: true, y: false }, points: { size: 7 } },
+        cursor: { sync: { key: "steps", setSeries: false }, drag: { x: true, y: false }, points: { size: 7 } },
         scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: (_, low, high) => this.range(low, high) } },
         axes: [
-          { ...axis, size: 28, grid: { show: false }, incrs: [...(this.chart.isMachine ? [0.1, 0.2, 0.5] : []), 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
+          { ...axis, size: 28, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
           { ...axis, size: 50, space: 40, values: (_, ticks) => ticks.map(tick) },
         ],
         series,
@@ -208,7 +192,7 @@ class Drawn {
   range(low, high) {
     if (this.chart.unit || (this.chart.isScore && scoreBounds)) return this.chart.unit ? [0, 1] : scoreBounds;
     if (low === null) return [0, 1];
-    const bottom = low >= 0 && (this.chart.isFromZero || low < high * 0.7) ? 0 : low;
+    const bottom = low >= 0 && low < high * 0.7 ? 0 : low;
     const room = (high - bottom) * 0.08 || Math.abs(high) * 0.1 || 1;
     return [bottom === 0 ? 0 : bottom - room, high + room];
   }
@@ -264,7 +248,7 @@ class Drawn {
     });
     const band = !this.isComparison && this.lines.find((line) => line.between);
     if (band) items.push(el("span", { class: "item" }, el("span", { class: "mark band" }), band.between));
-    const step = index === null ? null : el("span", { class: "item step" }, `${this.chart.isMachine ? "minute" : "step"} ${short(plot.data[0][index])}`);
+    const step = index === null ? null : el("span", { class: "item step" }, `step ${short(plot.data[0][index])}`);
     replaceChildren(this.legend, items, step);
   }
 

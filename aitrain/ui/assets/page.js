@@ -255,7 +255,6 @@ class Page {
     this.tiles = el("div", {});
     this.comparison = el("div", {});
     this.charts = el("div", { onmouseleave: () => this.areChartsOld && this.drawCharts() });
-    this.machine = section("machine", "Machine", "Over the minutes of the run: its processes, their memory, and the GPUs.", el("div", {}));
     this.cases = el("div", {}, note("Reading the rollouts…"));
     this.code = el("div", {}, note("Reading the source…"));
     this.list = new RolloutList(this.source, this.run, summary);
@@ -265,7 +264,6 @@ class Page {
       section("results", "Results", null, this.results, this.tiles),
       this.comparison,
       summary.job !== "eval" && section("curves", "Curves", "Over the steps of training. Drag across a curve to look closer, double-click to go back.", this.charts),
-      this.machine,
       section("environment", "Environment", "Its source as it ran, with secrets masked.", this.code),
       section("cases", "Cases", summary.job === "eval" ? "Each with its score." : "Each with its first and its last score. Compare shows what was said then.", this.cases),
       section("rollouts", summary.job === "eval" ? "Episodes" : "Rollouts", null, this.sampleNote(), this.list.element),
@@ -301,16 +299,11 @@ class Page {
     this.areChartsOld = false;
     const wasOpen = this.grid?.isOpen();
     this.grid?.destroy();
-    this.machineGrid?.destroy();
     const runs = [{ name: this.summary.name, summary: this.summary }, ...(this.other ? [this.other] : [])];
     this.grid = chartGrid(runs);
     this.charts.replaceChildren(this.grid);
-    this.machineGrid = machineCharts(runs);
-    this.machine.hidden = !this.machineGrid;
-    if (this.machineGrid) this.machine.lastChild.replaceChildren(this.machineGrid);
     if (wasOpen) this.grid.open();
     this.grid.fit();
-    this.machineGrid?.fit();
   }
 
   showFailures() {
