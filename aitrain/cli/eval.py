@@ -12,7 +12,6 @@ from aitrain.cli.flags import (
     ConfigFile,
     Flag,
     Quiet,
-    Verbose,
     Verbosity,
     given_flags,
     print_json,
@@ -52,7 +51,6 @@ def eval(
     *,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,
     **flags: Flag,
 ) -> int:
     """Score models on the held-out cases of an environment.
@@ -63,14 +61,13 @@ def eval(
     from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
     from aitrain.runs.new_folder import new_run_folder
 
-    verbosity = Verbosity(quiet, verbose)
     configs = _configs(models, config, given_flags(flags))
     plans = [(options, check_eval(options, reference)) for reference, options in configs]  # before the first one starts
     folders = list[Path]()
     try:
         for options, plan in plans:
             with new_run_folder(options) as folder:
-                run_eval(plan, options, folder, verbosity)
+                run_eval(plan, options, folder, Verbosity(quiet))
             folders.append(folder.path)
     finally:  # what was scored is shown before an error
         if folders:

@@ -48,7 +48,6 @@ ConfigFile = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; train nothing.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the result only.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show the output of libraries and environment.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines (aitrain options --schema events).")]
 
@@ -58,7 +57,6 @@ class Verbosity:
     """How much of a run its command shows."""
 
     quiet: bool = False
-    verbose: bool = False
     as_json: bool = False
     """Events as JSON lines on standard output, instead of a screen."""
 

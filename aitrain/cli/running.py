@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from rich.console import Console
@@ -29,7 +29,7 @@ from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.page import write_report
-from aitrain.ui.terminal import Screen, on_standard_error, run_texts, shown_log
+from aitrain.ui.terminal import Screen, on_standard_error, run_texts
 
 
 def train_here(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) -> int:
@@ -78,7 +78,7 @@ def run_in(
     Raises:
         AitrainError: they failed; the message says how to continue.
     """
-    with _shown(folder, verbosity) as show:
+    with _shown(verbosity) as show:
         try:
             for event in begin:
                 show(event)
@@ -130,13 +130,13 @@ def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:
 
 
 @contextmanager
-def _shown(folder: RunFolder, verbosity: Verbosity) -> Iterator[Announce]:
+def _shown(verbosity: Verbosity) -> Iterator[Announce]:
     """Where events go: a screen, or JSON lines."""
     if verbosity.as_json:
         yield _send
         return
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
-    with Screen(console) as screen, shown_log(folder.log, screen) if verbosity.verbose else nullcontext():
+    with Screen(console) as screen:
         screen.start()
         yield screen
 

@@ -23,7 +23,6 @@ from aitrain.cli.flags import (
     Quiet,
     RunName,
     SectionedCommand,
-    Verbose,
     Verbosity,
     given_flags,
     group,
@@ -52,7 +51,6 @@ def grpo(
         typer.Option("--resume", help="Resume from the newest complete checkpoint: --resume-from-checkpoint auto."),
     ] = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
@@ -63,7 +61,7 @@ def grpo(
     First steps: aitrain demo, then aitrain env init.
     """
     options = train_options(config, flags, resume)
-    return train(options, Verbosity(quiet, verbose, as_json), dry_run)
+    return train(options, Verbosity(quiet, as_json), dry_run)
 
 
 def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:
@@ -85,7 +83,7 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False) -> 
     if dry_run:
         from aitrain.cli.plan import show_plan
 
-        show_plan(check(options), verbosity.as_json, verbosity)
+        show_plan(check(options), verbosity.as_json, is_dry_run=True)
         return 0
     group, rank = None, launched_rank()
     if rank is not None:
@@ -144,13 +142,12 @@ def run(
     *,
     dry_run: DryRun = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
     """Train a recipe. The flags are those of aitrain grpo, and override its options."""
     options = resolve(TrainConfig, None, given_flags(flags), read_recipe(name).options(tiny))
-    return train(options, Verbosity(quiet, verbose, as_json), dry_run)
+    return train(options, Verbosity(quiet, as_json), dry_run)
 
 
 DEMO: dict[str, object] = {
@@ -172,12 +169,11 @@ DEMO: dict[str, object] = {
 def demo(
     *,
     quiet: Quiet = False,
-    verbose: Verbose = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
-    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), Verbosity(quiet, verbose, as_json))
+    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), Verbosity(quiet, as_json))
 
 
 def reproduce(
@@ -188,16 +184,14 @@ def reproduce(
     ] = None,
     *,
     quiet: Quiet = False,
-    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a run again from its folder, and compare records, metrics and weights."""
     from aitrain.runs.reproduction import compare_repetition  # here, because help needs none of it
 
-    verbosity = Verbosity(quiet, verbose)
     before = _ended_run(run)
     with redirect_stdout(sys.stderr):  # standard output is for the comparison
-        code, after = (0, _ended_run(again)) if again is not None else _train_again(before, verbosity)
+        code, after = (0, _ended_run(again)) if again is not None else _train_again(before, Verbosity(quiet))
     if code:
         return code
     compared = compare_repetition(before, after)
