@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from aitrain.cli.flags import AsJson, DryRun, Quiet, given_flags, print_json
+from aitrain.cli.flags import AsJson, DryRun, given_flags, print_json
 from aitrain.errors import ConfigError
 from aitrain.packages import installed
 from aitrain.redaction import to_json_object
@@ -30,8 +29,6 @@ def sweep(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in this folder.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
-    *,
-    quiet: Quiet = False,
 ) -> int:
     """Search the options of a run: each trial is a run, and the held-out score after it says which is best."""
     if installed("optuna") is None or installed("plotly") is None:
@@ -41,7 +38,7 @@ def sweep(
     from aitrain.options.reading import resolve
     from aitrain.options.sweep import SweepConfig
     from aitrain.ui.sweep_page import best_trial, open_study
-    from aitrain.ui.terminal import Screen, on_standard_error
+    from aitrain.ui.terminal import Screen
 
     flags = given_flags({"trials": trials})
     if resume:
@@ -56,8 +53,7 @@ def sweep(
     if not resume:
         plan.folder.parent.mkdir(parents=True, exist_ok=True)
         folder = make_unused(plan.folder)
-    console = Console(quiet=True) if quiet else on_standard_error()
-    with locked(RunFolder(folder)), Screen(console) as screen:
+    with locked(RunFolder(folder)), Screen() as screen:
         (folder / f"{SWEEP_LOG}.lock").unlink(missing_ok=True)  # Optuna's own, which a killed sweep may have left
         study = open_study(folder, not resume)
         study.set_user_attr("config", to_json_object(plan.config.written()))

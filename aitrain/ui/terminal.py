@@ -27,22 +27,17 @@ LINE_EVERY = 10.0
 """Seconds between two progress lines in a pipe or in CI."""
 
 
-def on_standard_error() -> Console:
-    """The console of a run; standard output is for its result only."""
-    return Console(stderr=True, highlight=False)
-
-
 def can_be_drawn_over(console: Console) -> bool:
     """Whether output goes to a terminal that can move its cursor, outside of CI; not for a pipe with FORCE_COLOR."""
     is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    return console.file.isatty() and console.is_interactive and not (console.quiet or is_ci)
+    return console.file.isatty() and console.is_interactive and not is_ci
 
 
 class Screen:
     """Shows the events of a run: a block that is drawn over, below its notes; where nothing can be, plain lines."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or on_standard_error()
+        self.console = console or Console(stderr=True, highlight=False)  # standard output is for the result only
         self.dashboard = Dashboard()
         self._live: Live | None = None
         self._last_line = 0.0

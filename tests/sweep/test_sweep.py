@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTED = [sys.executable, "-P", str(ROOT / "tests" / "sweep" / "scripted.py")]
 OPTIONS = {"model": "tiny", "rl_env": "envs.arithmetic", "eval_strategy": "steps", "eval_steps": 5, "max_steps": 20}
 PLANTED = {"lr": [BAD, GOOD], "lora_r": [4, 8, 16, 32]}
-FILE = ("sweep.yaml", "--quiet")
+FILE = ("sweep.yaml",)
 Run = Callable[..., int]
 
 
@@ -45,7 +45,7 @@ def write_file(**changes: object) -> Path:
 
 @pytest.fixture
 def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run("sweep.yaml", "--quiet")` is `aitrain sweep` with scripted trials, `asked` of them in keywords. Its page is
+    """`run("sweep.yaml")` is `aitrain sweep` with scripted trials, `asked` of them in keywords. Its page is
     empty: to draw it after each trial takes longer than the trial."""
     monkeypatch.setattr(sweep, "COMMAND", SCRIPTED)
     monkeypatch.setattr(sweep_page, "sweep_page", lambda *_: "")
@@ -78,7 +78,7 @@ def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_w
     killed.join(120)
     assert killed.exitcode == -signal.SIGKILL
     assert (Overview(Path("runs/lrs")).status, states()[4:]) == ("dead", ["RUNNING"])
-    assert run("runs/lrs", "--resume", "--quiet") == 0
+    assert run("runs/lrs", "--resume") == 0
     resumed, whole = (
         [(trial.params, trial.state, trial.value) for trial in open_study(Path("runs") / name).trials]
         for name in ("lrs", "whole")
@@ -101,7 +101,7 @@ def test_ctrl_c_stops_the_running_trial_which_is_resumed(run: Run, capsys: pytes
     thread.join()
     assert "aitrain sweep runs/lrs --resume" in capsys.readouterr().err
     assert (states(), Overview(Path("runs/lrs")).status) == (["COMPLETE", "RUNNING"], "stopped")
-    assert run("runs/lrs", "--resume", "--quiet") == 0
+    assert run("runs/lrs", "--resume") == 0
     assert (states(), starts(0), starts(1)) == (["COMPLETE", "COMPLETE"], 1, 2)
 
 
@@ -109,9 +109,9 @@ def test_a_finished_sweep_is_continued_with_more_trials_also_where_it_was_moved(
     write_file(trials=1)
     assert run(*FILE) == 0
     Path("runs/lrs").rename("moved")
-    assert run("moved", "--resume", "--quiet", "--trials", "3") == 0
+    assert run("moved", "--resume", "--trials", "3") == 0
     assert len(states("moved")) == 3
-    assert run("moved", "--resume", "--quiet") == 0
+    assert run("moved", "--resume") == 0
     assert not list(Path("runs").iterdir())
     assert len(states("moved")) == 3
 
