@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.batch import describe_rollout
 from aitrain.cli.flags import AsJson, ConfigFile, Flag, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
@@ -111,7 +110,6 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     config = plan.config
     yield "model", config.model
     yield "batch", str(plan.batch)
-    yield "rollout", describe_rollout(config, plan.batch)
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan)
