@@ -186,19 +186,6 @@ def encode(event: Event) -> str:
     return json.dumps({"event": type(event).__name__, **fields}) + "\n"
 
 
-def events_schema() -> dict[str, object]:
-    """JSON schema (draft 2020-12) of one line of `--json`."""
-    from pydantic import TypeAdapter  # here, because training processes need no pydantic for events
-
-    schemas: list[dict[str, object]] = []
-    for name, kind in _KINDS.items():
-        found = TypeAdapter(kind).json_schema()
-        fields = {"event": {"const": name}, **found["properties"]}
-        schemas.append(found | {"properties": fields, "required": ["event", *found.get("required", [])]})
-    schema = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": schema, "title": "Events of a run", "anyOf": schemas}
-
-
 def decode(line: str) -> Event | None:
     """The event on a line; None if the line is something else, such as output of a library."""
     try:

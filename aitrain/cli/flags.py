@@ -47,7 +47,7 @@ ConfigFile = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; train nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines (aitrain options --schema events).")]
+AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines (docs/events.md).")]
 
 
 def print_json(value: object) -> None:

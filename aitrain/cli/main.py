@@ -35,7 +35,7 @@ COMMANDS = {
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
     "export": "Export a trained model: merged weights, or the adapter.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
-    "options": "Search the options of a training by words; JSON schemas of files.",
+    "options": "Search the options of a training by words.",
     "mcp": "Serve these commands as tools to a coding agent (MCP).",
     "env": "Write, check, play and inspect environments.",
 }
