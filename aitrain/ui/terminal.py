@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from aitrain.events import Evaluating, Event, Note, Playing, RunStarted, Step
+from aitrain.events import Event, Note, Playing, RunStarted, Step
 from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.held_out import VERDICT_STYLES, table_texts, verdict_sentence
 from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, reward_line
@@ -70,7 +70,7 @@ class Screen:
         if isinstance(event, Note):
             self.print(note_text(event))
         elif self._live is None and (line := event_line(event)):
-            is_progress = isinstance(event, (Step, Evaluating, Playing))
+            is_progress = isinstance(event, (Step, Playing))
             if not is_progress:
                 self.print(Text(line))
             elif time.monotonic() - self._last_line > LINE_EVERY:
