@@ -34,11 +34,9 @@ MOST_ROWS = 5_000
 SHOWN_OUTCOMES: tuple[Outcome, ...] = ("lost", "won")
 
 
-def comparison_texts(
-    comparisons: Sequence[Comparison], most_cases: int = 2, detect: float | None = None
-) -> Iterator[Text]:
-    """The comparisons, each from its verdict to the transcripts of the `most_cases` that B lost and won most clearly.
-    `detect`: the difference that the number of cases is computed for, unless it is the measured one."""
+def comparison_texts(comparisons: Sequence[Comparison], most_cases: int = 2) -> Iterator[Text]:
+    """The comparisons, each from its verdict to the transcripts of the `most_cases` that B lost and won most
+    clearly."""
     if len(comparisons) > 1:
         heads = ("model", comparisons[0].a.label, "itself", "change", f"p, corrected for {len(comparisons)}")
         yield row_table({one.b.label: one.main for one in comparisons}, heads)
@@ -57,7 +55,7 @@ def comparison_texts(
         counts = comparison.counts.items()
         shown = ", ".join(f"{count} {name}" for name, count in counts if count or name != "unscored")
         yield Text(f"{len(comparison.pairs)} cases, {comparison.decoding}: {shown}")
-        for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence(detect))):
+        for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence())):
             yield Text(escape_controls(sentence))
         for note in comparison.notes:
             yield Text(f"! {escape_controls(redact(note))}", style=MIDDLE)
