@@ -124,17 +124,6 @@ class CaseSchedule:
         return step // self.updates * self.prompts // self.cases
 
 
-def describe_rollout(config: TrainConfig, plan: BatchPlan) -> str:
-    """What is sampled at once, and the optimizer steps that train on it."""
-    schedule = schedule_cases(config, plan)
-    prompts, updates = schedule.prompts, schedule.updates
-    steps = "one optimizer step" if updates == 1 else f"{updates} optimizer steps"
-    sampled = f"{plan.generations} completions = {prompts * plan.generations}"
-    policy = "on-policy" if updates == 1 else "only the first is on-policy"
-    policy = "all off-policy, as it is sampled ahead" if config.rl_ahead else policy
-    return f"{_counted(prompts, 'prompt')} x {sampled}, for {steps}; {policy}"
-
-
 def schedule_cases(config: TrainConfig, plan: BatchPlan, cases: int = 1) -> CaseSchedule:
     """The schedule of a number of training cases."""
     return CaseSchedule(

@@ -68,12 +68,12 @@ class Note:
 
 @dataclass(frozen=True)
 class Step:
-    """Optimizer steps were done. Unknown values are None."""
+    """Optimizer steps were done; in an eval, episodes were played. Unknown values are None."""
 
     step: int
-    """Optimizer steps done."""
+    """Optimizer steps done, or episodes."""
     steps: int
-    """Optimizer steps of the whole run."""
+    """Those of the whole run."""
     reward: float | None
     """Mean score of the episodes; None if nothing was scored."""
     seconds_left: float
@@ -102,24 +102,6 @@ class Evaluated:
     """Mean score of greedy completions."""
     environments: dict[str, float | None] = field(default_factory=dict)
     """The sampled score of each of several environments."""
-
-
-@dataclass(frozen=True)
-class Evaluating:
-    """Episodes of an eval were played and scored."""
-
-    done: int
-    """Episodes that are over."""
-    episodes: int
-    """Episodes of the eval."""
-    decoding: str
-    """The present decoding: sampled or greedy."""
-    score: float | None
-    """Mean score of the present decoding until now."""
-    seconds_left: float
-    """Estimated seconds until the last episode."""
-    failed: float
-    """Share of the episodes that the environment failed on."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +154,7 @@ COMMAND_VARIABLE = "AITRAIN_COMMAND"
 BYE = "\0bye "
 """Begins the last line of a launched training process, which ends with its rank."""
 
-Event: TypeAlias = (
-    RunStarted | Started | Phase | Note | Step | Evaluated | Evaluating | Playing | Failed | Ended | RunResult
-)
+Event: TypeAlias = RunStarted | Started | Phase | Note | Step | Evaluated | Playing | Failed | Ended | RunResult
 Announce: TypeAlias = Callable[[Event], None]
 
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
@@ -184,19 +164,6 @@ def encode(event: Event) -> str:
     """The event as one line of JSON, newline included, without secrets."""
     fields = {name: redact(value) if isinstance(value, str) else value for name, value in asdict(event).items()}
     return json.dumps({"event": type(event).__name__, **fields}) + "\n"
-
-
-def events_schema() -> dict[str, object]:
-    """JSON schema (draft 2020-12) of one line of `--json`."""
-    from pydantic import TypeAdapter  # here, because training processes need no pydantic for events
-
-    schemas: list[dict[str, object]] = []
-    for name, kind in _KINDS.items():
-        found = TypeAdapter(kind).json_schema()
-        fields = {"event": {"const": name}, **found["properties"]}
-        schemas.append(found | {"properties": fields, "required": ["event", *found.get("required", [])]})
-    schema = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": schema, "title": "Events of a run", "anyOf": schemas}
 
 
 def decode(line: str) -> Event | None:

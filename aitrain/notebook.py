@@ -5,7 +5,6 @@ process; and how a notebook shows the run, below the cell that started it.
 from __future__ import annotations
 
 import contextvars
-import io
 import os
 import sys
 import threading
@@ -17,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.jupyter import JupyterMixin
 from rich.text import Text
 
 from aitrain import activity
@@ -200,15 +200,12 @@ def chat(
 
 # -- the display
 
-WIDTH = 90
-PAGE = '<pre style="font-family:ui-monospace,monospace;font-size:13px;line-height:1.4;color:inherit">{code}</pre>'
 
-
-class NotebookDisplay:
+class NotebookDisplay(JupyterMixin):
     """Shows the lines of the terminal as one output of the cell that updates itself, without scripts.
 
     It needs IPython's display handles only, so it works in Jupyter, VS Code and Colab. Its last state stays in the
-    saved notebook. All text is escaped.
+    saved notebook. Rich makes HTML and text of it, and escapes them.
     """
 
     def __init__(self) -> None:
@@ -219,7 +216,7 @@ class NotebookDisplay:
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=[self._draw], daemon=True)
 
     def __enter__(self) -> Self:
-        self._handle = import_module("IPython.display").display(self._bundle(), raw=True, display_id=True)
+        self._handle = import_module("IPython.display").display(self, display_id=True)
         return self
 
     def start(self) -> None:
@@ -233,7 +230,7 @@ class NotebookDisplay:
             self._thread.join()
         if error is not None:
             self.dashboard.phase = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._handle.update(self._bundle(), raw=True)
+        self._handle.update(self)
 
     def __call__(self, event: Event) -> None:
         """Take one event, which the next update shows."""
@@ -245,13 +242,9 @@ class NotebookDisplay:
 
     def _draw(self) -> None:
         while not self._over.wait(1.0):  # each drawing is a message to the browser
-            self._handle.update(self._bundle(), raw=True)
+            self._handle.update(self)
 
-    def _bundle(self) -> dict[str, str]:
-        """The state as HTML, and as text where a notebook is shown without HTML."""
-        console = Console(
-            file=io.StringIO(), width=WIDTH, record=True, force_terminal=True, force_jupyter=False, highlight=False
-        )
-        console.print(Group(*self._notes, self.dashboard))
-        html = console.export_html(code_format=PAGE, inline_styles=True, clear=False)
-        return {"text/html": html, "text/plain": console.export_text()}
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The notes, and the lines of the run."""
+        yield from self._notes
+        yield self.dashboard

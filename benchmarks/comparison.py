@@ -48,7 +48,7 @@ Scores = dict[str, float]
 def verdicts_of_one_model(folder: Path, seeds: int) -> Iterator[str]:
     """The verdict of each seed's comparison, from one eval with two samples of each case for each seed."""
     flags = ["--rl-env=envs.arithmetic", "--rl-max-new-tokens=8", "--cases=64", f"--samples={2 * seeds}"]
-    command = [sys.executable, "-m", "aitrain", "eval", "tiny", *flags, "--decoding=sampled", "--quiet"]
+    command = [sys.executable, "-m", "aitrain", "eval", "tiny", *flags, "--decoding=sampled"]
     subprocess.run([*command, f"--output-dir={folder}/runs"], check=True, stdout=subprocess.DEVNULL)
     records = [record for file in sorted(folder.glob("runs/*/rollouts/*.jsonl")) for record in read_rollouts(file)]
     for seed in range(seeds):

@@ -32,12 +32,11 @@ With `--json` a run writes its events to standard output, one JSON object a line
 
 ```bash
 aitrain grpo --model tiny --rl-env envs.arithmetic --max-steps 1 --rl-max-new-tokens 8 --eval-cases 2 --json > run.jsonl
-aitrain options --schema events > events.schema.json
 ```
 
-The first line is `RunStarted`, with the run folder. The last line is `RunResult`, with result.json, or `Failed`. The
-second command writes the JSON schema (draft 2020-12) of a line. A reader should ignore events and fields that it does
-not know: later versions may add some. When a field changes its meaning, `schema` in `RunStarted` changes.
+The first line is `RunStarted`, with the run folder. The last line is `RunResult`, with result.json, or `Failed`. A
+reader should ignore events and fields that it does not know: later versions may add some. When a field changes its
+meaning, `schema` in `RunStarted` changes.
 
 Each object has `event`, the name below, and these fields:
 """
@@ -64,7 +63,7 @@ are errors; for a name of TRL, AITraining or Unsloth, the message names the opti
 ## In an editor
 
 ```bash
-aitrain options --schema config > config.schema.json
+aitrain options --schema > config.schema.json
 ```
 
 writes a JSON schema (draft 2020-12) of the file. With it an editor that has a YAML language server, such as VS Code

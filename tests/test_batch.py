@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.batch import BatchPlan, PassLimit, describe_rollout, plan_batch, schedule_cases
+from aitrain.batch import BatchPlan, PassLimit, plan_batch, schedule_cases
 
 DEFAULTS = TrainConfig()
 
@@ -79,21 +79,9 @@ def test_padding_is_not_trimmed_where_that_would_train_something_else(options: d
 
 
 @pytest.mark.parametrize(
-    ("options", "updates", "said"),
-    [
-        ({}, 1, "2 prompts x 4 completions = 8, for one optimizer step; on-policy"),
-        (
-            {"rl_updates_per_rollout": 2, "trl": {"num_iterations": 2}}, 4,
-            "4 prompts x 4 completions = 16, for 4 optimizer steps; "
-            "only the first is on-policy",
-        ),
-    ],
-)  # fmt: skip
-def test_a_rollout_is_trained_on_for_as_many_steps_as_it_has_updates(
-    options: dict[str, Any], updates: int, said: str
-) -> None:
+    ("options", "updates"), [({}, 1), ({"rl_updates_per_rollout": 2, "trl": {"num_iterations": 2}}, 4)]
+)
+def test_a_rollout_is_trained_on_for_as_many_steps_as_it_has_updates(options: dict[str, Any], updates: int) -> None:
     config = TrainConfig(**options)
-    batch = plan_batch(config, 1)
-    schedule = schedule_cases(config, batch, 10)
+    schedule = schedule_cases(config, plan_batch(config, 1), 10)
     assert (schedule.updates, schedule.prompts) == (updates, 2 * config.rl_updates_per_rollout)
-    assert describe_rollout(config, batch) == said

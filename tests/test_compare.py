@@ -20,7 +20,7 @@ def runs(here: Path) -> Path:
 
 
 def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path) -> None:
-    code, out, _ = run_in_process(f"compare low {runs}/high --transcripts 1 --detect 0.05")
+    code, out, _ = run_in_process(f"compare low {runs}/high --transcripts 1")
     assert code == 0
     assert "sampled   0.250 [0.142, 0.402]  1.000 [0.912, 1.000]  +0.750 [+0.575, +0.858]  < 0.001  better" in out
     assert "40 cases, sampled: 30 won, 0 lost, 10 equal" in out

@@ -27,7 +27,7 @@ class Evals:
     def __init__(self) -> None:
         self.configs, self.plans = list[EvalConfig](), list[RunPlan]()
 
-    def __call__(self, plan: RunPlan, config: EvalConfig, folder: RunFolder, _: object) -> None:
+    def __call__(self, plan: RunPlan, config: EvalConfig, folder: RunFolder) -> None:
         self.configs.append(config)
         self.plans.append(plan)
         record = RolloutRecord(row_number=0, sample=0, score=0.5, eval_phase="eval_sampled", turns=(RecordedTurn(3),))

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from jsonschema import Draft202012Validator
 
-from aitrain.cli.options import SCHEMAS
-from aitrain.events import Event, Note, Step, decode, encode, events_schema
+from aitrain.events import Event, Note, Step, decode, encode
+from aitrain.runs.records import MetricsLine, RolloutRecord
 from tests.conftest import Run
 
 ARITHMETIC = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--rl-kl-coef", "0"]
@@ -26,14 +25,12 @@ def test_what_a_library_prints_between_is_no_event(line: str) -> None:
     assert decode(line) is None
 
 
-def test_every_line_of_a_run_follows_the_schema_and_the_last_one_is_the_result(aitrain_grpo: Run, here: Path) -> None:
+def test_every_line_of_a_run_is_an_event_and_the_last_one_is_the_result(aitrain_grpo: Run, here: Path) -> None:
     done = aitrain_grpo(*ARITHMETIC, "--max-steps", "1", "--eval-cases", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+    assert None not in map(decode, done.stdout.splitlines())
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    validator = Draft202012Validator(events_schema())
-    for line in lines:
-        validator.validate(line)
     kinds = [line["event"] for line in lines]
     assert kinds[:2] == ["RunStarted", "Started"]
     assert kinds[-2:] == ["Ended", "RunResult"]
@@ -41,9 +38,9 @@ def test_every_line_of_a_run_follows_the_schema_and_the_last_one_is_the_result(a
     folder = here / lines[0]["folder"]
     assert lines[-1]["result"] == json.loads((folder / "result.json").read_text())
 
-    for what, pattern in (("rollouts", "rollouts/*.jsonl"), ("metrics", "metrics.jsonl")):
+    for kind, pattern in ((RolloutRecord, "rollouts/*.jsonl"), (MetricsLine, "metrics.jsonl")):
         files = folder.glob(pattern)
         records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
         assert records
         for record in records:
-            Draft202012Validator(SCHEMAS[what]()).validate(record)
+            assert kind.from_json(record).step >= 0

@@ -15,7 +15,7 @@ from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.result import Result
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
-from aitrain.ui.terminal import Screen, read_on, run_texts
+from aitrain.ui.terminal import Screen, run_texts
 from tests.conftest import json_lines, write
 from tests.runs.scorings import interval
 from tests.screens import Terminal
@@ -83,25 +83,10 @@ def test_in_a_pipe_there_are_few_lines_and_no_control_characters() -> None:
     ]
 
 
-# -- what the libraries say
+# -- logs
 
 
-def test_a_log_is_told_line_by_line_as_it_grows(tmp_path: Path) -> None:
-    path = tmp_path / "train.log"
-    assert read_on(path, 0) == ([], 0)
-    with path.open("wb") as log:
-        log.write(b"one\ntwo\r\n 10%\r 20%\r100%\nhal")
-        log.flush()
-        lines, done = read_on(path, 0)
-        assert lines == ["one", "two", "100%"]
-        log.write(b"f \xff\n")
-        log.flush()
-        lines, done = read_on(path, done)
-        assert lines == ["half �"]
-    assert read_on(path, done) == ([], done)
-
-
-def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
+def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_with_what_comes_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redaction, "MOST_LOG", 1000)
@@ -109,12 +94,8 @@ def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
     path = tmp_path / "train.log"
     with path.open("ab", buffering=0) as log:
         log.write(b"".join(b"line %d\n" % number for number in range(1000)))
-        _, done = read_on(path, 0)
         redaction.cut(str(path))
-        lines, done = read_on(path, done)
-        assert lines == []
         log.write(b"the end\n")
-        assert read_on(path, done)[0] == ["the end"]
 
     said = path.read_text()
     assert said.startswith("line 0\nline 1\n")

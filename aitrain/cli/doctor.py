@@ -90,14 +90,10 @@ def _gpus(driver: Driver | None) -> Iterator[Finding]:
     yield Finding("NVIDIA driver", (driver.version or "of unknown version") + cuda if driver else "none")
     gpus, usable = driver.gpus if driver else (), visible_gpus()
     for gpu in gpus:
-        found, advice = gpu.name, ""
+        found, is_hidden = gpu.name, gpu.index not in usable and all(name.isdecimal() for name in usable)
         if gpu.total and gpu.free is not None:
             found += f", {gpu.free / 1024:.1f} of {gpu.total / 1024:.1f} GiB free"
-            if gpu.free < gpu.total / 2:
-                advice = "other processes use it: nvidia-smi lists them; CUDA_VISIBLE_DEVICES can exclude this GPU"
-        if gpu.index not in usable and all(name.isdecimal() for name in usable):
-            found, advice = f"{found}, hidden by CUDA_VISIBLE_DEVICES", ""
-        yield Finding(f"GPU {gpu.index}", found, advice, "note" if advice else "ok")
+        yield Finding(f"GPU {gpu.index}", found + (", hidden by CUDA_VISIBLE_DEVICES" if is_hidden else ""))
     if not usable:
         yield Finding("GPUs", ("all are hidden" if gpus else "no GPU") + ": training on the CPU")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -250,23 +249,3 @@ Wrote {file} and its test, {test}. Edit, check, train:
 
   aitrain grpo --model tiny --rl-env {file} --project-name {name} \\
       --rl-preset recommended --lr 4e-4 --max-steps 20"""
-
-
-@env.command("list", cls=SectionedCommand)
-def list_environments(as_json: AsJson = False) -> int:
-    """List the environments that can be named with --rl-env.
-
-    Nothing is imported: packages are found by their metadata.
-    """
-    from aitrain.environment.loader import listed_environments
-    from aitrain.ui.output import escape_controls
-
-    listed = listed_environments()
-    if as_json:
-        print_json([asdict(one) for one in listed])
-        return 0
-    for one in listed:
-        lines = [f"{one.rl_env} ({one.source})", one.summary, *one.problem.splitlines()]
-        typer.echo(escape_controls("\n    ".join(lines)))
-    typer.echo("Your own: --rl-env path/to/file.py:Class. Write one with: aitrain env init my_task")
-    return 0

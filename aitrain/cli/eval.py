@@ -11,9 +11,6 @@ from aitrain.cli.flags import (
     AsJson,
     ConfigFile,
     Flag,
-    Quiet,
-    Verbose,
-    Verbosity,
     given_flags,
     print_json,
     run_argument,
@@ -51,8 +48,6 @@ def eval(
     config: ConfigFile = None,
     *,
     as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     **flags: Flag,
 ) -> int:
     """Score models on the held-out cases of an environment.
@@ -63,14 +58,13 @@ def eval(
     from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
     from aitrain.runs.new_folder import new_run_folder
 
-    verbosity = Verbosity(quiet, verbose)
     configs = _configs(models, config, given_flags(flags))
     plans = [(options, check_eval(options, reference)) for reference, options in configs]  # before the first one starts
     folders = list[Path]()
     try:
         for options, plan in plans:
             with new_run_folder(options) as folder:
-                run_eval(plan, options, folder, verbosity)
+                run_eval(plan, options, folder)
             folders.append(folder.path)
     finally:  # what was scored is shown before an error
         if folders:
@@ -91,7 +85,7 @@ def _print(folders: Sequence[Path], as_json: bool) -> None:
         console.print(line, style="dim", soft_wrap=True, markup=False)
 
 
-def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Verbosity) -> None:
+def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder) -> None:
     """Run an eval in its folder, which is locked.
 
     Raises:
@@ -101,7 +95,7 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Ve
 
     begin: list[Event] = [Phase(f"evaluating {config.model}")]
     folder.write_config(config)
-    run_in(folder.claimed(1, job=JOB, **sign_of_life()), plan, begin, verbosity)
+    run_in(folder.claimed(1, job=JOB, **sign_of_life()), plan, begin)
 
 
 def _configs(

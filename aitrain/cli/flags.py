@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,20 +46,8 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file with options; flags override it.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; train nothing.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the result only.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show the output of libraries and environment.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines (aitrain options --schema events).")]
-
-
-@dataclass(frozen=True)
-class Verbosity:
-    """How much of a run its command shows."""
-
-    quiet: bool = False
-    verbose: bool = False
-    as_json: bool = False
-    """Events as JSON lines on standard output, instead of a screen."""
+AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines (docs/events.md).")]
 
 
 def print_json(value: object) -> None:

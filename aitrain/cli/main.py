@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 import aitrain
 from aitrain import packages
 from aitrain.cli.flags import SectionedCommand
-from aitrain.errors import AitrainError, WorseError, did_you_mean, write_error_file
+from aitrain.errors import AitrainError, WorseError, write_error_file
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -35,7 +35,7 @@ COMMANDS = {
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
     "export": "Export a trained model: merged weights, or the adapter.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
-    "options": "Search the options of a training by words; JSON schemas of files.",
+    "options": "Search the options of a training by words.",
     "mcp": "Serve these commands as tools to a coding agent (MCP).",
     "env": "Write, check, play and inspect environments.",
 }
@@ -136,20 +136,14 @@ def _usage(error: typer.TyperException) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
         return error.format_message()
     context = getattr(error, "ctx", None)
-    see = f"\nSee {context.command_path} --help" if context else ""
-    flag = getattr(error, "option_name", None)
-    if flag and context and type(error).__name__ == "NoSuchOption":
-        return _unknown_flag(flag, context) + see
-    near = did_you_mean(flag or "", getattr(error, "possibilities", None) or ())
-    return (f"{error.message}.{near}" if near else error.format_message()) + see
+    said = error.format_message()
+    if context and type(error).__name__ == "NoSuchOption":
+        from aitrain.options.other_names import unknown_option  # here, because only this message needs it
 
-
-def _unknown_flag(flag: str, context: typer.Context) -> str:
-    """Message for an unknown flag, with what to use if the command has an option like it."""
-    from aitrain.options.other_names import unknown_option  # here, because only this message needs it
-
-    names = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
-    return unknown_option(flag, [name.lstrip("-").replace("-", "_") for name in names if name.startswith("--")])
+        names = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
+        known = [name.lstrip("-").replace("-", "_") for name in names if name.startswith("--")]
+        said = unknown_option(getattr(error, "option_name", ""), known)
+    return said + (f"\nSee {context.command_path} --help" if context else "")
 
 
 def _print_error(message: str, code: int, error: BaseException) -> int:

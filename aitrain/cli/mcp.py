@@ -13,8 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from aitrain.packages import installed
 from aitrain.ui.run_registry import RunRegistry, places
 
 COMMAND = (sys.executable, "-P", "-m", "aitrain")
+FROM_INPUT = ("--config", "/dev/stdin")
+"""Options come through standard input: JSON is YAML."""
 INSTRUCTIONS = (
     "Train language models with GRPO on an environment, a Python class. Usual order: check the environment, plan,"
     " start, status until it has finished, show, compare. Options have the names of aitrain's YAML files; the tool"
@@ -45,7 +46,7 @@ def mcp() -> int:
 
 async def check(environment: str, rl_env_config: dict[str, Any] | None = None) -> Answer:
     """Check an environment with scripted answers: mistakes, scores that can be cheated, failures. `environment` is
-    path/to/file.py:Class or a name of `aitrain env list`."""
+    path/to/file.py:Class, package.module:Class, or NAME:ID of an adapter."""
     config = [] if rl_env_config is None else ["--rl-env-config", json.dumps(rl_env_config)]
     return await _run("env", "check", environment, *config, "--json")
 
@@ -58,18 +59,21 @@ async def plan(options: dict[str, Any]) -> Answer:
 async def start(options: dict[str, Any]) -> Answer:
     """Start a training in the background; returns its run folder, or why it was refused. Use `status` to follow it."""
     events = Path(tempfile.mkstemp(prefix="aitrain-events-", suffix=".jsonl")[1])
-    with _options_file(options) as file, events.open("wb") as output:
+    with events.open("wb") as output:
         process = subprocess.Popen(
-            [*COMMAND, "grpo", "--config", file, "--json"],
-            stdin=subprocess.DEVNULL,
+            [*COMMAND, "grpo", "--json", *FROM_INPUT],
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # it outlives this server
         )
-        while not (first := events.read_text(encoding="utf-8", errors="replace").partition("\n")[0]):
-            if process.poll() is not None:
-                break
-            await asyncio.sleep(0.05)
+    assert process.stdin is not None
+    with process.stdin as given:
+        given.write(json.dumps(options).encode())
+    while not (first := events.read_text(encoding="utf-8", errors="replace").partition("\n")[0]):
+        if process.poll() is not None:
+            break
+        await asyncio.sleep(0.05)
     return _answer(first, pid=process.pid, events=str(events))
 
 
@@ -122,13 +126,13 @@ def _classes() -> tuple[Any, type[Exception]]:
 
 async def _run(*words: str, options: Mapping[str, Any] | None = None) -> Answer:
     """What a command says, and its exit code."""
-    with nullcontext() if options is None else _options_file(options) as file:
-        command = [*COMMAND, *words, *([] if file is None else ["--config", file])]
-        done = await asyncio.to_thread(subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True)
-    notes = done.stderr.decode(errors="replace").strip()[-2000:]
-    return _answer(
-        done.stdout.decode(errors="replace"), exit_code=done.returncode, **({"notes": notes} if notes else {})
+    command, given = [*COMMAND, *words], ""
+    if options is not None:
+        command, given = [*command, *FROM_INPUT], json.dumps(options)
+    done = await asyncio.to_thread(
+        subprocess.run, command, input=given, capture_output=True, text=True, encoding="utf-8", errors="replace"
     )
+    return _answer(done.stdout, exit_code=done.returncode, notes=done.stderr.strip()[-2000:])
 
 
 def _answer(printed: str, **known: Any) -> Answer:
@@ -146,12 +150,3 @@ def _answer(printed: str, **known: Any) -> Answer:
     if answer.get("event") == "Failed" or (answer.get("exit_code") and not is_document):
         raise _classes()[1](json.dumps(answer))
     return answer
-
-
-@contextmanager
-def _options_file(options: Mapping[str, Any]) -> Iterator[str]:
-    """A file with options, for as long as a command reads it."""
-    with tempfile.NamedTemporaryFile("w", prefix="aitrain-", suffix=".yaml", encoding="utf-8") as file:
-        json.dump(dict(options), file)  # JSON is YAML
-        file.flush()
-        yield file.name

@@ -1,36 +1,18 @@
-"""`aitrain options`: the options of a training, searched by words, and the JSON schemas of files."""
+"""`aitrain options`: the options of a training, searched by words, and the JSON schema of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from itertools import groupby
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from aitrain.cli.flags import AsJson, print_json
 from aitrain.errors import ConfigError
-from aitrain.events import events_schema
 from aitrain.options.other_names import unknown_option
 from aitrain.options.section import json_schema, options_of
 from aitrain.options.train import TrainConfig
-from aitrain.runs.records import LINE, RECORD
-
-
-def metrics_schema() -> dict[str, object]:
-    """Of a metrics line: named numbers, and others by the names of what they measure."""
-    found = LINE.json_schema()
-    del found["properties"]["values"]
-    return found | {"required": ["schema", "step"], "additionalProperties": {"type": ["number", "null"]}}
-
-
-SCHEMAS: dict[str, Callable[[], dict[str, object]]] = {
-    "config": lambda: json_schema(TrainConfig),
-    "events": events_schema,
-    "rollouts": RECORD.json_schema,
-    "metrics": metrics_schema,
-}
 
 
 def options(
@@ -39,26 +21,19 @@ def options(
         list[str] | None, typer.Argument(metavar="WORD...", help="Words of a name or a description; unset: all.")
     ] = None,
     *,
-    schema: Annotated[
-        Literal["config", "events", "rollouts", "metrics"] | None,
-        typer.Option(
-            metavar="WHAT",
-            help="Print a JSON schema: of config, the files of --config; events, the lines of --json; rollouts or"
-            " metrics, the lines of a run folder.",
-        ),
-    ] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the files of --config.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Search the options of aitrain grpo.
 
     Shows those whose name or description has all words. A name of TRL, AITraining or Unsloth finds the option that
-    means the same. For an editor, save the schema of config beside the file, with `aitrain options --schema config >
+    means the same. For an editor, save the schema beside the file, with `aitrain options --schema >
     config.schema.json`, and begin the file with the line
 
     # yaml-language-server: $schema=config.schema.json
     """
-    if schema is not None:
-        print_json(SCHEMAS[schema]())
+    if schema:
+        print_json(json_schema(TrainConfig))
         return 0
     wanted = [word.lstrip("-").lower() for word in words or ()]
     found = [

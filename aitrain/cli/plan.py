@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.batch import describe_rollout
-from aitrain.cli.flags import AsJson, ConfigFile, Flag, Verbosity, given_flags, print_json, with_options
+from aitrain.cli.flags import AsJson, ConfigFile, Flag, given_flags, print_json, with_options
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.ui.output import escape_controls
@@ -56,7 +55,7 @@ def plan(
     return 0
 
 
-def show_plan(plan: RunPlan, as_json: bool, dry_run: Verbosity | None = None) -> None:
+def show_plan(plan: RunPlan, as_json: bool, is_dry_run: bool = False) -> None:
     """Show a plan, for a dry run the notes of a training process that checks it as well, and what is not checked.
 
     Raises:
@@ -72,8 +71,8 @@ def show_plan(plan: RunPlan, as_json: bool, dry_run: Verbosity | None = None) ->
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
         sys.stdout.flush()  # the process takes seconds
-    notes = [f"! {note}" for note in plan.notes] + ([] if dry_run is None else _dry_run(plan, dry_run.verbose))
-    left = not_checked(plan, with_environment=dry_run is not None)
+    notes = [f"! {note}" for note in plan.notes] + (_dry_run(plan) if is_dry_run else [])
+    left = not_checked(plan, with_environment=is_dry_run)
     if not as_json:
         for line in (*notes, *(f"not checked: {what}" for what in left)):
             typer.echo(line)
@@ -93,17 +92,14 @@ def show_plan(plan: RunPlan, as_json: bool, dry_run: Verbosity | None = None) ->
     print_json(document)
 
 
-def _dry_run(plan: RunPlan, verbose: bool) -> list[str]:
+def _dry_run(plan: RunPlan) -> list[str]:
     """The notes of a training process that loads all but the weights."""
     from rich.console import Console
 
     from aitrain.launch.command_processes import dry_run
 
-    def show_output(text: str) -> None:
-        print(escape_controls(text), file=sys.stderr)
-
     with Console(stderr=True).status("checking in a training process"):
-        notes = dry_run(plan, show_output if verbose else None)
+        notes = dry_run(plan)
     return [note.mark + escape_controls(note.text) for note in notes]
 
 
@@ -114,7 +110,6 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     config = plan.config
     yield "model", config.model
     yield "batch", str(plan.batch)
-    yield "rollout", describe_rollout(config, plan.batch)
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     yield "steps", _steps(plan)

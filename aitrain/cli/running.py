@@ -7,12 +7,11 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from rich.console import Console
 
-from aitrain.cli.flags import Verbosity
 from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
 from aitrain.execution.process_tree import on_stop_signals
@@ -29,10 +28,10 @@ from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.page import write_report
-from aitrain.ui.terminal import Screen, on_standard_error, run_texts, shown_log
+from aitrain.ui.terminal import Screen, run_texts
 
 
-def train_here(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) -> int:
+def train_here(plan: RunPlan, as_json: bool = False, group: NodeGroup | None = None) -> int:
     """Train as planned and show the result; returns the exit code. `group`: the machines, if there are several, or
     another launcher started the processes of this one.
 
@@ -43,23 +42,23 @@ def train_here(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = No
         if group is not None:
             group.say(folder={})
             group.leave()
-        if verbosity.as_json:
+        if as_json:
             _send(RunStarted(str(plan.folder.path)))
-        elif not verbosity.quiet:
+        else:
             print(done_text(plan.folder), file=sys.stderr)
-        _show_result(plan.folder, verbosity)
+        _show_result(plan.folder, as_json)
         return 0
 
     with plan.open_folder() as folder:
         begin: list[Event] = [RunStarted(str(folder.path))]
-        if not verbosity.as_json:
+        if not as_json:
             begin += [Note(line, "info") for line in start_lines(plan, folder)]
         begin += [Note(note) for note in (*plan.notes, *remarks(folder, plan.config.project_name))]
-        end = run_in(folder, plan, begin, verbosity, group)
-    _show_result(folder, verbosity)
+        end = run_in(folder, plan, begin, as_json, group)
+    _show_result(folder, as_json)
     if end.status != "stopped":
         return 0
-    if not verbosity.as_json:
+    if not as_json:
         why = f": {end.because}" if end.because else ""
         print(f"stopped after step {end.step} and saved{why}{how_to_continue(plan, folder)}", file=sys.stderr)
     return 0 if end.because else 130
@@ -69,7 +68,7 @@ def run_in(
     folder: RunFolder,
     plan: RunPlan,
     begin: Iterable[Event],
-    verbosity: Verbosity,
+    as_json: bool = False,
     group: NodeGroup | None = None,
 ) -> Ended:
     """Run the processes of a training or an eval in its folder, and show their events after those of `begin`. A folder
@@ -78,7 +77,7 @@ def run_in(
     Raises:
         AitrainError: they failed; the message says how to continue.
     """
-    with _shown(folder, verbosity) as show:
+    with _shown(as_json) as show:
         try:
             for event in begin:
                 show(event)
@@ -130,13 +129,12 @@ def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:
 
 
 @contextmanager
-def _shown(folder: RunFolder, verbosity: Verbosity) -> Iterator[Announce]:
+def _shown(as_json: bool) -> Iterator[Announce]:
     """Where events go: a screen, or JSON lines."""
-    if verbosity.as_json:
+    if as_json:
         yield _send
         return
-    console = Console(quiet=True) if verbosity.quiet else on_standard_error()
-    with Screen(console) as screen, shown_log(folder.log, screen) if verbosity.verbose else nullcontext():
+    with Screen() as screen:
         screen.start()
         yield screen
 
@@ -151,8 +149,8 @@ def _note_end(folder: RunFolder, status: str, reason: str) -> None:
         folder.write_status(status, reason=reason)
 
 
-def _show_result(folder: RunFolder, verbosity: Verbosity) -> None:
-    if verbosity.as_json:
+def _show_result(folder: RunFolder, as_json: bool) -> None:
+    if as_json:
         _send(RunResult(str(folder.path), read_object(folder.result)))
     else:
         console = Console(highlight=False)
@@ -184,7 +182,7 @@ REFUSAL_SECONDS = 5.0
 """Seconds for the attempt to tell the other machines that this one cannot run the command."""
 
 
-def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConfig, group: NodeGroup | None) -> int:
+def train_on(nodes: Nodes, plan: RunPlan, as_json: bool, given: TrainConfig, group: NodeGroup | None) -> int:
     """Train on several machines, which must be equal, of which this is one; returns the exit code. `given`: the options
     of the command; `group`: the machines, if another launcher started it on them.
 
@@ -198,7 +196,7 @@ def train_on(nodes: Nodes, plan: RunPlan, verbosity: Verbosity, given: TrainConf
         group = group or NodeGroup(nodes, open_store(nodes, given.ddp_timeout))
         group.meet(own, len(plan.gpus), given.ddp_timeout)
         try:
-            return train_here(plan, verbosity, group) if nodes.rank == 0 else _follow(plan, nodes, group)
+            return train_here(plan, as_json, group) if nodes.rank == 0 else _follow(plan, nodes, group)
         except BaseException as error:
             group.refuse(error)
             raise

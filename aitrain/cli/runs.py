@@ -183,10 +183,6 @@ def compare(
             help="Exit with code 4 if B is worse than A, by more than MARGIN at the interval's upper limit; 0: at all.",
         ),
     ] = None,
-    detect: Annotated[
-        float | None,
-        typer.Option(min=1e-9, max=1e9, help="Difference to compute the number of cases for; unset: the measured one."),
-    ] = None,
     transcripts: Annotated[
         int, typer.Option(min=0, help="Lost cases and won cases that are shown with transcripts, of each kind.")
     ] = 2,
@@ -211,7 +207,7 @@ def compare(
         print_json({"comparisons": [one.to_json() for one in comparisons]})
     else:
         console = Console(highlight=False)
-        page(console, comparison_texts(comparisons, transcripts, detect))
+        page(console, comparison_texts(comparisons, transcripts))
         if html is not None:
             typer.echo(f"page: {html}")
     worse = [

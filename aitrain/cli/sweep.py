@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from aitrain.cli.flags import AsJson, DryRun, Quiet, given_flags, print_json
+from aitrain.cli.flags import AsJson, DryRun, given_flags, print_json
 from aitrain.errors import ConfigError
 from aitrain.packages import installed
 from aitrain.redaction import to_json_object
@@ -24,14 +23,13 @@ if TYPE_CHECKING:
 def sweep(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="YAML file with fixed options and a search space; or a sweep's folder."),
+        typer.Argument(
+            metavar="FILE", help="YAML file with fixed options and a search space; or a sweep's folder, to continue it."
+        ),
     ],
     trials: Annotated[str | None, typer.Option(help="Number of trials; overrides the file.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in this folder.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
-    *,
-    quiet: Quiet = False,
 ) -> int:
     """Search the options of a run: each trial is a run, and the held-out score after it says which is best."""
     if installed("optuna") is None or installed("plotly") is None:
@@ -41,10 +39,10 @@ def sweep(
     from aitrain.options.reading import resolve
     from aitrain.options.sweep import SweepConfig
     from aitrain.ui.sweep_page import best_trial, open_study
-    from aitrain.ui.terminal import Screen, on_standard_error
+    from aitrain.ui.terminal import Screen
 
-    flags = given_flags({"trials": trials})
-    if resume:
+    flags, is_begun = given_flags({"trials": trials}), file.is_dir()
+    if is_begun:
         plan = check_sweep(SweepConfig(**{**open_study(file).user_attrs.get("config", {}), **flags}))
     else:
         plan = check_sweep(resolve(SweepConfig, file, flags))
@@ -53,13 +51,12 @@ def sweep(
         print_json({**plan.config.written(), **derived})
         return 0
     folder = file
-    if not resume:
+    if not is_begun:
         plan.folder.parent.mkdir(parents=True, exist_ok=True)
         folder = make_unused(plan.folder)
-    console = Console(quiet=True) if quiet else on_standard_error()
-    with locked(RunFolder(folder)), Screen(console) as screen:
+    with locked(RunFolder(folder)), Screen() as screen:
         (folder / f"{SWEEP_LOG}.lock").unlink(missing_ok=True)  # Optuna's own, which a killed sweep may have left
-        study = open_study(folder, not resume)
+        study = open_study(folder, not is_begun)
         study.set_user_attr("config", to_json_object(plan.config.written()))
         screen.start()
         played = Sweep(plan, folder, study, screen)
@@ -70,7 +67,7 @@ def sweep(
             screen.dashboard.is_over = True  # what follows says how it ended
     _show_result(study, folder, as_json)
     if played.stops:
-        print(f"stopped; continue with:\n  aitrain sweep {shlex.quote(str(folder))} --resume", file=sys.stderr)
+        print(f"stopped; continue with:\n  aitrain sweep {shlex.quote(str(folder))}", file=sys.stderr)
         return 130
     return 0 if best_trial(study) else 1
 
@@ -95,7 +92,7 @@ def _show_result(study: Study, folder: Path, as_json: bool) -> None:
         print_json({"folder": str(folder), "trials": trials, "best": best and best.number, "confirm": confirm})
         return
     typer.echo(text_table(sweep_page.table(sweep_page.ranked(study))).plain)
-    typer.echo(f"\n{sweep_page.summary_line(study)}")
+    typer.echo()
     for line in sweep_page.best_lines(study, folder):
         typer.echo(line)
     typer.echo(f"\nfolder: {folder}\npage:   {folder / sweep_page.PAGE}")

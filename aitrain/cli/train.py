@@ -20,11 +20,8 @@ from aitrain.cli.flags import (
     ConfigFile,
     DryRun,
     Flag,
-    Quiet,
     RunName,
     SectionedCommand,
-    Verbose,
-    Verbosity,
     given_flags,
     group,
     print_json,
@@ -51,8 +48,6 @@ def grpo(
         bool,
         typer.Option("--resume", help="Resume from the newest complete checkpoint: --resume-from-checkpoint auto."),
     ] = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
@@ -63,7 +58,7 @@ def grpo(
     First steps: aitrain demo, then aitrain env init.
     """
     options = train_options(config, flags, resume)
-    return train(options, Verbosity(quiet, verbose, as_json), dry_run)
+    return train(options, as_json, dry_run)
 
 
 def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:
@@ -73,7 +68,7 @@ def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) 
     return resolve(TrainConfig, config, {**place, **given})
 
 
-def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False) -> int:
+def train(options: TrainConfig, as_json: bool, dry_run: bool = False) -> int:
     """Check the options, and train, or for a dry run show the plan; returns the exit code.
 
     Raises:
@@ -85,7 +80,7 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False) -> 
     if dry_run:
         from aitrain.cli.plan import show_plan
 
-        show_plan(check(options), verbosity.as_json, verbosity)
+        show_plan(check(options), as_json, is_dry_run=True)
         return 0
     group, rank = None, launched_rank()
     if rank is not None:
@@ -106,8 +101,8 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False) -> 
         from aitrain.cli.running import train_here, train_on
 
         if plan.nodes is not None:
-            return train_on(plan.nodes, plan, verbosity, options, group)
-        return train_here(plan, verbosity, group)
+            return train_on(plan.nodes, plan, as_json, options, group)
+        return train_here(plan, as_json, group)
 
 
 # -- recipes
@@ -143,14 +138,12 @@ def run(
     tiny: Annotated[bool, typer.Option("--tiny", help="With the tiny model, in seconds on the CPU.")] = False,
     *,
     dry_run: DryRun = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
     """Train a recipe. The flags are those of aitrain grpo, and override its options."""
     options = resolve(TrainConfig, None, given_flags(flags), read_recipe(name).options(tiny))
-    return train(options, Verbosity(quiet, verbose, as_json), dry_run)
+    return train(options, as_json, dry_run)
 
 
 DEMO: dict[str, object] = {
@@ -171,13 +164,11 @@ DEMO: dict[str, object] = {
 @with_options(TrainConfig, {"seed", "project_name", "output_dir"})
 def demo(
     *,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
-    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), Verbosity(quiet, verbose, as_json))
+    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), as_json)
 
 
 def reproduce(
@@ -187,17 +178,14 @@ def reproduce(
         run_argument("AGAIN", "A run that repeated it already: nothing is trained."),
     ] = None,
     *,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a run again from its folder, and compare records, metrics and weights."""
     from aitrain.runs.reproduction import compare_repetition  # here, because help needs none of it
 
-    verbosity = Verbosity(quiet, verbose)
     before = _ended_run(run)
     with redirect_stdout(sys.stderr):  # standard output is for the comparison
-        code, after = (0, _ended_run(again)) if again is not None else _train_again(before, verbosity)
+        code, after = (0, _ended_run(again)) if again is not None else _train_again(before)
     if code:
         return code
     compared = compare_repetition(before, after)
@@ -226,7 +214,7 @@ def _ended_run(name: str) -> RunFolder:
     return folder
 
 
-def _train_again(before: RunFolder, verbosity: Verbosity) -> tuple[int, RunFolder]:
+def _train_again(before: RunFolder) -> tuple[int, RunFolder]:
     """Train with the options and the environment of a run, in a new folder beside it; returns the exit code as well."""
     from aitrain.cli.running import train_here
     from aitrain.launch.preflight import check
@@ -236,7 +224,7 @@ def _train_again(before: RunFolder, verbosity: Verbosity) -> tuple[int, RunFolde
     plan = check(options)
     with new_run_folder(options) as folder:
         plan = replace(plan, folder=folder, notes=(*notes, *plan.notes))
-        return train_here(plan, verbosity), folder
+        return train_here(plan), folder
 
 
 def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:

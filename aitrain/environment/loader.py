@@ -1,16 +1,12 @@
-"""Finds, lists and constructs environments: the user's, in the training process and before a model is loaded, and those
-that can be named with --rl-env, of which none is imported.
-"""
+"""Finds and constructs environments, in the training process and before a model is loaded."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -226,46 +222,3 @@ def _only_class(source: EnvSource, module: ModuleType) -> str:
             f"Name one, also one that is imported there, as in --rl-env {place}:{(found or ['MyEnv'])[-1]}"
         )
     return found[0]
-
-
-# -- the list
-
-ENTRY_POINTS = "aitrain.environments"
-"""Group of entry points by which an installed package lists its environments: NAME = "package.module:Class"."""
-
-
-@dataclass(frozen=True)
-class ListedEnvironment:
-    """One line of the list."""
-
-    source: str
-    """bundled, installed or adapter."""
-    rl_env: str
-    """What to give with --rl-env; an example for an adapter."""
-    summary: str
-    package: str | None = None
-    """The package that it needs or comes from; None if it needs none."""
-    version: str | None = None
-    """Version of the installed package; None if it is not installed."""
-    problem: str = ""
-    """Why the package cannot be used, with the command that installs it."""
-
-
-def listed_environments() -> list[ListedEnvironment]:
-    """Bundled environments, those of installed packages, and adapters."""
-    found = list[ListedEnvironment]()
-    for file in sorted(BUNDLED.glob("*.py")):
-        text = ast.get_docstring(ast.parse(file.read_bytes())) or ""
-        found.append(ListedEnvironment("bundled", f"envs.{file.stem}", " ".join(text.partition("\n\n")[0].split())))
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.value, entry.name)):
-        package, version = (None, None) if entry.dist is None else (entry.dist.name, entry.dist.version)
-        found.append(ListedEnvironment("installed", entry.value, entry.name, package, version))
-    for adapter in ADAPTERS.values():
-        problem, rl_env = "", f"{adapter.name}:{adapter.example}"
-        try:
-            adapter.require_package()
-        except ConfigError as error:
-            problem = str(error).removeprefix("rl_env: ")
-        package, version = adapter.package, adapter.installed_version
-        found.append(ListedEnvironment("adapter", rl_env, adapter.summary, package, version, problem))
-    return found

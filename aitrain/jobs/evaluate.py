@@ -26,7 +26,7 @@ from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, Interrupted
-from aitrain.events import Ended, Evaluating
+from aitrain.events import Ended, Step
 from aitrain.execution.failure import FailureCount
 from aitrain.options.evaluate import EvalConfig
 from aitrain.rollout.engine import RolloutClock
@@ -81,7 +81,7 @@ def _play_and_score(
     progress.steps, progress.step, progress.seconds = steps, 0, 0.0
     began, failed = time.monotonic(), 0
 
-    def after_batch(decoding: str, played: list[PlayedEpisode], scores: Scoring) -> None:
+    def after_batch(played: list[PlayedEpisode], scores: Scoring) -> None:
         """Show the progress, and end the eval between two batches if it fails or is to stop."""
         nonlocal failed
         failures = sum(sample.failure is not None for sample in played)
@@ -91,7 +91,7 @@ def _play_and_score(
         left = seconds / max(1, done) * (steps - done)
         progress.seconds, progress.ends_at = round(seconds, 3), round(time.time() + left, 1)
         mean = mean_score(scores, plan.mixture)
-        context.announce(Evaluating(done, steps, decoding, mean, left, failed / max(1, done)))
+        context.announce(Step(done, steps, mean, left, failed=failed / max(1, done)))
         scored = sum(sample.score is not None for sample in played)
         dropped = sum(bool(sample.dropped) for sample in played)
         rollouts.failures.after_batch(scored, failures, len(played) - dropped)

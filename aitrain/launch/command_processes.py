@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +23,8 @@ from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder
 
 
-def dry_run(plan: RunPlan, show_output: Callable[[str], None] | None = None) -> list[Note]:
+def dry_run(plan: RunPlan) -> list[Note]:
     """Check a run in a process of its own, as far as that is possible without its weights; returns its notes.
-    `show_output` gets what the libraries and the environment printed.
 
     Raises:
         AitrainError: the run would be refused, by the same error.
@@ -42,8 +41,6 @@ def dry_run(plan: RunPlan, show_output: Callable[[str], None] | None = None) -> 
         processes = _AtOnce(replace(plan, launched=None), folder, hear, ranks=[LaunchedRank()])
         processes.variables = {DRY_RUN_VARIABLE: str(plan.batch.processes)}
         end = processes.run()
-        if show_output is not None:
-            show_output(folder.log.read_text(encoding="utf-8", errors="replace"))
     if not isinstance(end, Failed):
         return notes
     if end.exit_code == Interrupted.exit_code:

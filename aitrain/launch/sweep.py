@@ -190,7 +190,7 @@ class Sweep:
                     raise RunFailed(
                         f"The first {FAILURES} trials have failed: the sweep ends.\n"
                         f"{trial_name(ended[0])}: {outcome(ended[0])}\n"
-                        "Start it again without --resume, which does not play failed trials again."
+                        "Start it again from its file: a sweep that is continued does not play failed trials again."
                     )
         except BaseException as error:
             self._record("failed", str(error))

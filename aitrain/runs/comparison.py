@@ -149,19 +149,19 @@ class Comparison:
         is_maybe_format = self.verdict == "better" and lenient.verdict != "better"
         return f"The gain may be only format, as the lenient score shows none: {parts}" if is_maybe_format else parts
 
-    def power_sentence(self, difference: float | None = None) -> str:
-        """Which difference these cases detect, and how many cases the given or the measured difference needs."""
+    def power_sentence(self) -> str:
+        """Which difference these cases detect, and how many cases the measured difference needs."""
         power, count = self.power, self.main.change["count"] or 0
         detectable = power and power.detectable(count)
         if power is None or detectable is None:
             return ""
         text = f"Power: {count} cases detect a difference of {detectable:.3f} with a probability of {WANTED_POWER:.0%}"
-        wanted = self.main.change["mean"] if difference is None else difference
-        if not wanted:
+        measured = self.main.change["mean"]
+        if not measured:
             return text
-        needed = power.cases_needed(wanted)
+        needed = power.cases_needed(measured)
         cases = f"more than {MOST_CASES:,}" if needed is None else f"{needed:,}"
-        return f"{text}; for {'the measured ' if difference is None else ''}{abs(wanted):.3f}, {cases} are needed"
+        return f"{text}; for the measured {abs(measured):.3f}, {cases} are needed"
 
     def __repr__(self) -> str:
         return f"Comparison({self.a.label} -> {self.b.label}: {verdict_sentence(self.main.change)})"

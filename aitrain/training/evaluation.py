@@ -89,8 +89,8 @@ class EvalScores:
         return {"score": mean_score(self.sampled, (one,)), "greedy": mean_score(self.greedy, (one,))}
 
 
-AfterBatch: TypeAlias = Callable[[str, list[PlayedEpisode], Scoring], None]
-"""Called with a decoding, a batch of all ranks, and the scores of this decoding until now."""
+AfterBatch: TypeAlias = Callable[[list[PlayedEpisode], Scoring], None]
+"""Called with a batch of all ranks, and the scores of its decoding until now."""
 
 
 def evaluate(
@@ -126,7 +126,7 @@ def evaluate(
             scores += [(str(plan.cases[one.key[0]].number), one.score) for one in played if one.score is not None]
             failures += [one for one in played if one.failure is not None]
             rollouts.report(played)
-            after_batch(name, played, grouped(scores))
+            after_batch(played, grouped(scores))
         scorings[name] = grouped(scores)
         scored = {case.env for case in plan.cases if str(case.number) in scorings[name]}
         for env in sorted({each.env for each in failures} - scored):

@@ -4,7 +4,6 @@ Control characters of models are escaped."""
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from aitrain.redaction import redact
 from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome, compare_all, telling_samples
 from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_text
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.recorded_scoring import RecordedScoring, read_scorings
+from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.ui.dashboard import number
-from aitrain.ui.episodes import MOST_BYTES, episode
+from aitrain.ui.episodes import episode
 from aitrain.ui.output import escape_controls
 from aitrain.ui.page import rendered
 from aitrain.ui.terminal import text_table
@@ -27,18 +26,16 @@ LONGEST_TEXT = 2_000
 """Maximum columns of an answer; the page has more."""
 STYLES = ("page.css", "comparison.css")
 SCRIPTS = ("dom.js", "theme.js", "comparison.js")
-MOST_CASES: dict[Outcome, int] = {"lost": 60, "won": 60, "equal": 20, "unscored": 20}
+MOST_CASES: dict[Outcome, int] = {"lost": 40, "won": 40, "equal": 10, "unscored": 10}
 """Maximum number of cases with transcripts, of each outcome."""
 MOST_ROWS = 5_000
 """Maximum number of cases that are listed."""
 SHOWN_OUTCOMES: tuple[Outcome, ...] = ("lost", "won")
 
 
-def comparison_texts(
-    comparisons: Sequence[Comparison], most_cases: int = 2, detect: float | None = None
-) -> Iterator[Text]:
-    """The comparisons, each from its verdict to the transcripts of the `most_cases` that B lost and won most clearly.
-    `detect`: the difference that the number of cases is computed for, unless it is the measured one."""
+def comparison_texts(comparisons: Sequence[Comparison], most_cases: int = 2) -> Iterator[Text]:
+    """The comparisons, each from its verdict to the transcripts of the `most_cases` that B lost and won most
+    clearly."""
     if len(comparisons) > 1:
         heads = ("model", comparisons[0].a.label, "itself", "change", f"p, corrected for {len(comparisons)}")
         yield row_table({one.b.label: one.main for one in comparisons}, heads)
@@ -57,7 +54,7 @@ def comparison_texts(
         counts = comparison.counts.items()
         shown = ", ".join(f"{count} {name}" for name, count in counts if count or name != "unscored")
         yield Text(f"{len(comparison.pairs)} cases, {comparison.decoding}: {shown}")
-        for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence(detect))):
+        for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence())):
             yield Text(escape_controls(sentence))
         for note in comparison.notes:
             yield Text(f"! {escape_controls(redact(note))}", style=MIDDLE)
@@ -133,29 +130,21 @@ def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
 
 def _view(comparison: Comparison) -> JsonObject:
     ranked = sorted(comparison.pairs, key=lambda pair: -abs(pair.difference or 0.0))[:MOST_ROWS]
+    told = {id(pair) for outcome, most in MOST_CASES.items() for pair in comparison.cases(outcome)[:most]}
     changes = [row.change for row in comparison.rows.values()]
     limits = [abs(limit) for change in changes for limit in (change["low"], change["high"], change["mean"]) if limit]
-    left, room, cases = Counter(MOST_CASES), MOST_BYTES, []
-    for pair in ranked:
-        sides = _sides(comparison, pair) if left[pair.outcome] > 0 else []
-        size = sum(scoring.rollouts.entries[number].length for scoring, number in sides)
-        is_told = 0 < size <= room
-        if is_told:
-            room -= size
-            left[pair.outcome] -= 1
-        cases.append((pair, [episode(scoring.rollouts, number) for scoring, number in sides] if is_told else []))
     return {
         "c": comparison,
         "notes": [redact(note) for note in comparison.notes],
         "reach": max(limits, default=1.0),
-        "cases": cases,
+        "cases": [(pair, _episodes(comparison, pair) if id(pair) in told else []) for pair in ranked],
     }
 
 
-def _sides(comparison: Comparison, pair: CasePair) -> list[tuple[RecordedScoring, int]]:
+def _episodes(comparison: Comparison, pair: CasePair) -> list[JsonObject]:
     """The episode of a case by each model that shows the difference best; none of a case that an interrupted eval
     lacks."""
     if not all(case.samples[comparison.decoding] for case in (pair.a, pair.b)):
         return []
-    samples = telling_samples(comparison, pair)
-    return [(comparison.a, samples[0].number), (comparison.b, samples[1].number)]
+    sides = zip((comparison.a, comparison.b), telling_samples(comparison, pair), strict=True)
+    return [episode(scoring.rollouts, sample.number) for scoring, sample in sides]

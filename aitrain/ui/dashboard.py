@@ -11,7 +11,7 @@ from statistics import fmean
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from aitrain.events import Ended, Evaluated, Evaluating, Event, Failed, Note, Phase, Playing, Step
+from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Playing, Step
 from aitrain.redaction import redact
 from aitrain.ui.output import escape_controls
 
@@ -35,8 +35,6 @@ class Dashboard:
     step: Step | None = None
     rewards: list[float] = field(default_factory=list)
     scores: list[Evaluated] = field(default_factory=list)
-    evaluating: Evaluating | None = None
-    """The latest progress of an eval."""
     playing: Playing | None = None
     """The present rollout, if it takes seconds."""
     is_over: bool = False
@@ -55,8 +53,6 @@ class Dashboard:
             case Step():
                 self.phase, self.step = "", event
                 self.rewards += [] if event.reward is None else [event.reward]
-            case Evaluating():
-                self.phase, self.evaluating = "", event
             case Ended() | Failed():
                 self.playing, self.is_over = None, self.is_over or isinstance(event, Ended)
         self.since = time.monotonic()
@@ -70,12 +66,9 @@ class Dashboard:
         """The lines by their names; without those that are empty."""
         elapsed = time.monotonic() - self.since
         lines: dict[str, Text] = {}
-        if (eval := self.evaluating) is not None:
-            lines["episodes"] = _progress(eval.done, eval.episodes, _left(eval.seconds_left - elapsed), width)
-            failed = _share(eval.failed or None, "failed", "red")
-            lines["score"] = _joined(Text(number(eval.score), "bold"), Text(eval.decoding, "dim"), failed)
-        elif (step := self.step) is not None:
-            lines["step"] = _progress(step.step, step.steps, _left(step.seconds_left - elapsed), width)
+        if (step := self.step) is not None:
+            left = f"{duration(max(0.0, step.seconds_left - elapsed))} left"
+            lines["step"] = _progress(step.step, step.steps, left, width)
             reward = Text(number(step.reward), "bold")
             curve = reward_line(self.rewards, width - len(reward) - 2) if len(self.rewards) > 1 else Text()
             lines["reward"] = _joined(reward, curve)
@@ -145,11 +138,6 @@ def _progress(done: int, of: int, rest: str, width: int) -> Text:
 def _joined(*parts: Text) -> Text:
     """The parts side by side, without empty ones."""
     return Text("  ").join(part for part in parts if part.plain)
-
-
-def _left(seconds: float) -> str:
-    """`1m 20s left`."""
-    return f"{duration(max(0.0, seconds))} left"
 
 
 def _tokens_per_second(rate: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from statistics import fmean
@@ -98,34 +98,26 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
 
 
 def choose(entries: Sequence[IndexEntry]) -> list[int]:
-    """Numbers of the episodes of a large run that its report holds, in the order in which they were made.
-
-    Until the page is full: held-out cases before and after, the first and the last steps, failures, and groups from
-    evenly spread steps. Groups are not split, as an advantage has no meaning without the group.
+    """Numbers of the episodes that a report holds, in the order in which they were made: of a large run a sample, a
+    quarter of it held-out cases before and after, the rest groups of all kinds, both evenly spread. Groups are not
+    split, as an advantage has no meaning without the group.
     """
-    ordered = in_order(entries, range(len(entries)))
-    groups = list(grouped((entries[number].group_key, number) for number in ordered).values())
-    training = [group for group in groups if not entries[group[0]].eval_phase]
+    most = min(MOST_EPISODES, MOST_BYTES * len(entries) // max(1, sum(entry.length for entry in entries)))
+    if len(entries) <= most:
+        return list(range(len(entries)))
     cases = grouped(
         ((entry.eval_phase.endswith("greedy"), entry.case), number)
         for number, entry in enumerate(entries)
         if entry.eval_phase.startswith(("before", "after"))
     )
-    wishes = [
-        evenly(list(cases.values()), 90),
-        *(training[:8], training[-8:]),
-        evenly([group for group in groups if any(entries[number].failure for number in group)], 40),
-        evenly(groups, MOST_EPISODES),
-    ]
-    chosen: set[int] = set()
-    room = MOST_BYTES
-    for group in chain(*wishes):
-        new = [number for number in group if number not in chosen]
-        size = sum(entries[number].length for number in new)
-        if size <= room and len(chosen) + len(new) <= MOST_EPISODES:
-            chosen.update(new)
-            room -= size
-    return sorted(chosen)
+    groups = grouped((entries[number].group_key, number) for number in in_order(entries, range(len(entries))))
+    return sorted(_spread(cases, most // 4) | _spread(groups, most * 3 // 4))
+
+
+def _spread(groups: Mapping[Any, list[int]], most: int) -> set[int]:
+    """The members of evenly spread groups, about `most` together."""
+    size = fmean(map(len, groups.values())) if groups else 1
+    return set(chain.from_iterable(evenly(list(groups.values()), max(2, int(most / size)))))
 
 
 # -- one page of a list

@@ -29,7 +29,7 @@ from aitrain.runs.held_out import (
     verdict_of,
     verdict_of_scores,
 )
-from aitrain.runs.json_values import JsonObject, as_float, parse_object, regular
+from aitrain.runs.json_values import JsonObject, as_float, regular
 from aitrain.runs.model_reference import read_options
 from aitrain.runs.records import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
@@ -330,11 +330,8 @@ class Overview:
     def row(self) -> dict[str, Any]:
         """The run in the table of runs, from small files and the end of metrics.jsonl."""
         rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
-        scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
-        newest = (parse_object(scorings[-1]) if scorings else None) or {}
         row = next(iter(self.scores.values()), self._bare_scores())
-        after, change = row["after"], row["change"]
-        state = self.state
+        state, change = self.state, row["change"]
         return {
             **state,
             "name": self.run.path.name,
@@ -345,8 +342,7 @@ class Overview:
             "options": self._plain_options(),
             "rewards": list(map(float, evenly(rewards, ROW_POINTS))),
             "before": row["before"],
-            "after": after or _bare(as_float(newest.get("eval_score"))),
-            "after_step": newest.get("step") if after is None else None,
+            "after": row["after"],
             "change": change,
             "learned": self.learned,
             "verdict": verdict_of(change),

@@ -1,8 +1,8 @@
 """The HTML pages: each is one file with everything in it, such as report.html, which is written at the end of a run;
-or a page with its parts served separately.
+or the page of `aitrain view`, which requests its data.
 
 Text of models and environments is never HTML: a page has it as JSON without tags, which the scripts set as text only,
-or escaped by its template. The pages' policy forbids any request and any script but their own.
+or escaped by its template. The pages' policy forbids any script but their own, and any request but those for data.
 """
 
 from __future__ import annotations
@@ -40,10 +40,6 @@ SERVED_SCRIPTS = (*SCRIPTS[:-1], "runs.js", SCRIPTS[-1])
 """With the table of runs, which only `aitrain view` has."""
 NOTHING_ELSE = "base-uri 'none'; form-action 'none'"
 NO_HTML = f"{NOTHING_ELSE}; require-trusted-types-for 'script'; trusted-types 'none'"
-SERVED_POLICY = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data: blob:;"
-    f" frame-ancestors 'none'; {NO_HTML}"
-)
 
 
 @cache
@@ -58,18 +54,25 @@ def self_contained(data: object) -> str:
 
 
 def rendered(
-    template: str, styles: Sequence[str], scripts: Sequence[str], data: object = None, **values: object
+    template: str,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    data: object = None,
+    connects: str = "'none'",
+    **values: object,
 ) -> str:
-    """A page of its own: a template with its data, styles and scripts inside, and a policy that allows no others."""
+    """A page of its own: a template with its data, styles and scripts inside, and a policy that allows no others, and
+    requests to `connects` only."""
     parts = {"styles": list(map(asset, styles)), "scripts": list(map(asset, scripts))}
     allowed = f"style-src {hashes(parts['styles'])}; script-src {hashes(parts['scripts'])}; img-src data: blob:"
+    allowed += f"; connect-src {connects}"
     inert = None if data is None else as_inert_json(data)
     return fill(template, {"policy": f"default-src 'none'; {allowed}; {NO_HTML}", "data": inert, **parts, **values})
 
 
 def served() -> str:
-    """The page whose parts are at /assets/, and whose data are requested from /api/."""
-    return fill("page.html", {"linked_styles": STYLES, "linked_scripts": SERVED_SCRIPTS})
+    """The page that requests its data from /api/."""
+    return rendered("page.html", STYLES, SERVED_SCRIPTS, connects="'self'")
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:

@@ -27,7 +27,7 @@ from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.comparison_view import comparison_page
 from aitrain.ui.episodes import Query, cases_json, episode, find, page_of
 from aitrain.ui.output import escape_controls
-from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, served
+from aitrain.ui.page import served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
 HEADERS = {
-    "Content-Security-Policy": SERVED_POLICY,
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -44,8 +44,8 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-OWN_POLICY = {"Content-Security-Policy": "frame-ancestors 'none'"}
-"""Headers of a comparison, whose page has a policy with the hashes of its scripts."""
+OF_PAGES = {"Content-Security-Policy": "frame-ancestors 'none'"}
+"""Headers of a page, which has a policy with the hashes of its scripts."""
 MOST_CASES = 10_000
 Parameters = dict[str, str]
 
@@ -88,29 +88,23 @@ class PageServer:
         return response
 
     def _answer(self, request: Request) -> Response:
-        from starlette.responses import HTMLResponse, RedirectResponse, Response
+        from starlette.responses import HTMLResponse, RedirectResponse
 
         path, parameters = request.scope["path"], {name: text for name, text in request.query_params.items() if text}
         _check_origin(request)
-        folder, _, name = path[1:].partition("/")
-        if folder == "assets" and name in (*STYLES, *SERVED_SCRIPTS):
-            kind = "text/css" if name.endswith(".css") else "text/javascript"
-            return Response(asset(name), media_type=kind)
         given = parameters.pop("key", None) if path in PAGES else None
         key = request.cookies.get(self.cookie, "") if given is None else given
-        if not hmac.compare_digest(key.encode(), self.key.encode()) and folder != "assets":
+        if not hmac.compare_digest(key.encode(), self.key.encode()):
             raise RefusedRequestError(403, "The key is missing: open the address of aitrain view.")
         if given is not None:
             response = RedirectResponse(f"{path}?{urlencode(parameters)}" if parameters else path, 303)
             response.set_cookie(self.cookie, given, httponly=True, samesite="lax")
             return response
         if path == "/":
-            return HTMLResponse(served())
+            return HTMLResponse(served(), headers=OF_PAGES)
         if path == "/compare":
-            return HTMLResponse(
-                comparison_page(*(_run(self.registry, parameters, name).path for name in ("a", "b"))),
-                headers=OWN_POLICY,
-            )
+            page = comparison_page(*(_run(self.registry, parameters, name).path for name in ("a", "b")))
+            return HTMLResponse(page, headers=OF_PAGES)
         if path in ANSWERS:
             return _json(ANSWERS[path](self.registry, parameters))
         raise RefusedRequestError(404, "There is nothing here.")

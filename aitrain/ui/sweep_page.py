@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from aitrain.errors import ConfigError
 from aitrain.runs.held_out import interval_text
 from aitrain.runs.run_folder import SWEEP_LOG, write_text
-from aitrain.ui.dashboard import duration
 from aitrain.ui.output import escape_controls
 from aitrain.ui.page import NOTHING_ELSE, as_inert_json, asset, fill, hashes
 
@@ -96,13 +94,6 @@ def table(trials: Sequence[FrozenTrial]) -> list[list[str]]:
     return rows
 
 
-def summary_line(study: Study) -> str:
-    """`6 finished, 1 failed; 3m 20s of training`."""
-    counts = Counter(STATUS[trial.state] for trial in ranked(study))
-    seconds = sum(trial.user_attrs.get("seconds") or 0.0 for trial in study.get_trials())
-    return f"{', '.join(f'{count} {status}' for status, count in counts.items())}; {duration(seconds)} of training"
-
-
 def confirm_command(trial: FrozenTrial, folder: Path) -> str:
     """The command that scores the model of a trial again."""
     return shlex.join(["aitrain", "eval", str(folder / trial_name(trial)), "--samples", "8"])
@@ -138,7 +129,6 @@ def sweep_page(study: Study, folder: Path) -> str:
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src {hashes(scripts)}; img-src data: blob:;"
         f" {NOTHING_ELSE}",  # Plotly sets styles
         "title": folder.name,
-        "summary": summary_line(study),
         "best": "\n".join(best_lines(study, folder)),
         "figures": figures,
         "head": head,

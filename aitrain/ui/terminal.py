@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import os
 import shlex
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from aitrain.events import Evaluating, Event, Note, Playing, RunStarted, Step
+from aitrain.events import Event, Note, Playing, RunStarted, Step
 from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.held_out import VERDICT_STYLES, table_texts, verdict_sentence
 from aitrain.ui.dashboard import Dashboard, duration, event_line, note_text, reward_line
@@ -28,40 +25,19 @@ from aitrain.ui.overview import Overview
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines in a pipe or in CI."""
-LOOK = 0.2
-"""Seconds between two looks into a log."""
-
-
-def on_standard_error() -> Console:
-    """The console of a run; standard output is for its result only."""
-    return Console(stderr=True, highlight=False)
 
 
 def can_be_drawn_over(console: Console) -> bool:
     """Whether output goes to a terminal that can move its cursor, outside of CI; not for a pipe with FORCE_COLOR."""
     is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    return console.file.isatty() and console.is_interactive and not (console.quiet or is_ci)
-
-
-def read_on(path: Path, done: int) -> tuple[list[str], int]:
-    """The lines that were written into a log after its first `done` bytes, of a progress bar its last state; and the
-    number of bytes that are read now."""
-    try:
-        with path.open("rb") as file:
-            done = min(done, file.seek(0, os.SEEK_END))  # a log that is too long is cut
-            file.seek(done)
-            whole, newline, _ = file.read().rpartition(b"\n")
-    except FileNotFoundError:
-        return [], 0
-    lines = whole.decode("utf-8", errors="replace").split("\n") if newline else []
-    return [line.rstrip("\r").rpartition("\r")[2] for line in lines], done + len(whole) + len(newline)
+    return console.file.isatty() and console.is_interactive and not is_ci
 
 
 class Screen:
     """Shows the events of a run: a block that is drawn over, below its notes; where nothing can be, plain lines."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or on_standard_error()
+        self.console = console or Console(stderr=True, highlight=False)  # standard output is for the result only
         self.dashboard = Dashboard()
         self._live: Live | None = None
         self._last_line = 0.0
@@ -94,7 +70,7 @@ class Screen:
         if isinstance(event, Note):
             self.print(note_text(event))
         elif self._live is None and (line := event_line(event)):
-            is_progress = isinstance(event, (Step, Evaluating, Playing))
+            is_progress = isinstance(event, (Step, Playing))
             if not is_progress:
                 self.print(Text(line))
             elif time.monotonic() - self._last_line > LINE_EVERY:
@@ -104,28 +80,6 @@ class Screen:
     def print(self, text: Text) -> None:
         """Print a text above the block."""
         self.console.print(text, soft_wrap=self._live is None)
-
-
-@contextmanager
-def shown_log(path: Path, screen: Screen) -> Iterator[None]:
-    """Context in which a screen shows the lines that are written into a log."""
-    over = threading.Event()
-
-    def follow() -> None:
-        done, is_last = 0, False
-        while not is_last:
-            is_last = over.wait(LOOK)
-            lines, done = read_on(path, done)
-            for line in lines:
-                screen.print(Text(escape_controls(line), style="dim"))
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 # -- when it is over

@@ -35,7 +35,7 @@ def weather(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adapter]:
     site = here.parent / "site"
     write(site, {"weather_adapter.py": WEATHER})
     monkeypatch.syspath_prepend(str(site))
-    made = Adapter("weather", "weather_adapter", "Weather", "Weather.", "Rome", "pyyaml", ">=1,<99")
+    made = Adapter("weather", "weather_adapter", "Weather", "Rome", "pyyaml", ">=1,<99")
     monkeypatch.setitem(ADAPTERS, "weather", made)
     yield made
     sys.modules.pop("weather_adapter", None)

@@ -106,7 +106,7 @@ def train(tmp_path: Path, record_property: Record) -> Iterator[Train]:
         settings.write_text(json.dumps(config.changed()), encoding="utf-8")  # JSON is YAML, too
         visible = "" if IS_REHEARSAL else ",".join(visible_gpus()[:gpus])
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, FILE: str(probe)}
-        command = [sys.executable, "-m", "aitrain", "grpo", "--config", str(settings), "--verbose"]
+        command = [sys.executable, "-m", "aitrain", "grpo", "--config", str(settings)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=variables)
         assert ended.returncode == 0, (ended.stderr or ended.stdout).strip()[-2000:]
         folder = Path(config.output_dir) / config.project_name

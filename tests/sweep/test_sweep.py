@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTED = [sys.executable, "-P", str(ROOT / "tests" / "sweep" / "scripted.py")]
 OPTIONS = {"model": "tiny", "rl_env": "envs.arithmetic", "eval_strategy": "steps", "eval_steps": 5, "max_steps": 20}
 PLANTED = {"lr": [BAD, GOOD], "lora_r": [4, 8, 16, 32]}
-FILE = ("sweep.yaml", "--quiet")
+FILE = ("sweep.yaml",)
 Run = Callable[..., int]
 
 
@@ -45,7 +45,7 @@ def write_file(**changes: object) -> Path:
 
 @pytest.fixture
 def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run("sweep.yaml", "--quiet")` is `aitrain sweep` with scripted trials, `asked` of them in keywords. Its page is
+    """`run("sweep.yaml")` is `aitrain sweep` with scripted trials, `asked` of them in keywords. Its page is
     empty: to draw it after each trial takes longer than the trial."""
     monkeypatch.setattr(sweep, "COMMAND", SCRIPTED)
     monkeypatch.setattr(sweep_page, "sweep_page", lambda *_: "")
@@ -78,7 +78,7 @@ def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_w
     killed.join(120)
     assert killed.exitcode == -signal.SIGKILL
     assert (Overview(Path("runs/lrs")).status, states()[4:]) == ("dead", ["RUNNING"])
-    assert run("runs/lrs", "--resume", "--quiet") == 0
+    assert run("runs/lrs") == 0
     resumed, whole = (
         [(trial.params, trial.state, trial.value) for trial in open_study(Path("runs") / name).trials]
         for name in ("lrs", "whole")
@@ -99,9 +99,9 @@ def test_ctrl_c_stops_the_running_trial_which_is_resumed(run: Run, capsys: pytes
     thread.start()
     assert run(*FILE, waits=[BAD]) == 130
     thread.join()
-    assert "aitrain sweep runs/lrs --resume" in capsys.readouterr().err
+    assert "aitrain sweep runs/lrs" in capsys.readouterr().err
     assert (states(), Overview(Path("runs/lrs")).status) == (["COMPLETE", "RUNNING"], "stopped")
-    assert run("runs/lrs", "--resume", "--quiet") == 0
+    assert run("runs/lrs") == 0
     assert (states(), starts(0), starts(1)) == (["COMPLETE", "COMPLETE"], 1, 2)
 
 
@@ -109,20 +109,21 @@ def test_a_finished_sweep_is_continued_with_more_trials_also_where_it_was_moved(
     write_file(trials=1)
     assert run(*FILE) == 0
     Path("runs/lrs").rename("moved")
-    assert run("moved", "--resume", "--quiet", "--trials", "3") == 0
+    assert run("moved", "--trials", "3") == 0
     assert len(states("moved")) == 3
-    assert run("moved", "--resume", "--quiet") == 0
+    assert run("moved") == 0
     assert not list(Path("runs").iterdir())
     assert len(states("moved")) == 3
 
 
 def test_a_folder_without_a_sound_record_is_no_sweep(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     write_file(trials=1)
-    assert run("sweep.yaml", "--resume") == 2
+    Path("empty").mkdir()
+    assert run("empty") == 2
     assert "is not the folder of a sweep" in capsys.readouterr().err
     assert run(*FILE) == 0
     Path("runs/lrs/optuna.log").write_text("{}\n")
-    assert run("runs/lrs", "--resume") == 2
+    assert run("runs/lrs") == 2
     assert "runs/lrs/optuna.log is damaged" in capsys.readouterr().err
     assert Overview(Path("runs/lrs")).status == "finished"
 
@@ -175,7 +176,6 @@ def test_the_end_shows_the_trials_the_best_one_and_what_to_do_next(
     lines = shown.splitlines()
     assert lines[0].split() == ["trial", "lr", "lora_r", "before", "score", "after", "training"]
     assert lines[1].split()[1:] == ["0.0003", "32", "0.200", "0.832", "[0.732,", "0.932]"]
-    assert "8 finished; 24s of training" in shown
     best = best_trial(open_study(Path("runs/lrs")))
     assert f"aitrain eval runs/lrs/trial-{best.number} --samples 8" in shown
     assert Path("runs/lrs/sweep.html").exists()
@@ -188,12 +188,11 @@ def test_the_end_shows_the_trials_the_best_one_and_what_to_do_next(
     assert result["trials"][0]["status"] == "finished"
 
 
-def test_trials_that_fail_have_no_score_and_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trials_that_fail_have_no_score(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     write_file(search={"lr": [1e-1, GOOD, 1e-2, BAD], "lora_r": [4]}, sampler="grid", objective="greedy")
     assert run("sweep.yaml", failing=[1e-1], silent=[1e-2]) == 0
     shown, progress = capsys.readouterr()
     assert states() == ["FAIL", "COMPLETE", "FAIL", "COMPLETE"]
-    assert "2 finished, 2 failed" in shown.replace("2 failed, 2 finished", "2 finished, 2 failed")
     assert "failed: no \\x1b[31mspace left\n" in shown
     assert "failed: text of a library\n" in shown
     assert "best: trial-3 with lr 1e-07" in shown, "the greedy score, which falls"

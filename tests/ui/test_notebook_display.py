@@ -16,8 +16,8 @@ def test_one_output_shows_progress_and_scores_and_texts_of_others_as_text_withou
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     states: list[str] = []
-    handle = SimpleNamespace(update=lambda bundle, raw: states.append(bundle["text/html"]))
-    module = SimpleNamespace(display=lambda bundle, raw, display_id: handle)
+    handle = SimpleNamespace(update=lambda shown: states.append(shown._repr_mimebundle_((), ())["text/html"]))
+    module = SimpleNamespace(display=lambda shown, display_id: handle)
     monkeypatch.setitem(sys.modules, "IPython.display", module)  # type: ignore[arg-type]
     monkeypatch.setenv("MY_API_KEY", "sesame-open-9431")
     redaction.known_forms.cache_clear()

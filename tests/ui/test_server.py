@@ -17,7 +17,6 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from aitrain.ui.page import SERVED_SCRIPTS, STYLES
 from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.server import PageServer
 from tests.execution.waiting import eventually
@@ -59,18 +58,17 @@ def server(kinds: Path, serve: Serve) -> PageServer:
     return serve(kinds)
 
 
-def test_the_page_and_its_parts_are_served_under_a_strict_policy_on_this_machine_only(server: PageServer) -> None:
+def test_the_page_is_served_with_all_its_parts_under_a_strict_policy_on_this_machine_only(server: PageServer) -> None:
     assert server.listener.getsockname()[0] == "127.0.0.1"
     status, headers, page = ask(server, "/")
-    assert status == 200
-    assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'self'; script-src 'self';")
-    assert "unsafe" not in headers["Content-Security-Policy"]
-    parts = re.findall(r'(?:src|href)="(/[^"]+)"', page.decode())
-    assert len(parts) == len(STYLES) + len(SERVED_SCRIPTS)
-    for part in parts:
-        status, headers, _ = ask(server, part)
-        assert (status, headers["X-Content-Type-Options"]) == (200, "nosniff")
-        assert headers["Content-Type"].split(";")[0] in ("text/css", "text/javascript")
+    assert (status, headers["X-Content-Type-Options"]) == (200, "nosniff")
+    assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page.decode())
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "; connect-src 'self'; " in policy
+    assert "unsafe" not in policy
+    assert re.findall(r'(?:src|href)="(/[^"]+)"', page.decode()) == []
+    assert ask(server, "/api/runs")[1]["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
 
 
 HOSTS = [
@@ -81,7 +79,7 @@ HOSTS = [
 
 def test_another_name_of_this_machine_and_other_methods_are_refused(server: PageServer) -> None:
     """A page whose own host name was made to lead here is the same origin to a browser, but not to us."""
-    for host, path in product(HOSTS, ("/", "/api/runs", "/assets/page.js")):
+    for host, path in product(HOSTS, ("/", "/api/runs")):
         status, _, body = ask(server, path, Host=host)
         assert status == 421, host
         assert b"better" not in body
@@ -112,7 +110,7 @@ def test_the_address_has_a_key_without_which_nothing_is_answered(server: PageSer
 def test_another_page_may_not_ask(server: PageServer) -> None:
     origins = [{"Origin": origin} for origin in ("http://evil.example", "null", "http://127.0.0.1:1")]
     for headers in (*origins, {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}):
-        for path in ("/api/runs", "/assets/page.js", "/compare?a=better&b=live"):
+        for path in ("/api/runs", "/compare?a=better&b=live"):
             status, answered, body = ask(server, path, **headers)
             assert status == 403, headers
             assert b"better" not in body
@@ -135,7 +133,7 @@ def test_no_parameter_and_no_address_becomes_a_path(server: PageServer) -> None:
             status, _, body = ask(server, f"/api/episodes?run=better&{name}={quote(climb, safe='')}")
             assert status in (200, 400, 404)
             assert b"root:" not in body
-        for prefix in ("/", "/assets/", "/api/", "/assets/page.css/", "//", "http://127.0.0.1/"):
+        for prefix in ("/", "/api/", "//", "http://127.0.0.1/"):
             for raw in (quote(climb, safe=""), quote(climb, safe="/.~:\\")):
                 status, _, body = ask(server, prefix + raw)
                 assert status in (400, 404), prefix + raw

@@ -18,9 +18,8 @@ class Adapter:
     name: str
     module: str
     class_name: str
-    summary: str
     example: str
-    """An id, for messages and `aitrain env list`."""
+    """An id, for messages."""
     package: str | None = None
     """Distribution of the framework; None if the adapter needs none, as those by URL."""
     versions: str = ""
@@ -33,11 +32,6 @@ class Adapter:
         """The flag with the example."""
         return f"--rl-env {self.name}:{self.example}"
 
-    @property
-    def installed_version(self) -> str | None:
-        """Version of the installed package; None if it is not installed, or the adapter needs none."""
-        return version_of(self.package) if self.package else None
-
     def require_package(self) -> None:
         """Check the installed package without importing it.
 
@@ -48,7 +42,7 @@ class Adapter:
             return
         from packaging.specifiers import SpecifierSet
 
-        found = self.installed_version
+        found = version_of(self.package)
         if found is None:
             problem = f"{self.name} needs the package {self.package}, which is not installed"
         elif not SpecifierSet(self.versions).contains(found, prereleases=True):
@@ -65,62 +59,50 @@ ADAPTERS = {
     for adapter in (
         Adapter(
             "reasoning-gym", f"{_ROOM}.reasoning_gym", "ReasoningGym",
-            "Generated puzzles with a scorer: over a hundred tasks, and mixtures of them.",
             "chain_sum", "reasoning-gym", ">=0.1.25,<0.2",
         ),
         Adapter(
             "textarena", f"{_ROOM}.textarena", "TextArena",
-            "Text games for one player, or for several with scripted opponents.",
             "GuessTheNumber-v0", "textarena", ">=0.7.4,<0.8",
         ),
         Adapter(
             "gym", f"{_ROOM}.gym", "Gymnasium",
-            "Gymnasium environments whose observations can be shown as text.",
             "FrozenLake-v1", "gymnasium", ">=1.0,<2",
         ),
         Adapter(
             "gem", f"{_ROOM}.gym", "Gem",
-            "GEM's games and question sets.",
             "game:GuessTheNumber-v0-easy", "gem-llm", ">=0.1,<0.2",
         ),
         Adapter(
             "trl", f"{_ROOM}.trl", "TRLEnvironment",
-            "Classes written for TRL's environment_factory: tools, reset and get_reward.",
             "my_envs.py:Counter",
         ),
         Adapter(
             "reward", f"{_ROOM}.reward", "RewardFunctions",
-            "Reward functions as TRL's trainers take them, over rows of a file or of the Hub.",
             "my_rewards.py:exact,short",
         ),
         Adapter(
             "rows", f"{_ROOM}.rows", "JudgedRows",
-            "Rows of a file or of the Hub, with judges by name, by URL, or models that judge.",
             "train.jsonl",
         ),
         Adapter(
             "verifiers", f"{_ROOM}.verifiers", "Verifiers",
-            "Environments of the verifiers library: single-turn, multi-turn, with tools.",
             "my_verifiers_env", "verifiers", ">=0.3.1,<0.5",
         ),
         Adapter(
             "inspect", f"{_ROOM}.inspect", "InspectTask",
-            "Tasks and scorers of Inspect.",
             "inspect_evals/agentdojo", "inspect-ai", ">=0.3.285,<0.4",
         ),
         Adapter(
             "openenv", f"{_ROOM}.openenv", "OpenEnv",
-            "Environments behind an OpenEnv server.",
             "http://127.0.0.1:8000", "websockets", ">=15", by_url=True,
         ),
         Adapter(
             "ors", f"{_ROOM}.ors", "OpenRewardServer",
-            "Environments behind a server of the Open Reward Standard.",
             "http://127.0.0.1:8080", by_url=True,
         ),
         Adapter(
             "nemo-gym", f"{_ROOM}.nemo_gym", "NeMoGym",
-            "Resources servers of NeMo Gym.",
             "http://127.0.0.1:8000", by_url=True,
         ),
     )
@@ -129,7 +111,7 @@ ADAPTERS = {
 
 SERVED = Adapter(
     "http", "aitrain.environment.served_environment", "connect",
-    "Environments that `aitrain env serve` serves.", "//127.0.0.1:8000", by_url=True,
+    "//127.0.0.1:8000", by_url=True,
 )  # fmt: skip
 """What loads an environment that is named by its URL; not one of ADAPTERS, as nothing precedes the URL."""
 

@@ -23,13 +23,11 @@ SHORT = ["--model", "tiny", "--rl-env", "talks.py", "--max-steps", "2", "--rl-ma
 
 
 @pytest.mark.slow
-def test_a_run_says_as_much_as_it_is_asked_to(aitrain_grpo: Run, here: Path) -> None:
+def test_a_run_shows_its_progress_and_notes_apart_from_its_result(aitrain_grpo: Run, here: Path) -> None:
     write(here, {"talks.py": TALKS})
-    quiet, loud, plain = (aitrain_grpo(*SHORT, *flags) for flags in (["--quiet"], ["--verbose"], []))
-    assert quiet.returncode == loud.returncode == plain.returncode == 0
-    assert quiet.stderr == ""
-    assert "report: runs/project-name/report.html" in quiet.stdout
-    assert "I was here" in loud.stderr
+    plain = aitrain_grpo(*SHORT)
+    assert plain.returncode == 0
+    assert "report: runs/project-name/report.html" in plain.stdout
     assert "I was here" not in plain.stderr
     assert "held-out score after: 0.500" in plain.stderr
     assert r"no luck \x1b[2J" in plain.stderr
