@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -230,21 +229,18 @@ def _only_class(source: EnvSource, module: ModuleType) -> str:
 
 # -- the list
 
-ENTRY_POINTS = "aitrain.environments"
-"""Group of entry points by which an installed package lists its environments: NAME = "package.module:Class"."""
-
 
 @dataclass(frozen=True)
 class ListedEnvironment:
     """One line of the list."""
 
     source: str
-    """bundled, installed or adapter."""
+    """bundled or adapter."""
     rl_env: str
     """What to give with --rl-env; an example for an adapter."""
     summary: str
     package: str | None = None
-    """The package that it needs or comes from; None if it needs none."""
+    """The package that it needs; None if it needs none."""
     version: str | None = None
     """Version of the installed package; None if it is not installed."""
     problem: str = ""
@@ -252,14 +248,11 @@ class ListedEnvironment:
 
 
 def listed_environments() -> list[ListedEnvironment]:
-    """Bundled environments, those of installed packages, and adapters."""
+    """Bundled environments and adapters."""
     found = list[ListedEnvironment]()
     for file in sorted(BUNDLED.glob("*.py")):
         text = ast.get_docstring(ast.parse(file.read_bytes())) or ""
         found.append(ListedEnvironment("bundled", f"envs.{file.stem}", " ".join(text.partition("\n\n")[0].split())))
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.value, entry.name)):
-        package, version = (None, None) if entry.dist is None else (entry.dist.name, entry.dist.version)
-        found.append(ListedEnvironment("installed", entry.value, entry.name, package, version))
     for adapter in ADAPTERS.values():
         problem, rl_env = "", f"{adapter.name}:{adapter.example}"
         try:
