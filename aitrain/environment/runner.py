@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -265,17 +265,16 @@ class EnvRunner:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         return await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
 
-    async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> None:
+    async def score(self, transcripts: Mapping[EnvSession, Transcript]) -> None:
         """Score each episode; the score of those that failed, here or earlier, is None."""
-        pairs = zip(sessions, transcripts, strict=True)
-        scored = [(one, text) for one, text in pairs if one.failure is None]
-        jobs = [partial(self.score_session, one.session, text) for one, text in scored]
+        scored = [one for one in transcripts if one.failure is None]
+        jobs = [partial(self.score_session, one.session, transcripts[one]) for one in scored]
         place = "score" if self.kind == "start" else self.kind
         if not self.has_sessions:
             self.policy.begin_batch()
-        results = await self._make([one for one, _ in scored], jobs, place)
+        results = await self._make(scored, jobs, place)
         late = self.policy.end_batch()
-        for (one, _), result in zip(scored, results, strict=True):
+        for one, result in zip(scored, results, strict=True):
             if result is not None:
                 result = result.in_range(self.config.score_bounds)
                 failure = result.failure or late
@@ -444,26 +443,25 @@ class MixedRunner:
         """What the environment does after a turn of the policy; an episode that fails is over."""
         return await self.part_of(one.case).respond(one, turn)
 
-    async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> None:
+    async def score(self, transcripts: Mapping[EnvSession, Transcript]) -> None:
         """Score each episode; the score of those that failed, here or earlier, is None."""
-        await self._each(EnvRunner.score, sessions, transcripts)
+        await self._each(lambda part, own: part.score({one: transcripts[one] for one in own}), transcripts)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang."""
         await self._each(EnvRunner.end, sessions)
 
     async def _each(
-        self, call: Callable[..., Awaitable[None]], sessions: Sequence[EnvSession], *columns: Sequence[object]
+        self, call: Callable[[EnvRunner, list[EnvSession]], Awaitable[None]], sessions: Iterable[EnvSession]
     ) -> None:
-        """Make a call of each environment with its sessions, and the values of the columns at their places: at the same
-        time, unless the calls of one run alone."""
-        rows: dict[str, list[tuple[Any, ...]]] = {}
-        for row in zip(sessions, *columns, strict=True):
-            rows.setdefault(row[0].case.env, []).append(row)
-        waiting = [call(self.parts[name], *zip(*own, strict=True)) for name, own in rows.items()]
-        if any(self.parts[name].policy.is_serial for name in rows):
-            for one in waiting:
-                await one
+        """Make a call of each environment with its sessions: at the same time, unless the calls of one run alone."""
+        by_name: dict[str, list[EnvSession]] = {}
+        for one in sessions:
+            by_name.setdefault(one.case.env, []).append(one)
+        waiting = [call(self.parts[name], own) for name, own in by_name.items()]
+        if any(self.parts[name].policy.is_serial for name in by_name):
+            for each in waiting:
+                await each
         else:
             await asyncio.gather(*waiting)
 
