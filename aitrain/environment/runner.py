@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -82,9 +81,6 @@ class AbsentModel:
 THREADS, SERVED_CALLS = 64, 256
 """Calls at the same time, unless --rl-env-workers says how many; those of a server only wait."""
 PROCESSES_PER_CORE = 4
-
-REPEATABLE = ("raised", "timed_out", "crashed", "server")
-"""Kinds of failures that are retried; a wrong score would be returned again."""
 
 PAUSES = (0.5, 2.0)
 """Seconds before a call is tried again that failed because of a service."""
@@ -326,23 +322,16 @@ class EnvRunner:
         return [*values, *await asyncio.gather(*(self._tried(*each, place) for each in pending))]
 
     async def _tried(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
-        """The value of a call, which is made again after a failure: as often as was asked; else twice if the own code
-        of a `score_episode` (which has a trace: judges and served environments try again themselves) could not reach
-        a service. Code that was to return the score of a cut episode, and raised, has ended: it would not be asked
-        again, and the score be that of code that says nothing."""
+        """The value of a call, which is made again, twice, where the user's own code (which has a trace: judges and
+        served environments try again themselves) could not reach a service. Code that was to return the score of a cut
+        episode, and raised, has ended: it would not be asked again, and the score be that of code that says nothing."""
         has_ended = one.session is not None and self.kind in ("episode", "rollout")
-        for tries in itertools.count():
+        for pause in PAUSES:
             value = await self._call(one, job, place)
-            failure = one.failure
-            if failure is None or failure.kind not in REPEATABLE or has_ended:
-                break
-            is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
-            asked = self.config.rl_env_retries
-            if tries >= (asked if asked is not None else len(PAUSES) if is_own else 0):
-                break
-            if failure.kind == "server":
-                await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
-        return value
+            if one.failure is None or one.failure.kind != "server" or not one.failure.trace or has_ended:
+                return value
+            await asyncio.sleep(pause)
+        return await self._call(one, job, place)
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one.
