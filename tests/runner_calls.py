@@ -29,7 +29,7 @@ def respond(runner: EnvRunner, sessions: Sequence[EnvSession], turns: Sequence[A
 
 def score(runner: EnvRunner, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
     """The score of each session."""
-    asyncio.run(runner.score(sessions, transcripts))
+    asyncio.run(runner.score(dict(zip(sessions, transcripts, strict=True))))
     return [one.result for one in sessions]
 
 

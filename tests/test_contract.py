@@ -79,7 +79,7 @@ def test_a_method_gets_the_words_that_it_names_and_no_others(method: str, names:
         ({"score_episode": 0.5}, "Hotel has no score_episode"),
         (
             {"build_dataset": None, "build_datasets": print, "score_episode": print},
-            r"Hotel has no build_dataset.(.|\n)*It has build_datasets\. Did you mean build_dataset\?",
+            "Hotel has no build_dataset",
         ),
     ],
 )

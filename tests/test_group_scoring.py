@@ -100,6 +100,7 @@ def test_any_other_result_is_a_failure_of_its_episodes_and_of_no_other_group(
     assert [result.score for result in fine] == [0.5, 0.25, None]
 
 
-def test_a_failed_call_is_tried_again_as_the_option_says() -> None:
-    (results,) = scored(Returns(ValueError("no judge"), [0.5] * 3), rl_env_retries=1)
+def test_a_call_that_cannot_reach_a_service_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aitrain.environment.runner.PAUSES", (0.0, 0.0))
+    (results,) = scored(Returns(ConnectionRefusedError("no judge"), [0.5] * 3))
     assert results[0].score == 0.5

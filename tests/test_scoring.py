@@ -139,28 +139,21 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_pause")
 @pytest.mark.parametrize(
-    ("error", "retries", "tries"),
-    [
-        (ConnectionRefusedError("refused"), None, 3), (ConnectionRefusedError("refused"), 0, 1),
-        (OSError("no"), None, 1), (OSError("no"), 5, 4), (None, 3, 1),
-    ],
-)  # fmt: skip
-def test_a_failed_score_is_tried_again_as_the_option_says_and_twice_where_a_service_failed(
-    error: Exception | None, retries: int | None, tries: int
-) -> None:
-    """The fourth try would succeed; None is no failure."""
+    ("error", "fails", "tries"),
+    [(ConnectionRefusedError("refused"), 9, 3), (ConnectionRefusedError("refused"), 2, 3), (OSError("no"), 2, 1)],
+)
+def test_a_score_is_tried_again_twice_where_a_service_failed(error: Exception, fails: int, tries: int) -> None:
     attempts: list[int] = []
 
-    def score_episode() -> float | None:
+    def score_episode() -> float:
         attempts.append(1)
-        if error is not None and len(attempts) < 4:
+        if len(attempts) <= fails:
             raise error
-        return 1.0 if error else None
+        return 1.0
 
-    (result,) = scored_by(score_episode, rl_env_retries=retries)
+    (result,) = scored_by(score_episode)
     assert len(attempts) == tries
-    assert result.score == (1.0 if tries == 4 else None)
-    assert (result.failure is None) == (error is None or tries == 4)
+    assert (result.score, result.failure is None) == ((1.0, True) if fails < tries else (None, False))
 
 
 class Looks:
@@ -184,7 +177,7 @@ class Looks:
 @pytest.mark.usefixtures("no_pause")
 def test_what_changes_an_episode_is_never_called_twice() -> None:
     environment, case = Looks(), Case(0, "?", {"prompt": "?"})
-    with closing(EnvRunner(environment, TrainConfig(rl_env_retries=2))) as runner:
+    with closing(EnvRunner(environment, TrainConfig())) as runner:
         plays = runner_calls.open_sessions(runner, [case], [0])
         runner_calls.respond(runner, plays, [AssistantTurn("", (ToolCall("look", {}),))])
         runner_calls.score(runner, plays, [Transcript(case, "hello")])

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from aitrain import EnvironmentFailed
-from aitrain.environment.completion_parser import MAX_CALLS, ToolCall, read_calls
+from aitrain.environment.completion_parser import ToolCall, read_calls
 from aitrain.environment.tools import MAX_ERROR, Tools
 from tests.conftest import case_name
 
@@ -144,13 +144,10 @@ def test_calls_are_read_in_order_and_taken_out_of_the_text() -> None:
     assert "not valid JSON" in rest.problem
 
 
-def test_a_tag_that_is_not_closed_and_calls_beyond_the_limit_are_wrong_calls() -> None:
+def test_a_tag_that_is_not_closed_is_a_wrong_call() -> None:
     said, calls = read_calls('Hm <tool_call>{"name": "a"}<tool_call>{"name": "b"}</tool_call><tool_call>')
     assert (said, [call.name for call in calls]) == ("Hm", ["", "b", ""])
     assert all("no closing </tool_call>" in call.problem for call in calls if not call.name)
-    _, calls = read_calls(tagged(*['{"name": "a"}'] * 1000))
-    assert [call.name for call in calls] == ["a"] * MAX_CALLS + [""]
-    assert f"more than {MAX_CALLS} calls" in calls[-1].problem
 
 
 @pytest.mark.parametrize(
@@ -232,7 +229,7 @@ def named(tool: Any, name: str = "tool") -> Any:
     ("tool", "message"),
     [
         (named(lambda a, /: None), "tool: it takes arguments by position only"),
-        (named(lambda a, **rest: None), "tool: it takes **rest"),
+        (named(lambda a, *rest: None), "tool: it takes arguments by position only"),
         (
             tool_with(NotDescribable).get_tools()[0],
             "tool: its arguments cannot be described: Unable to generate pydantic-core schema for <class",
@@ -253,7 +250,7 @@ def test_get_tools_is_a_method_that_returns_a_list_of_different_names() -> None:
     owner._tools = {"a": 1}
     broken.get_tools = lambda: [broken.search]  # type: ignore[attr-defined, method-assign]
 
-    assert "(dict)\nReturn a list" in refusal(owner)
+    assert "'a': neither a function" in refusal(owner)
     assert "get_tools raised: AttributeError" in refusal(broken)
     assert "[broken.search]" in refusal(broken)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -60,9 +59,6 @@ def without_thought(message: Mapping[str, Any]) -> dict[str, Any]:
 ToolJson = dict[str, Any]
 """A JSON object of a tool: its schema, or the arguments of a call."""
 
-MAX_CALLS = 64
-"""Maximum number of calls parsed from one answer, as a model may repeat itself."""
-
 
 @dataclass(frozen=True)
 class ToolCall:
@@ -83,13 +79,9 @@ _BLOCK = re.compile(r"<tool_call>(.*?)(?:(</tool_call>)|(?=<tool_call>)|\Z)", re
 def read_calls(text: str) -> tuple[str, list[ToolCall]]:
     """The answer without its `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks, and the calls in order.
     An answer without calls is unchanged: it is recorded as the environment gets it.
-
-    If there are more than MAX_CALLS, the last of MAX_CALLS + 1 has a problem that says so.
     """
     text = clean(text)
-    found = list(map(_call_in, itertools.islice(_BLOCK.finditer(text), MAX_CALLS + 1)))
-    if len(found) > MAX_CALLS:
-        found[MAX_CALLS] = ToolCall("", None, f"more than {MAX_CALLS} calls in one answer: the others were not run")
+    found = list(map(_call_in, _BLOCK.finditer(text)))
     return _BLOCK.sub("", text).strip() if found else text, found
 
 

@@ -190,19 +190,12 @@ def env_kind(environment: object) -> EnvKind:
     found = [kind for kind in ENV_KINDS if callable(getattr(environment, kind, None))]
     if not found:
         raise EnvironmentFailed(
-            f"{name} has no score_episode: give it one that returns a score from 0 to 1"
-            f"{_misspelt(environment, ENV_KINDS)}\n"
+            f"{name} has no score_episode: give it one that returns a score from 0 to 1\n"
             "(or, for several turns, `episode`, `start` or `rollout`, see docs/environments.md)"
         )
     if len(found) > 1:
         raise EnvironmentFailed(f"{name} has both {found[0]} and {found[1]}: remove one of them")
     return found[0]
-
-
-def _misspelt(environment: object, names: Sequence[str]) -> str:
-    """`. It has scoreepisode. Did you mean score_episode?` if it has a method whose name is near to one of these."""
-    near = ((own, did_you_mean(own, names)) for own in dir(type(environment)) if own not in names)
-    return next((f". It has {own}.{meant}" for own, meant in near if meant), "")
 
 
 def check_methods(environment: object) -> None:
@@ -214,7 +207,6 @@ def check_methods(environment: object) -> None:
     if not callable(getattr(environment, "build_dataset", None)):
         raise EnvironmentFailed(
             f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
-            f"{_misspelt(environment, ['build_dataset'])}"
         )
     env_kind(environment)
 

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeAlias, cast, overload
+from typing import Any, TypeAlias, cast
 
 from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_kind, is_message
 from aitrain.errors import AitrainError, EnvironmentFailed
@@ -23,16 +23,9 @@ Datasets: TypeAlias = "tuple[Cases, Cases | None]"
 class CaseSequence(Sequence[Case], ABC):
     """Cases by their places."""
 
-    @overload
-    def __getitem__(self, index: int) -> Case: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Case]: ...
-
-    def __getitem__(self, index: int | slice) -> Case | list[Case]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self.case_at(range(len(self))[index])
+    def __getitem__(self, index: Any) -> Any:
+        places = range(len(self))[index]
+        return self.case_at(places) if isinstance(places, int) else list(map(self.case_at, places))
 
     @abstractmethod
     def case_at(self, place: int) -> Case:
@@ -66,7 +59,7 @@ class Cases(CaseSequence):
     @property
     def is_chat(self) -> bool:
         """Whether prompts are chat messages; all rows have the same kind."""
-        return self[0].is_chat
+        return self.case_at(0).is_chat
 
     def select(self, numbers: Sequence[int]) -> Cases:
         """Another selection of the same dataset."""
@@ -86,7 +79,7 @@ class MixedCases(CaseSequence):
     def case_at(self, place: int) -> Case:
         """The case at a place from 0 on."""
         part = bisect_right(self._ends, place)
-        return self.parts[part][place - (self._ends[part - 1] if part else 0)]
+        return self.parts[part].case_at(place - (self._ends[part - 1] if part else 0))
 
 
 def dataset_note(environment: object) -> str:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -82,9 +81,6 @@ class AbsentModel:
 THREADS, SERVED_CALLS = 64, 256
 """Calls at the same time, unless --rl-env-workers says how many; those of a server only wait."""
 PROCESSES_PER_CORE = 4
-
-REPEATABLE = ("raised", "timed_out", "crashed", "server")
-"""Kinds of failures that are retried; a wrong score would be returned again."""
 
 PAUSES = (0.5, 2.0)
 """Seconds before a call is tried again that failed because of a service."""
@@ -265,17 +261,16 @@ class EnvRunner:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         return await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
 
-    async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> None:
+    async def score(self, transcripts: Mapping[EnvSession, Transcript]) -> None:
         """Score each episode; the score of those that failed, here or earlier, is None."""
-        pairs = zip(sessions, transcripts, strict=True)
-        scored = [(one, text) for one, text in pairs if one.failure is None]
-        jobs = [partial(self.score_session, one.session, text) for one, text in scored]
+        scored = [one for one in transcripts if one.failure is None]
+        jobs = [partial(self.score_session, one.session, transcripts[one]) for one in scored]
         place = "score" if self.kind == "start" else self.kind
         if not self.has_sessions:
             self.policy.begin_batch()
-        results = await self._make([one for one, _ in scored], jobs, place)
+        results = await self._make(scored, jobs, place)
         late = self.policy.end_batch()
-        for (one, _), result in zip(scored, results, strict=True):
+        for one, result in zip(scored, results, strict=True):
             if result is not None:
                 result = result.in_range(self.config.score_bounds)
                 failure = result.failure or late
@@ -327,23 +322,16 @@ class EnvRunner:
         return [*values, *await asyncio.gather(*(self._tried(*each, place) for each in pending))]
 
     async def _tried(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
-        """The value of a call, which is made again after a failure: as often as was asked; else twice if the own code
-        of a `score_episode` (which has a trace: judges and served environments try again themselves) could not reach
-        a service. Code that was to return the score of a cut episode, and raised, has ended: it would not be asked
-        again, and the score be that of code that says nothing."""
+        """The value of a call, which is made again, twice, where the user's own code (which has a trace: judges and
+        served environments try again themselves) could not reach a service. Code that was to return the score of a cut
+        episode, and raised, has ended: it would not be asked again, and the score be that of code that says nothing."""
         has_ended = one.session is not None and self.kind in ("episode", "rollout")
-        for tries in itertools.count():
+        for pause in PAUSES:
             value = await self._call(one, job, place)
-            failure = one.failure
-            if failure is None or failure.kind not in REPEATABLE or has_ended:
-                break
-            is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
-            asked = self.config.rl_env_retries
-            if tries >= (asked if asked is not None else len(PAUSES) if is_own else 0):
-                break
-            if failure.kind == "server":
-                await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
-        return value
+            if one.failure is None or one.failure.kind != "server" or not one.failure.trace or has_ended:
+                return value
+            await asyncio.sleep(pause)
+        return await self._call(one, job, place)
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one.
@@ -444,26 +432,25 @@ class MixedRunner:
         """What the environment does after a turn of the policy; an episode that fails is over."""
         return await self.part_of(one.case).respond(one, turn)
 
-    async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> None:
+    async def score(self, transcripts: Mapping[EnvSession, Transcript]) -> None:
         """Score each episode; the score of those that failed, here or earlier, is None."""
-        await self._each(EnvRunner.score, sessions, transcripts)
+        await self._each(lambda part, own: part.score({one: transcripts[one] for one in own}), transcripts)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang."""
         await self._each(EnvRunner.end, sessions)
 
     async def _each(
-        self, call: Callable[..., Awaitable[None]], sessions: Sequence[EnvSession], *columns: Sequence[object]
+        self, call: Callable[[EnvRunner, list[EnvSession]], Awaitable[None]], sessions: Iterable[EnvSession]
     ) -> None:
-        """Make a call of each environment with its sessions, and the values of the columns at their places: at the same
-        time, unless the calls of one run alone."""
-        rows: dict[str, list[tuple[Any, ...]]] = {}
-        for row in zip(sessions, *columns, strict=True):
-            rows.setdefault(row[0].case.env, []).append(row)
-        waiting = [call(self.parts[name], *zip(*own, strict=True)) for name, own in rows.items()]
-        if any(self.parts[name].policy.is_serial for name in rows):
-            for one in waiting:
-                await one
+        """Make a call of each environment with its sessions: at the same time, unless the calls of one run alone."""
+        by_name: dict[str, list[EnvSession]] = {}
+        for one in sessions:
+            by_name.setdefault(one.case.env, []).append(one)
+        waiting = [call(self.parts[name], own) for name, own in by_name.items()]
+        if any(self.parts[name].policy.is_serial for name in by_name):
+            for each in waiting:
+                await each
         else:
             await asyncio.gather(*waiting)
 

@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -79,13 +79,9 @@ class Tools:
             return offered
         place, get_tools = f"{type(owner).__name__}.get_tools", getattr(owner, "get_tools", list)
         try:
-            items = run_if_async(get_tools())
-            items = list(items) if isinstance(items, (tuple, Iterator)) else items
+            items = list(run_if_async(get_tools()))
         except Exception as error:
             raise EnvironmentFailed(failure_message(f"{place} raised", error)) from error
-        if not isinstance(items, list):
-            returned = f"{short(repr(items))} ({type(items).__name__})"
-            raise EnvironmentFailed(f"{place} returned {returned}\nReturn a list of methods; [] is no tools.")
         found: dict[str, Tool] = {}
         only_shown = not runs_calls or all(isinstance(item, dict) and _method(item, owner) is None for item in items)
         for item in items:
@@ -157,8 +153,6 @@ def _tool_of_function(function: Any) -> Tool:
     if not name.isidentifier():
         raise InvalidToolError("it has no name to call it by\nWrite it as a method or a function, with def.")
     described = _described(getattr(function, "__func__", function), inspect.ismethod(function))
-    if described.star:
-        raise InvalidToolError(f"it takes {described.star}\nGive each argument a name, or make it one list or dict.")
     parameters = copy.deepcopy(described.parameters)
     schema = {"name": name, "description": described.description, "parameters": parameters}
     return Tool(name, {"type": "function", "function": schema}, function, described.read)
@@ -185,8 +179,6 @@ class _Described:
     """Checks and converts the arguments of a call by the hints."""
     nullable: Collection[str]
     """Parameters whose default is None: null is the default, for every hint."""
-    star: str
-    """Its `*names` or `**names`, which no schema describes; empty if it has none."""
 
     def read(self, given: ToolJson) -> tuple[ToolJson, list[str]]:
         """Keyword arguments for the function, and the problems of the arguments that the model gave."""
@@ -220,15 +212,14 @@ def _described(function: Any, is_bound: bool) -> _Described:
         ) from None
     description, texts = _read_docstring(inspect.getdoc(function) or "")
     if "properties" not in schema:
-        raise InvalidToolError("it takes arguments by position only\nRemove the `/`: a model gives names.")
+        raise InvalidToolError("it takes arguments by position only\nRemove the `/` or the `*`: a model gives names.")
     for name, each in schema["properties"].items():
         if text := each.get("description") or texts.get(name):
             each["description"] = text
     shown = {"type": "object", "required": [], **schema}
     shown.pop("additionalProperties", None)  # there is none with `**rest`
     nullable = [parameter.name for parameter in parameters if parameter.default is None]
-    star = next((str(one) for one in parameters if one.kind.name.startswith("VAR")), "")
-    return _Described(description, shown, validator, nullable, star)
+    return _Described(description, shown, validator, nullable)
 
 
 _SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Params|Returns?|Raises|Yields):|^:\w", re.MULTILINE)

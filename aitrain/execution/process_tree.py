@@ -22,7 +22,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO
 
-POLL = 0.5
+POLL = 0.05
+"""Seconds between two looks of the supervisor at what has ended and at what it is asked for."""
 PATIENCE_WITH_ORPHANS = 3.0
 """Seconds for processes that are left after the program has ended."""
 LAST_PATIENCE = 10.0
@@ -132,11 +133,9 @@ def main(patience: str, *command: str) -> None:
     become children of this process."""
     parent, is_heard, code = os.getppid(), True, None
     set_process(PR_SET_CHILD_SUBREAPER, 1)
-    woken, waking = socket.socketpair()
-    waking.setblocking(False)
-    signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
-    for handled in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(handled, lambda *_: None)  # not SIG_IGN: the program would inherit that
+    received = set[int]()
+    for handled in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(handled, lambda number, _: received.add(number))  # not SIG_IGN: the program would inherit that
     program = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -146,16 +145,12 @@ def main(patience: str, *command: str) -> None:
     )
     stage, end, asked = "running", math.inf, set[int]()
     while True:
-        left = max(0.0, min(POLL, end - time.monotonic()))
-        ready, _, _ = select.select([woken.fileno(), *[0] * is_heard], [], [], left)
         numbers = b""
-        if 0 in ready:
+        if select.select([0] * is_heard, [], [], POLL)[0]:
             with suppress(OSError):
                 numbers = os.read(0, 1024)
             is_heard = bool(numbers)
-        is_asked = 0 in numbers or not is_heard or os.getppid() != parent
-        if woken.fileno() in ready:
-            is_asked |= signal.SIGTERM in woken.recv(1024)
+        is_asked = 0 in numbers or not is_heard or os.getppid() != parent or signal.SIGTERM in received
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == program.pid:

@@ -6,9 +6,8 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from aitrain.errors import ConfigError, Interrupted
@@ -25,16 +24,6 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """Settings of Ray; those of the user win."""
-
-
-@dataclass(frozen=True)
-class ClusterMachine:
-    """One machine of a cluster and its resources, such as CPU and GPU."""
-
-    host: str
-    address: str
-    node_id: str
-    total: Mapping[str, float]
 
 
 @contextmanager
@@ -104,22 +93,13 @@ def _disconnect() -> None:
         ray.shutdown()
 
 
-def machines() -> list[ClusterMachine]:
-    """The living machines of the cluster."""
+def machines() -> list[dict[str, Any]]:
+    """The living machines of the cluster, as Ray describes them."""
     import ray
 
-    return [
-        ClusterMachine(
-            node["NodeManagerHostname"],
-            node["NodeManagerAddress"],
-            node["NodeID"],
-            node["Resources"],
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def has_gpus() -> bool:
     """Whether a machine of the cluster has GPUs."""
-    return any(machine.total.get("GPU") for machine in machines())
+    return any(machine["Resources"].get("GPU") for machine in machines())

@@ -180,19 +180,21 @@ def start_on_ray(config: TrainConfig) -> tuple[ServedEnvironment, list[str]]:
     options = {name: value for name, value in given.items() if value is not None}
     options |= {"rl_env_workers": config.env_calls, "rl_env_isolation": "process"}
     cluster = machines()
-    chosen = [machine for machine in cluster if machine.total.get(RESOURCE)] or cluster
+    chosen = [machine for machine in cluster if machine["Resources"].get(RESOURCE)] or cluster
     servers = []
     for machine in chosen:
-        here = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
+        here = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
         actor = ray.remote(num_cpus=0, scheduling_strategy=here)(EnvServer)
-        servers.append(actor.remote({"command": "serve", "options": options}, os.getcwd(), machine.address, token))
+        address = machine["NodeManagerAddress"]
+        servers.append(actor.remote({"command": "serve", "options": options}, os.getcwd(), address, token))
     _connection.callback(servers.clear)  # an actor ends with its last handle
     urls, problems = [], []
     for machine, server in zip(chosen, servers, strict=True):
         try:
             urls.append(ray.get(server.url.remote(), timeout=START_SECONDS))
         except ray.exceptions.RayError as error:
-            problems.append(f"{machine.host}: {getattr(error, 'cause', None) or str(error).partition(chr(10))[0]}")
+            why = getattr(error, "cause", None) or str(error).partition("\n")[0]
+            problems.append(f"{machine['NodeManagerHostname']}: {why}")
     if not urls:
         raise EnvironmentFailed("\n".join(problems[:2]) or "no machine of the Ray cluster runs the environment")
     return connect(",".join(urls)), problems

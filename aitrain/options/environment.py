@@ -12,7 +12,6 @@ from aitrain.options.value_types import (
     EnvWorkers,
     Fraction,
     JsonObjectOption,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ScoreRange,
@@ -62,9 +61,6 @@ class EnvironmentOptions(Options):
     """Where the environment's code runs: threads, or processes for code that hangs, crashes or holds the GIL."""
     rl_env_timeout: ResumeSafe[PositiveFloat] = 60.0
     """Deadline in seconds of one call to the environment; the model's own time does not count."""
-    rl_env_retries: ResumeSafe[NonNegativeInt | None] = None
-    """How often a failed start or score is tried again (steps and tools change the episode, and are not); unset: twice,
-    if score_episode could not reach a service."""
     rl_score_range: ScoreRange = "0,1"
     """Lowest and highest score that an environment may return, as in -1,1; any: all numbers up to 1e18."""
     rl_max_failed: ResumeSafe[Fraction] = 0.5

@@ -294,10 +294,10 @@ class Rollout:
         return None
 
     async def _score(self, episodes: list[Episode]) -> None:
-        begun = [episode for episode in episodes if not episode.is_dropped]
+        begun: Mapping[EnvSession, Transcript] = {one: one.transcript for one in episodes if not one.is_dropped}
         with self.clock.running("environment"):
             async with self.scoring():
-                await self.runner.score(begun, [episode.transcript for episode in begun])
+                await self.runner.score(begun)
         for trajectory in (episode.trajectory for episode in episodes):  # TRL takes no empty prompt or completion
             trajectory.prompt_ids = trajectory.prompt_ids or [self.end.eos_ids[0]]
             if not trajectory.ids:

@@ -192,8 +192,7 @@ def unscored(past: Diagnosis) -> str | None:
         return None
     return (
         f"{past.rows[-1]['unscored']:.0%} of the episodes have no score and give no gradient: failed/* in metrics.jsonl"
-        " counts the reasons, rollouts/ has the tracebacks; see --rl-env-timeout, --rl-env-retries,"
-        " --rl-env-isolation."
+        " counts the reasons, rollouts/ has the tracebacks; see --rl-env-timeout and --rl-env-isolation."
     )
 
 

@@ -195,7 +195,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
                 raise
             self.context.note(
                 f"The evaluation after step {phase.step} is skipped: {str(error).partition(chr(10))[0]}\n"
-                "--rl-env-retries tries failed scores again, and aitrain eval scores a model later."
+                "aitrain eval scores a model later."
             )
             return EvalScores(mixture=plan.mixture)
         if phase.name == "before":

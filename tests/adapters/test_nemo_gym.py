@@ -100,6 +100,6 @@ def test_a_server_that_dies_is_a_failure_of_the_server_for_each_episode(kind: An
     if kind is OpenEnv:
         made.text = OpenEnvText({"properties": {}})
     row = {"index": 1, "reset": {}, "task": {"responses_create_params": {}}}
-    with closing(EnvRunner(made, TrainConfig(rl_env_retries=0))) as runner:
+    with closing(EnvRunner(made, TrainConfig())) as runner:
         sessions = open_sessions(runner, [Case(number, [], row, number) for number in range(3)], [0, 0, 0])
     assert [one.failure.kind for one in sessions if one.failure] == ["server"] * 3

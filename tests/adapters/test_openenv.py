@@ -70,7 +70,7 @@ def test_a_server_that_allows_too_few_sessions_fails_the_others_with_what_to_do(
     with OpenEnvServer(most=2).running() as server:
         made = environment(server, sessions=3)
         cases = [Case(number, row["prompt"], row, number) for number, row in enumerate(rows_of(made)[:3])]
-        with closing(start_runner(made, TrainConfig(rl_env_isolation="process", rl_env_retries=0))) as runner:
+        with closing(start_runner(made, TrainConfig(rl_env_isolation="process"))) as runner:
             sessions = open_sessions(runner, cases, [0] * 3)
             end(runner, sessions)
     (failure,) = [one.failure for one in sessions if one.failure]

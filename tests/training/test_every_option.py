@@ -126,7 +126,7 @@ SHOWN_BY_RUNS = {
     "vllm_mode", "vllm_server_url", "log", "rl_env_weights", "eval_samples", "patience",
     "rl_max_prompt_length", "save_best", "push_to_hub", "username", "repo_id", "hub_private", "merge_adapter",
     "eval_steps", "rl_max_failed", "eval_cases", "eval_strategy", "resume_anyway", "resume_from_checkpoint",
-    "rl_check", "warm_up", "chat_template", "thinking", "rl_env_episodes", "rl_env_retries", "rl_env_isolation",
+    "rl_check", "warm_up", "chat_template", "thinking", "rl_env_episodes", "rl_env_isolation",
     "rl_env_timeout", "rl_env_workers", "rl_env", "rl_env_class", "rl_env_config", "rl_env_module", "master_addr",
     "master_port", "nnodes", "node_rank", "launcher", "num_processes",
     "ray_address", "output_dir", "project_name", "stall_timeout", "vllm_args",

@@ -57,7 +57,7 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
     monkeypatch.setattr(HFEngine, "sample", scripted(lambda position, _: ANSWERS[position % 4] + "<|im_end|>"))
     cases = len(ILLNESSES)
     options: dict[str, Any] = {
-        "eval_cases": 0, "batch_size": 4 * cases, "rl_prompts_per_step": cases, "rl_check": False, "rl_env_retries": 0,
+        "eval_cases": 0, "batch_size": 4 * cases, "rl_prompts_per_step": cases, "rl_check": False,
     }  # fmt: skip
     result = train(Plain(), **options, max_steps=1)
 

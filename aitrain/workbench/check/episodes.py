@@ -162,8 +162,8 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
             "warning",
             f"Episodes connect to {', '.join(list(dict.fromkeys(addresses))[:3])}.",
             "Each step waits for it, and if it fails, the episode is missing data.",
-            "Keep what is needed on this machine; for a judge or a tool server, set --rl-env-retries and a timeout"
-            " of its own below --rl-env-timeout.",
+            "Keep what is needed on this machine; for a judge or a tool server, set a timeout of its own below"
+            " --rl-env-timeout.",
         )
     if threads:
         yield EnvFinding(

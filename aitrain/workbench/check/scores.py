@@ -125,7 +125,7 @@ REMEDIES = {
     "wrong_type": "Return a number, in a conversation after the first answer.",
     "not_finite": "Return a number.",
     "timed_out": "Limit the time in the scorer: 0 if the reply is what takes long, None if something else is.",
-    "server": "Let it raise, or return None: a 0 would punish a reply that may be right. --rl-env-retries tries again.",
+    "server": "Let it raise, or return None: a 0 would punish a reply that may be right. It is tried again twice.",
 }
 """How to mend a failure, by its kind; CATCH for the others."""
 
