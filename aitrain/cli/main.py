@@ -29,11 +29,11 @@ COMMANDS = {
     "plan": "Show what a run would do, and what it needs.",
     "show": "Show a run in the terminal: scores, curve, rollouts; or list runs.",
     "reproduce": "Train a run again from its folder, and compare: the same bits?",
-    "chat": "Talk to a trained model and its base, side by side.",
+    "chat": "Talk to a trained model and its base.",
     "compare": "Compare models on the same cases: better, worse, and on which.",
     "doctor": "Check whether this machine can train: libraries, GPUs, disk.",
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
-    "export": "Export a trained model: merged weights, or the adapter.",
+    "export": "Export a trained model as one folder, an adapter merged into its base.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
     "options": "Search the options of a training by words; JSON schemas of files.",
     "mcp": "Serve these commands as tools to a coding agent (MCP).",
@@ -141,7 +141,8 @@ def _usage(error: typer.TyperException) -> str:
     if flag and context and type(error).__name__ == "NoSuchOption":
         return _unknown_flag(flag, context) + see
     near = did_you_mean(flag or "", getattr(error, "possibilities", None) or ())
-    return (f"{error.message}.{near}" if near else error.format_message()) + see
+    message = error.format_message().replace("Value error, ", "")  # pydantic's words before those of typer
+    return (f"{error.message}.{near}" if near else message) + see
 
 
 def _unknown_flag(flag: str, context: typer.Context) -> str:

@@ -36,7 +36,7 @@ SCHEMAS: dict[str, Callable[[], dict[str, object]]] = {
 def options(
     ctx: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="WORD...", help="Words of a name or a description; unset: all.")
+        list[str] | None, typer.Argument(metavar="WORD", help="Words of a name or a description; unset: all.")
     ] = None,
     *,
     schema: Annotated[

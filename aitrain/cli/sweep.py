@@ -26,7 +26,7 @@ def sweep(
         Path,
         typer.Argument(metavar="FILE", help="YAML file with fixed options and a search space; or a sweep's folder."),
     ],
-    trials: Annotated[str | None, typer.Option(help="Number of trials; overrides the file.")] = None,
+    trials: Annotated[str | None, typer.Option(metavar="N", help="Number of trials; overrides the file.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in this folder.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
