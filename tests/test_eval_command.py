@@ -90,7 +90,7 @@ def test_a_runs_options_are_taken_over_also_for_the_base_beside_it_and_flags_win
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ("tiny", "no environment is given"),
+        ("tiny", "tiny is not a run, whose environment"),
         (f"http://key@127.0.0.1:1/v1 {ARITHMETIC}", "OPENAI_API_KEY"),
     ],
 )

@@ -79,6 +79,7 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     assert max(map(len, out.splitlines())) <= 80
     assert r"evil\x1b[2J \udcff" in out
     lines = {line.split()[0][:4]: line.split()[1:-1] for line in out.splitlines()}
+    assert "run-on-on-on-on-on-on-o… " in out
     assert lines["run-"] == ["stopped", "9999/100000", "reward", "0.000", "->", "1.000"]
     assert lines["gree"] == ["stopped", "9999/100000", "eval", "0.500"]
     assert lines["lrs"] == ["stopped", "2/4", "sweep", "0.750", "->", "0.250"]

@@ -196,11 +196,11 @@ def rescore(
     as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
-    """Apply today's scorer to a run's saved episodes, or another environment's: what changes?
+    """Apply today's scorer to a run's saved episodes: what changes?
 
-    Nothing is generated, and the run's files stay as they are. Episodes of several turns are replayed with their saved
-    answers and seed; one in which the environment answers differently is not scored. The exit code is 3 if today's
-    environment scores none of them.
+    --rl-env names another scorer. Nothing is generated, and the run's files stay as they are. Episodes of several turns
+    are replayed with their saved answers and seed; one in which the environment answers differently is not scored. The
+    exit code is 3 if today's environment scores none of them.
     """
     from aitrain.runs.model_reference import read_model
     from aitrain.ui.run_registry import run_named

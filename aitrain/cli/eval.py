@@ -14,8 +14,10 @@ from aitrain.cli.flags import (
     given_flags,
     print_json,
     run_argument,
+    run_names,
     with_options,
 )
+from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Event, Phase
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
@@ -40,7 +42,7 @@ def eval(
     models: Annotated[
         list[str],
         run_argument(
-            "MODEL...",
+            "MODEL",
             "A run folder or the name of a run in runs/, a checkpoint, an adapter, a model folder, a Hub name, or"
             " the address of an OpenAI-compatible server (key: OPENAI_API_KEY).",
         ),
@@ -107,6 +109,12 @@ def _configs(
     given = {**(read_file(EvalConfig, config) if config else {}), **flags}
     references = [read_model(model) for model in models]
     run = next((reference for reference in references if reference.run is not None), None)
+    if run is None and not {"rl_env", "rl_env_module"} & {*given}:
+        near = did_you_mean(models[0], run_names())
+        raise ConfigError(
+            f"rl_env: {models[0]} is not a run, whose environment would be taken.{near}\n"
+            "Add --rl-env path/to/file.py:Class, or name a run; these are listed by: aitrain show"
+        )
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if run and run.run and isinstance(passes := taken.get("gradient_accumulation"), int):
         # cases are held out as for a step of all of the run's processes

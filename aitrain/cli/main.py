@@ -29,11 +29,11 @@ COMMANDS = {
     "plan": "Show what a run would do, and what it needs.",
     "show": "Show a run in the terminal: scores, curve, rollouts; or list runs.",
     "reproduce": "Train a run again from its folder, and compare: the same bits?",
-    "chat": "Talk to a trained model and its base, side by side.",
+    "chat": "Talk to a trained model and its base.",
     "compare": "Compare models on the same cases: better, worse, and on which.",
     "doctor": "Check whether this machine can train: libraries, GPUs, disk.",
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
-    "export": "Export a trained model: merged weights, or the adapter.",
+    "export": "Export a trained model as one folder, an adapter merged into its base.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
     "options": "Search the options of a training by words.",
     "mcp": "Serve these commands as tools to a coding agent (MCP).",
@@ -136,7 +136,7 @@ def _usage(error: typer.TyperException) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
         return error.format_message()
     context = getattr(error, "ctx", None)
-    said = error.format_message()
+    said = error.format_message().replace("Value error, ", "")  # pydantic's words before those of typer
     if context and type(error).__name__ == "NoSuchOption":
         from aitrain.options.other_names import unknown_option  # here, because only this message needs it
 

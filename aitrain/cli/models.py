@@ -35,7 +35,7 @@ def chat(
     seed: Annotated[int, typer.Option(help="Seed of the answers.")] = 0,
     **flags: Flag,
 ) -> int:
-    """Talk to a trained model and its base, side by side.
+    """Talk to a trained model and its base.
 
     Questions from a pipe get one line of JSON each: echo "2 + 2 = ?" | aitrain chat runs/sums. Options of the run stay
     as they were, unless they are given here.

@@ -18,7 +18,7 @@ from aitrain.options.train import TrainConfig
 def options(
     ctx: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="WORD...", help="Words of a name or a description; unset: all.")
+        list[str] | None, typer.Argument(metavar="WORD", help="Words of a name or a description; unset: all.")
     ] = None,
     *,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the files of --config.")] = False,

@@ -22,7 +22,7 @@ from aitrain.ui.dashboard import duration, number
 from aitrain.ui.output import escape_controls
 
 LONGEST_NAME = 24
-"""Characters of a name in the table of runs, whose end is left out beyond them."""
+"""Characters of a name in the table of runs; the end of a longer one is left out."""
 COLOURS = {
     "running": "green",
     "failed": "red",
@@ -124,7 +124,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> Text:
         steps = "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None)
         status = Text(row["status"], COLOURS.get(row["status"], ""))
         age = duration(max(0.0, time.time() - row["heartbeat"])).split()[0] if row["heartbeat"] else ""
-        lines.append([" ".join(escape_controls(row["name"]).split())[:LONGEST_NAME], status, steps, *_scores(row), age])
+        name = " ".join(escape_controls(row["name"]).split())
+        shown = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+        lines.append([shown, status, steps, *_scores(row), age])
     return text_table(lines)
 
 
@@ -144,7 +146,7 @@ def _scores(row: dict[str, Any]) -> tuple[str, str]:
 def view(
     runs: Annotated[
         list[str] | None,
-        run_argument("[RUN]...", "Run folders, or folders of them."),
+        run_argument("RUN", "Run folders, or folders of them."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8765,
     as_json: AsJson = False,
@@ -171,7 +173,7 @@ def view(
 def compare(
     models: Annotated[
         list[str],
-        run_argument("A B...", "Trainings and evals: run folders, or names in runs/."),
+        run_argument("RUN", "Trainings and evals: run folders, or names in runs/."),
     ],
     *,
     fail_if_worse: Annotated[
@@ -202,7 +204,10 @@ def compare(
 
     comparisons = compare_all(read_scorings([run_named(model).path for model in models]))
     if html is not None:
-        write_text(html, page_of_comparisons(comparisons))
+        try:
+            write_text(html, page_of_comparisons(comparisons))
+        except OSError as error:
+            raise ConfigError(f"--html: cannot write {html}: {error.strerror}") from None
     if as_json:
         print_json({"comparisons": [one.to_json() for one in comparisons]})
     else:

@@ -27,7 +27,7 @@ def sweep(
             metavar="FILE", help="YAML file with fixed options and a search space; or a sweep's folder, to continue it."
         ),
     ],
-    trials: Annotated[str | None, typer.Option(help="Number of trials; overrides the file.")] = None,
+    trials: Annotated[str | None, typer.Option(metavar="N", help="Number of trials; overrides the file.")] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> int:

@@ -40,7 +40,7 @@ COLUMNS = 4
 """Columns whose values are tried as answers where there is no reference."""
 NO_TIME = "no time left"
 """Why a check was skipped after the time of all checks."""
-NO_SCALE = "nothing says what such a reply should earn: there is no reference, or it earns nothing"
+NO_SCALE = "no such reply can be made: there is no reference, or it earns nothing or has no format"
 """Why replies were not tried."""
 NO_MODEL = "env check has no model"
 
