@@ -56,6 +56,11 @@ class EvalState:
         return bool(self.scorings) and self.scorings[-1].step == step
 
 
+class TrainingOver(Exception):
+    """Raised before the first step of a resumed training whose last evaluation ends it; transformers has no other way
+    to leave."""
+
+
 @dataclass(eq=False)
 class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     """Scores the held-out cases with the trainer's weights. Every rank must call its methods.
@@ -143,6 +148,8 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """Make up for the evaluation that the end of the training skipped."""
         if self.is_due(state.global_step) and self.state.last_scored < state.global_step:
             self.after_step(state.global_step)
+        if self.ends_at(state.global_step):
+            raise TrainingOver
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Stop if any process was asked to. Else score if it is due, or a callback of the user's asks for it; with

@@ -81,6 +81,23 @@ def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(
     assert_same(resumed.folder, finished("plain").folder)
 
 
+class Flat(Stops):
+    """No score is better than that of the initial policy."""
+
+    def score_episode(self, completion, case_idx):
+        super().score_episode(completion, case_idx)
+        return 0.0
+
+
+def test_a_run_that_is_stopped_in_the_step_whose_evaluation_ends_it_makes_no_other_step(train: Train) -> None:
+    options = {**PLAIN, "patience": 2, "project_name": "run"}
+    stopped = train(Flat(6 + 14 + 1, signal.SIGINT), **options)
+    assert (stopped.status, stopped.steps) == ("stopped", 2)
+    resumed = train(Flat(), **options, resume_from_checkpoint="auto")
+    assert (resumed.status, resumed.steps) == ("stopped", 2)
+    assert "--patience 2" in str(resumed.stopped_because)
+
+
 def test_a_schedule_goes_on_as_for_the_new_number_of_steps(train: Train) -> None:
     options = {"save_strategy": "epoch", "eval_cases": 0, "warmup_ratio": 0.0, "project_name": "run"}
     train(Vowels(), max_steps=2, **options)
