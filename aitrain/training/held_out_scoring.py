@@ -35,6 +35,8 @@ class EvalState:
     """Scores of the initial policy by decoding; empty before it has played the present cases."""
     last_scored: int = 0
     """The last step that was scored during the training."""
+    last_other: int = 0
+    """The last one of them whose cases or samples are not the present ones."""
     scorings: list[MetricsLine] = field(default_factory=list)
     """The evaluations during the training so far that have played the present cases."""
     seconds: float = 0.0

@@ -101,6 +101,7 @@ class CheckpointWriter:
             step=trainer.state.global_step,
             config=config,
             before=self.eval_state.before,
+            last_other=self.eval_state.last_other,
             seconds=round(trainer.watch.trained_seconds, 3),
             epoch=self.folder.epoch,
         )
@@ -171,11 +172,14 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     made = of_first([line for line in metrics if line.is_scoring and line.step <= before.step])
     if made and not is_comparable and context.config.save_best:
         context.note("--save-best compares new scores only: the run or its held-out cases have changed.")
+    last_scored = made[-1].step if made else 0
+    last_other = before.last_other if is_comparable else last_scored
     return EvalState(
         not changes,
         before.before if is_comparable else {},
-        made[-1].step if made else 0,
-        made if is_comparable else [],
+        last_scored,
+        last_other,
+        [line for line in made if line.step > last_other],
         before.seconds,
     )
 

@@ -162,24 +162,27 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
 
 
 @pytest.mark.parametrize(
-    ("now", "cases", "best"), [({}, "same", 1), ({"eval_samples": 2}, "same", None), ({}, "edited", None)]
+    ("now", "cases", "other", "best"),
+    [({}, "same", 0, 1), ({}, "same", 2, 3), ({"eval_samples": 2}, "same", 0, None), ({}, "edited", 0, None)],
 )
 def test_the_best_step_was_chosen_by_the_same_cases(
-    now: dict[str, int], cases: str, best: int | None, tmp_path: Path
+    now: dict[str, int], cases: str, other: int, best: int | None, tmp_path: Path
 ) -> None:
+    """`other`: the last step that was scored before an earlier change of the held-out cases."""
     folder, config = RunFolder(tmp_path), TrainConfig(save_best=True)
     made = folder.checkpoints / "checkpoint-3"
     made.mkdir(parents=True)
     (made / "process_0.pt").touch()
     scored = {"sampled": {"0": [0.5]}, "greedy": {}}
     facts = dict.fromkeys(("class", "file", "sha256", "config", "weights", "chat_template"))
-    before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same", before=scored)
+    before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same", before=scored, last_other=other)
     seal(made, before)
     append_lines(folder.metrics, [{"step": step, "eval_score": -step, "eval_samples": 1} for step in range(1, 4)])
     run = SimpleNamespace(config=config.model_copy(update=now), note=print, checkpoint=made, folder=folder)
     state = resumed_eval_state(run, replace(before, held_out=cases))  # type: ignore[arg-type]
     assert (state.best and state.best.step) == best
     assert state.before == (scored if best else {})
+    assert state.last_other == (other if best else 3)
 
 
 class Evil:
