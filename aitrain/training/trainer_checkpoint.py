@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
-from aitrain.errors import CannotWriteError
+from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.runs.checkpoint import (
     PREFIX,
     STAGING,
@@ -155,10 +155,15 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     """Compare the run with the one that wrote the checkpoint, and return its evaluations; empty for a new run.
 
     Raises:
-        ConfigError: it is another run, and `resume_anyway` is not set.
+        ConfigError: it is another run, and `resume_anyway` is not set; or it was written by an earlier version.
     """
     if context.checkpoint is None:
         return EvalState()
+    if not (context.checkpoint / STATE.format(rank=0)).exists():
+        raise ConfigError(
+            f"{context.checkpoint} was written by an earlier version of aitrain, and cannot be resumed from.\n"
+            f"Start a new run with its weights: --model {context.checkpoint}"
+        )
     before = read_manifest(context.checkpoint)
     changes = changed(before, now, context.config)
     if not context.config.resume_anyway:

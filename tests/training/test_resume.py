@@ -185,6 +185,16 @@ def test_the_best_step_was_chosen_by_the_same_cases(
     assert state.last_other == (other if best else 3)
 
 
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    made = tmp_path / "checkpoint-3"
+    made.mkdir()
+    (made / "trainer_0.pt").touch()
+    now = Manifest(3, {}, {}, "", 1)
+    seal(made, now)
+    with pytest.raises(ConfigError, match=rf"earlier version.*\n.*--model {made}"):
+        resumed_eval_state(SimpleNamespace(checkpoint=made), now)  # type: ignore[arg-type]
+
+
 class Evil:
     """Leaves a file behind when it is unpickled."""
 
