@@ -28,6 +28,7 @@ from aitrain.runs.result import Result
 from aitrain.runs.statistics import score_table
 from aitrain.training.distributed import explain_timeout, of_first
 from aitrain.training.evaluation import EvalScores
+from aitrain.training.held_out_scoring import TrainingOver
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
 from aitrain.training.saving import merge_adapter, save_model, upload
@@ -131,7 +132,6 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         done = step_of(checkpoint)
         if done >= trainer.args.max_steps:
             context.note(f"All {done} steps are done; --resume with a larger --max-steps continues.", "info")
-        if done >= trainer.args.max_steps or prepared.held_out.ends_at(done):
             trainer.end_at(checkpoint)
             return
     context.enter("training", moves_files=False)
@@ -139,6 +139,8 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         with explain_out_of_memory(lambda: f"step {trainer.state.global_step + 1}", trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         trainer.rollouts.failures.after_run()
+    except TrainingOver:
+        return
     except (EpisodesFailed, ServerFailed) as error:
         if trainer.state.global_step == 0:
             raise

@@ -58,6 +58,8 @@ class Manifest:
     """Fingerprint of the held-out cases."""
     before: dict[str, Scoring] = field(default_factory=dict)
     """The initial policy's scores of these cases by decoding; empty before they were played."""
+    last_other: int = 0
+    """The last step whose evaluation played other held-out cases, or another number of samples."""
 
 
 COMPARED_FACTS = {

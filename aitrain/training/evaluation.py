@@ -142,10 +142,13 @@ def evaluate(
 def _play(
     rollouts: PolicyRollouts, plan: EvalPlan, batch: list[MemberKey], decoding: Decoding
 ) -> tuple[dict[MemberKey, Episode], list[PlayedEpisode]]:
-    """This rank's cases of a batch, of which there may be none, and the episodes of all ranks. A case has one
-    environment seed, and each sample its own sampling seed, the same on any rank."""
+    """This rank's share of a batch, which may be empty, and the episodes of all ranks: whole cases if the environment
+    scores their samples together. A case has one environment seed, and each sample its own sampling seed, the same on
+    any rank."""
     rank, processes = rollouts.accelerator.process_index, rollouts.accelerator.num_processes
-    keys = [key for key in batch if key[0] % processes == rank]
+    keys = batch[rank::processes]
+    if rollouts.rollout.runner.scores_groups:
+        keys = [key for key in batch if key[0] % processes == rank]
     cases = [plan.cases[index] for index, _ in keys]
     seeds = [rollouts.env_seed("held-out", case.number) for case in cases]
     samples = zip(cases, keys, strict=True)

@@ -35,6 +35,8 @@ class EvalState:
     """Scores of the initial policy by decoding; empty before it has played the present cases."""
     last_scored: int = 0
     """The last step that was scored during the training."""
+    last_other: int = 0
+    """The last one of them whose cases or samples are not the present ones."""
     scorings: list[MetricsLine] = field(default_factory=list)
     """The evaluations during the training so far that have played the present cases."""
     seconds: float = 0.0
@@ -54,6 +56,11 @@ class EvalState:
     def has_scored(self, step: int) -> bool:
         """Whether the last evaluation was that of a step."""
         return bool(self.scorings) and self.scorings[-1].step == step
+
+
+class TrainingOver(Exception):
+    """Raised before the first step of a resumed training whose last evaluation ends it; transformers has no other way
+    to leave."""
 
 
 @dataclass(eq=False)
@@ -145,6 +152,8 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         """Make up for the evaluation that the end of the training skipped."""
         if self.is_due(state.global_step) and self.state.last_scored < state.global_step:
             self.after_step(state.global_step)
+        if self.ends_at(state.global_step):
+            raise TrainingOver
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Stop if any process was asked to. Else score if it is due, or a callback of the user's asks for it; with

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
-from aitrain.errors import CannotWriteError
+from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.runs.checkpoint import (
     PREFIX,
     STAGING,
@@ -101,6 +101,7 @@ class CheckpointWriter:
             step=trainer.state.global_step,
             config=config,
             before=self.eval_state.before,
+            last_other=self.eval_state.last_other,
             seconds=round(trainer.watch.trained_seconds, 3),
             epoch=self.folder.epoch,
         )
@@ -154,10 +155,15 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     """Compare the run with the one that wrote the checkpoint, and return its evaluations; empty for a new run.
 
     Raises:
-        ConfigError: it is another run, and `resume_anyway` is not set.
+        ConfigError: it is another run, and `resume_anyway` is not set; or it was written by an earlier version.
     """
     if context.checkpoint is None:
         return EvalState()
+    if not (context.checkpoint / STATE.format(rank=0)).exists():
+        raise ConfigError(
+            f"{context.checkpoint} was written by an earlier version of aitrain, and cannot be resumed from.\n"
+            f"Start a new run with its weights: --model {context.checkpoint}"
+        )
     before = read_manifest(context.checkpoint)
     changes = changed(before, now, context.config)
     if not context.config.resume_anyway:
@@ -171,11 +177,14 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     made = of_first([line for line in metrics if line.is_scoring and line.step <= before.step])
     if made and not is_comparable and context.config.save_best:
         context.note("--save-best compares new scores only: the run or its held-out cases have changed.")
+    last_scored = made[-1].step if made else 0
+    last_other = before.last_other if is_comparable else last_scored
     return EvalState(
         not changes,
         before.before if is_comparable else {},
-        made[-1].step if made else 0,
-        made if is_comparable else [],
+        last_scored,
+        last_other,
+        [line for line in made if line.step > last_other],
         before.seconds,
     )
 

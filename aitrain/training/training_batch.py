@@ -98,7 +98,7 @@ class TrainingBatch:
 
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:
         """The rollout records; the first one of each group has the rendered prompt."""
-        discarded = [key for key in self.own if key not in set(self.keys)]
+        discarded = sorted(self.own.keys() - self.keys)
         trained = [
             replace(self._record(key), advantage=advantage)
             for key, advantage in zip(self.keys, advantages, strict=True)

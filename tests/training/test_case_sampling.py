@@ -24,7 +24,9 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
+from aitrain.runs.records import RolloutRecord
 from aitrain.training.batch_source import BatchSource, CaseOrder, CaseStream
+from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
 from tests.rollout.scripted import END, Letters, Scripted
@@ -81,9 +83,31 @@ class Ranks:
             return list(pool.map(work, range(self.count)))
 
 
+def cases_of(count: int) -> Cases:
+    return Cases([{"prompt": f"{number}?"} for number in range(count)], range(count))
+
+
 def order_of(cases: int, groups: int, seed: int = 1) -> CaseOrder:
     """The order of one environment's cases."""
     return CaseOrder({"": CaseStream(0, cases, seed)}, groups)
+
+
+def on_ranks(ranks: int, environment: object, work: Callable[[PolicyRollouts], Any]) -> list[Any]:
+    """What `work` returns on each rank."""
+    together = Ranks(ranks)
+
+    def on_rank(rank: int) -> Any:
+        runner = start_runner(environment, TrainConfig())
+        rollout = Rollout(runner, BySeed(), ChatFormat(Letters()), Limits(9, 99), END)
+        accelerator: Any = SimpleNamespace(num_processes=ranks, process_index=rank)
+        rollouts = PolicyRollouts(
+            rollout, accelerator, 0, lambda _: None, FailureCount(), nullcontext, lambda: 0,
+            gather=together.gather(rank),
+        )  # fmt: skip
+        with closing(runner), closing(rollouts):
+            return work(rollouts)
+
+    return together.run(on_rank)
 
 
 def played(
@@ -96,23 +120,13 @@ def played(
     batches: int = 1,
 ) -> list[list[TrainingBatch]]:
     """The batches of each rank, with refill if there is a limit."""
-    together = Ranks(ranks)
+    rows, schedule = cases_of(cases), CaseSchedule(cases, groups, updates=1, epochs=1)
 
-    def on_rank(rank: int) -> list[TrainingBatch]:
-        runner = start_runner(environment, TrainConfig())
-        rollout = Rollout(runner, BySeed(), ChatFormat(Letters()), Limits(9, 99), END)
-        accelerator: Any = SimpleNamespace(num_processes=ranks, process_index=rank)
-        rollouts = PolicyRollouts(
-            rollout, accelerator, 0, lambda _: None, FailureCount(), nullcontext, lambda: 0,
-            gather=together.gather(rank),
-        )  # fmt: skip
-        rows = Cases([{"prompt": f"{number}?"} for number in range(cases)], range(cases))
-        schedule = CaseSchedule(cases, groups, updates=1, epochs=1)
+    def take(rollouts: PolicyRollouts) -> list[TrainingBatch]:
         source = BatchSource(rollouts, rows, order_of(cases, groups), schedule, SIZE, refill_limit=limit)
-        with closing(runner), closing(rollouts):
-            return [source.take(step) for step in range(batches)]
+        return [source.take(step) for step in range(batches)]
 
-    return together.run(on_rank)  # type: ignore[no-any-return]
+    return on_ranks(ranks, environment, take)
 
 
 def episodes_of(batches: Sequence[TrainingBatch]) -> list[tuple[tuple[int, int], int, float | None]]:
@@ -201,6 +215,22 @@ def test_a_group_is_scored_once_and_by_the_rank_that_has_it() -> None:
     parts = played(limit=0, environment=environment, ranks=3)
     assert sorted(map(len, environment.groups)) == [SIZE] * 6
     assert [score for _, _, score in episodes_of([batch for (batch,) in parts])] == [0.0, 0.25, 0.5, 0.75] * 6
+
+
+@pytest.mark.parametrize(("environment", "shares"), [(EveryFifth(), [3, 3, 2]), (Compared(), [8, 0, 0])])
+def test_ranks_share_the_samples_of_a_held_out_case_unless_they_are_scored_together(
+    environment: object, shares: list[int]
+) -> None:
+    plan = EvalPlan(list(cases_of(1)), samples=8, decodings=("sampled",))
+
+    def evaluated(rollouts: PolicyRollouts) -> tuple[int, EvalScores]:
+        records = list[RolloutRecord]()
+        scores = evaluate(rollouts, plan, EvalPhase("before", 0, 0), records.extend)
+        return len(records), scores
+
+    found = on_ranks(3, environment, evaluated)
+    assert [count for count, _ in found] == shares
+    assert len({str(scores) for _, scores in found}) == 1
 
 
 # -- the cases of several environments

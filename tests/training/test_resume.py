@@ -81,6 +81,23 @@ def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(
     assert_same(resumed.folder, finished("plain").folder)
 
 
+class Flat(Stops):
+    """No score is better than that of the initial policy."""
+
+    def score_episode(self, completion, case_idx):
+        super().score_episode(completion, case_idx)
+        return 0.0
+
+
+def test_a_run_that_is_stopped_in_the_step_whose_evaluation_ends_it_makes_no_other_step(train: Train) -> None:
+    options = {**PLAIN, "patience": 2, "project_name": "run"}
+    stopped = train(Flat(6 + 14 + 1, signal.SIGINT), **options)
+    assert (stopped.status, stopped.steps) == ("stopped", 2)
+    resumed = train(Flat(), **options, resume_from_checkpoint="auto")
+    assert (resumed.status, resumed.steps) == ("stopped", 2)
+    assert "--patience 2" in str(resumed.stopped_because)
+
+
 def test_a_schedule_goes_on_as_for_the_new_number_of_steps(train: Train) -> None:
     options = {"save_strategy": "epoch", "eval_cases": 0, "warmup_ratio": 0.0, "project_name": "run"}
     train(Vowels(), max_steps=2, **options)
@@ -145,24 +162,37 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
 
 
 @pytest.mark.parametrize(
-    ("now", "cases", "best"), [({}, "same", 1), ({"eval_samples": 2}, "same", None), ({}, "edited", None)]
+    ("now", "cases", "other", "best"),
+    [({}, "same", 0, 1), ({}, "same", 2, 3), ({"eval_samples": 2}, "same", 0, None), ({}, "edited", 0, None)],
 )
 def test_the_best_step_was_chosen_by_the_same_cases(
-    now: dict[str, int], cases: str, best: int | None, tmp_path: Path
+    now: dict[str, int], cases: str, other: int, best: int | None, tmp_path: Path
 ) -> None:
+    """`other`: the last step that was scored before an earlier change of the held-out cases."""
     folder, config = RunFolder(tmp_path), TrainConfig(save_best=True)
     made = folder.checkpoints / "checkpoint-3"
     made.mkdir(parents=True)
     (made / "process_0.pt").touch()
     scored = {"sampled": {"0": [0.5]}, "greedy": {}}
     facts = dict.fromkeys(("class", "file", "sha256", "config", "weights", "chat_template"))
-    before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same", before=scored)
+    before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same", before=scored, last_other=other)
     seal(made, before)
     append_lines(folder.metrics, [{"step": step, "eval_score": -step, "eval_samples": 1} for step in range(1, 4)])
     run = SimpleNamespace(config=config.model_copy(update=now), note=print, checkpoint=made, folder=folder)
     state = resumed_eval_state(run, replace(before, held_out=cases))  # type: ignore[arg-type]
     assert (state.best and state.best.step) == best
     assert state.before == (scored if best else {})
+    assert state.last_other == (other if best else 3)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    made = tmp_path / "checkpoint-3"
+    made.mkdir()
+    (made / "trainer_0.pt").touch()
+    now = Manifest(3, {}, {}, "", 1)
+    seal(made, now)
+    with pytest.raises(ConfigError, match=rf"earlier version.*\n.*--model {made}"):
+        resumed_eval_state(SimpleNamespace(checkpoint=made), now)  # type: ignore[arg-type]
 
 
 class Evil:
