@@ -153,6 +153,15 @@ class SetsAFlag(Rows):
         return float(self.case)
 
 
+class SetsInOneLine(SetsAFlag):
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
+        return self.set_flag(case_idx)
+
+    # fmt: off
+    def set_flag(self, number: int) -> float: self.case = number == 9; wait(); return float(self.case)  # noqa: E702, E704
+    # fmt: on
+
+
 class SetsWhatItImports(Rows):
     """A module that is not among the global variables of this one."""
 
@@ -166,7 +175,7 @@ class SetsWhatItImports(Rows):
 
 @pytest.mark.parametrize(
     "kind",
-    [SetsAroundASleep, SetsAsync, SetsAFlag, Counts, SetsWhatItImports],
+    [SetsAroundASleep, SetsAsync, SetsAFlag, SetsInOneLine, Counts, SetsWhatItImports],
 )
 def test_scores_that_may_depend_on_earlier_calls_are_those_of_calls_one_after_another(kind: Any, meter: Meter) -> None:
     environment = kind()
@@ -259,6 +268,17 @@ class ChangesOnAKnownLine(Rows):
         return float(not self.log or self.cache["case"] == case_idx)
 
 
+class ChangesAnOrderOnAKnownLine(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = {"a": 1, "b": 2}
+
+    def score_episode(self, case_idx: int) -> float:
+        _ = self.log and self.cache.update(a=self.cache.pop("a"))
+        wait()
+        return 1.0
+
+
 class SeedsInARareBranch(Rows):
     def score_episode(self, case_idx: int) -> float:
         if not self.log:
@@ -279,7 +299,16 @@ class WritesInARareBranch(Rows):
         return float(FILE.read_text() == str(case_idx))
 
 
-@pytest.mark.parametrize("kind", [ChangesInARareBranch, ChangesOnAKnownLine, SeedsInARareBranch, WritesInARareBranch])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ChangesInARareBranch,
+        ChangesOnAKnownLine,
+        ChangesAnOrderOnAKnownLine,
+        SeedsInARareBranch,
+        WritesInARareBranch,
+    ],
+)
 def test_scores_of_a_batch_that_changed_something_unwatched_are_missing(kind: Any) -> None:
     environment = kind()
 

@@ -224,6 +224,18 @@ def test_a_changed_option_is_refused_with_both_its_values_and_a_harmless_one_pas
     assert plan(**resume, lr=1e-3, resume_anyway=True).checkpoint is not None
 
 
+def test_a_finished_run_is_done_unless_an_option_is_given_that_it_did_not_have(here: Path) -> None:
+    config = TrainConfig(model="tiny", rl_prompts_per_step=2, max_steps=3)
+    folder = RunFolder(checkpoint(here, 3, rl_prompts_per_step=2, max_steps=3).parents[1])
+    folder.write_config(config)
+    folder.write_status("finished")
+    write(folder.path, {"result.json": '{"status": "finished"}'})
+    resume = {**RESUME, "max_steps": 3}
+
+    assert plan(**resume).is_done
+    assert not plan(**resume, gradient_accumulation=8, resume_anyway=True).is_done
+
+
 def test_without_a_run_or_a_checkpoint_resuming_starts_from_the_beginning_and_says_so(here: Path) -> None:
     new = plan(**RESUME)
     assert not (here / "runs").exists()

@@ -230,10 +230,12 @@ class StateSnapshot(Walk):
 
     def describe(self, item: Any) -> str:
         """A changed object for the user, if no line of code is known."""
-        if not isinstance(item, dict):
-            return f"an object of type {type(item).__name__}"
-        before, missing = self._copies[id(item)], object()
-        return str(next(key for key in {**before, **item} if before.get(key, missing) is not item.get(key, missing)))
+        if isinstance(item, dict):
+            before, missing = self._copies[id(item)], object()
+            for key in {**before, **item}:
+                if before.get(key, missing) is not item.get(key, missing):
+                    return str(key)
+        return f"an object of type {type(item).__name__}"  # or the order of a dict
 
     def note_process(self) -> None:
         """Note the state that all code of the process shares."""
@@ -496,8 +498,7 @@ class StateWatch:
     def looks_at(self, code: CodeType) -> dict[int, int]:
         """How often the state is still to be compared after each line of a function."""
         if code not in self.looks:
-            lines = {line for _, _, line in code.co_lines() if line and line != code.co_firstlineno}
-            self.looks[code] = dict.fromkeys(lines, LOOKS)
+            self.looks[code] = dict.fromkeys((line for _, _, line in code.co_lines() if line), LOOKS)
         return self.looks[code]
 
     def begins(self, frame: FrameType) -> bool:
@@ -586,12 +587,20 @@ class CallTracer:
         if self.is_alone and watch.begins(frame):
             self.look(self._place)
             watch.look_before()
-        looks, line = watch.looks_at(code), frame.f_lineno
+        looks, line = watch.looks_at(code), 0
         if not any(looks.values()):
             return None
 
-        def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        def reach(frame: FrameType) -> None:
             nonlocal line
+            line = frame.f_lineno
+            if looks.get(line, 0) > 0 and watch.before is not None and not self.is_alone:
+                watch.before.note_process()  # other calls may have drawn, and libraries set variables
+
+        if frame.f_lineno != code.co_firstlineno:  # a generator that is resumed
+            reach(frame)
+
+        def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
             if self._is_spent():
                 return None
             if looks.get(line, 0) > 0 and event != "exception":
@@ -600,9 +609,7 @@ class CallTracer:
                 self._place = f"{linecache.getline(file, line).strip()[:80]} ({Path(file).name}, line {line})"
                 self.look(self._place, frame, line)
             if event == "line":
-                line = frame.f_lineno
-                if looks.get(line, 0) > 0 and watch.before is not None and not self.is_alone:
-                    watch.before.note_process()  # other calls may have drawn, and libraries set variables
+                reach(frame)
             return trace
 
         return trace

@@ -24,6 +24,7 @@ from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import COMMAND_VARIABLE, LAUNCHER_VARIABLE
 from aitrain.launch.machines import LaunchedRank, Nodes, launched_rank, without_ranks
 from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, join_store, open_store
+from aitrain.machine import PROC
 from aitrain.options.train import TrainConfig
 from aitrain.runs.heartbeat import started_at
 
@@ -41,18 +42,21 @@ def start_rank(arguments: list[str]) -> None:
     a launcher.
 
     Raises:
-        ConfigError: the launcher started another command than `aitrain grpo`.
+        ConfigError: the launcher started another command than `aitrain grpo`, or the system has no /proc.
     """
     rank = launched_rank()
     if rank is None:
         return
+    refusal, is_shown = "", not set(SHOWS).isdisjoint(arguments)
     if arguments[:1] != ["grpo"]:
-        if rank.rank > 0:
-            sys.exit(ConfigError.exit_code)
-        raise ConfigError("Only aitrain grpo runs under torchrun, accelerate launch, srun and mpirun\nStart it once.")
-    if not set(SHOWS).isdisjoint(arguments):
-        if rank.rank > 0:
-            sys.exit(0)
+        refusal = "Only aitrain grpo runs under torchrun, accelerate launch, srun and mpirun\nStart it once."
+    elif not is_shown and not PROC.is_dir():
+        refusal = "torchrun and other launchers need /proc, which Linux has\nUse --num-processes in their place."
+    if rank.rank > 0 and (refusal or is_shown):
+        sys.exit(ConfigError.exit_code if refusal else 0)
+    if refusal:
+        raise ConfigError(refusal)
+    if is_shown:
         return
     os.environ.update(rank.variables)  # torch's, whoever started this process
     command = os.fork() if rank.local_rank == 0 else None

@@ -419,7 +419,7 @@ def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
         return False
     given = {*config.model_fields_set, "max_steps", "epochs"} & now.keys()
     return all(
-        before[name] == now[name] for name in given - {"project_name", "output_dir", "num_processes", "node_rank"}
+        before.get(name) == now[name] for name in given - {"project_name", "output_dir", "num_processes", "node_rank"}
     )
 
 

@@ -44,6 +44,8 @@ class RecordedCase:
     """The same for cases with an equal prompt."""
     seed: int | None
     """The environment's."""
+    env_key: str
+    """Name of the environment; of the only one of a run, its class."""
     prompt: str
     """The beginning of the prompt."""
     environment: str = ""
@@ -52,10 +54,11 @@ class RecordedCase:
     """By decoding and number of the sample; one that was recorded twice is the later one."""
 
     @classmethod
-    def of(cls, case: str, record: RolloutRecord) -> RecordedCase:
-        """The case of an episode, without its episodes."""
+    def of(cls, case: str, record: RolloutRecord, only: str = "") -> RecordedCase:
+        """The case of an episode, without its episodes, given the class of the run's only environment."""
         content, prompt = prompt_key([record.prompt, record.row]), prompt_key(record.prompt)
-        return cls(case, content, prompt, record.seed, prompt_excerpt(record), record.environment)
+        name = record.environment
+        return cls(case, content, prompt, record.seed, name or only, prompt_excerpt(record), name)
 
     def scores(self, decoding: str, is_lenient: bool = False) -> list[float]:
         """The scores of the samples that have one, or their lenient parts."""
@@ -76,10 +79,10 @@ def match_cases(a: Mapping[str, RecordedCase], b: Mapping[str, RecordedCase]) ->
     matched with these.
     """
     found = dict[str, str]()
-    in_both = {one.environment for one in a.values()} & {one.environment for one in b.values()}
+    in_both = {one.env_key for one in a.values()} & {one.env_key for one in b.values()}
 
     def alike(one: RecordedCase, has_seed: bool) -> tuple[str, str, int | None]:
-        return one.content, one.environment if one.environment in in_both else "", one.seed if has_seed else None
+        return one.content, one.env_key if one.env_key in in_both else "", one.seed if has_seed else None
 
     for has_seed in (True, False):
         taken = set(found.values())
@@ -163,13 +166,13 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
     step = (result.get("model_step") or result.get("steps")) if phase == "after" else None
     name = short(model, EXCERPT) + ("" if step is None else f", step {step}")
     scoring = RecordedScoring(folder, phase, rollouts, options, read_object(run.environment), state, name)
-    found = dict[str, RecordedCase]()
+    found, only = dict[str, RecordedCase](), str(scoring.environment.get("class") or "")
     for number, entry in enumerate(rollouts.entries):
         of_phase, _, decoding = entry.eval_phase.rpartition("_")
         if of_phase == phase and decoding in DECODINGS:
             record = rollouts.record(entry)
             if entry.case not in found:
-                found[entry.case] = RecordedCase.of(entry.case, record)
+                found[entry.case] = RecordedCase.of(entry.case, record, only)
             lenient = record.metrics.get(LENIENT)
             if lenient is not None:
                 scoring.lenient.add(record.environment)

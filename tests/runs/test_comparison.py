@@ -193,9 +193,9 @@ def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_rows_that_repeat_are_matched_once_each_those_with_the_same_seed_first() -> None:
-    def keys(*cases: tuple[str, int], env: str = "") -> dict[str, RecordedCase]:
+    def keys(*cases: tuple[str, int], env: str = "", only: str = "") -> dict[str, RecordedCase]:
         records = [RolloutRecord(prompt=prompt, seed=seed, environment=env) for prompt, seed in cases]
-        cases = [RecordedCase.of(f"{env}{number}", record) for number, record in enumerate(records)]
+        cases = [RecordedCase.of(f"{env}{number}", record, only) for number, record in enumerate(records)]
         return {one.case: one for one in cases}
 
     a = keys(("play", 1), ("y", 0), ("play", 2), ("only here", 0), ("play", 3))
@@ -205,3 +205,4 @@ def test_rows_that_repeat_are_matched_once_each_those_with_the_same_seed_first()
     easy, hard, other = (keys(("same rows", 1), env=env) for env in ("easy", "hard", "other"))
     assert match_cases(easy | hard, hard | other) == [("easy0", "other0"), ("hard0", "hard0")]
     assert match_cases(easy | hard, hard) == [("hard0", "hard0")]
+    assert match_cases(easy | hard, keys(("same rows", 1), only="hard")) == [("hard0", "0")]

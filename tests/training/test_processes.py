@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aitrain.launch import launched_ranks
 from aitrain.runs.new_folder import LOCK, lock_file
 from aitrain.runs.run_folder import read_lines, read_object
 from aitrain.ui.overview import Overview
@@ -273,6 +274,16 @@ def test_another_command_under_a_launcher_is_refused_once_in_one_sentence(monkey
         else:
             with pytest.raises(SystemExit, match="2"):
                 run_in_process("doctor")
+
+
+def test_a_launcher_on_a_system_without_proc_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(launched_ranks, "PROC", tmp_path / "proc")
+    for name, value in variables(0).items():
+        monkeypatch.setenv(name, value)
+
+    code, _, err = run_in_process("grpo", "--model", "tiny", "--rl-env", "none.py:Env")
+
+    assert (code, "need /proc" in err) == (2, True)
 
 
 @pytest.mark.slow
