@@ -3,7 +3,6 @@ cases of a run, each with its first and its last score."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -137,15 +136,12 @@ def page_of(rollouts: RolloutIndex, numbers: Sequence[int], start: int, size: in
 
 
 def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
-    """An episode in a list: its number in the run, its fields, and excerpts of its prompt and its answer. `same` is
-    equal for episodes in which the same was said and that had the same score and end."""
-    what = [record.messages, record.score, record.stop, record.error.kind if record.error else ""]
+    """An episode in a list: its number in the run, its fields, and excerpts of its prompt and its answer."""
     return {
         "n": number,
         **{name: value for name, value in asdict(entry).items() if name not in OF_A_PLACE},
         "prompt": prompt_excerpt(record),
         "answer": short(record.completion, EXCERPT),
-        "same": hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest(),
     }
 
 

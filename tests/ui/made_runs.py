@@ -40,7 +40,7 @@ def make_run(folder: Path, records: list[dict[str, Any]], status: str, **known: 
 
 
 def make_better(folder: Path) -> RunFolder:
-    """A finished run whose held-out case got better; 3 of 4 answers of its training group are the same."""
+    """A finished run whose held-out case got better."""
     records = [held_out(100, "before_sampled", 0.0), held_out(100, "after_sampled", 1.0)]
     messages = [{"role": "user", "content": "Book me a room"}, {"role": "assistant", "content": "Done"}]
     records += [record(rendered_prompt=RENDERED, messages=[*messages, {"role": "user", "content": "?"}])]

@@ -138,13 +138,9 @@ def test_curves_are_drawn_and_read_out(open_run: Any, real_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_episodes_are_searched_unfolded_opened_and_put_side_by_side(open_run: Any, kinds: Path) -> None:
+def test_episodes_are_searched_opened_and_put_side_by_side(open_run: Any, kinds: Path) -> None:
     tab = open_run(kinds / "better")
-    fold = tab.page.locator("#rollouts .identical")
-    assert fold.inner_text() == "3 identical"
-    fold.click()
-    assert len(tab.texts("#rollouts .others .episode")) == 2
-    tab.page.locator("#rollouts .folded .episode").first.focus()
+    tab.page.locator("#rollouts .group:has(.advantage) .episode").first.focus()
     tab.page.keyboard.press("Enter")
     tab.page.click("text=Rendered prompt")
     assert tab.texts(".rendered .text") == [RENDERED.strip()], "the record of another one has it"

@@ -155,23 +155,9 @@ function episodeLabels(hasAdvantage, hasCase = false) {
   return el("div", { class: `episode-labels ${hasAdvantage ? "" : "without-advantage"}`, "aria-hidden": "true" }, names.map((name) => el("span", { class: name.split(" ").pop().toLowerCase() }, name)));
 }
 
-/** Rows of a group's episodes. Those in which the same was said, with the same score, are one row that unfolds. */
+/** Rows of a group's episodes. */
 function episodeRows(episodes, run, source, isOpen = false, hasCase = false) {
-  const same = new Map();
-  for (const episode of episodes) same.set(episode.same, [...(same.get(episode.same) ?? []), episode]);
-  return [...same.values()].map((members, index) => {
-    const first = episodeRow(members[0], run, source, isOpen && index === 0, hasCase);
-    if (members.length === 1) return first;
-    const others = el("div", { class: "others", hidden: true });
-    const words = `${count(members.length)} identical`;
-    const toggle = () => {
-      others.hidden = !others.hidden;
-      button.setAttribute("aria-expanded", String(!others.hidden));
-      if (!others.hasChildNodes()) others.append(...members.slice(1).map((episode) => episodeRow(episode, run, source, false, hasCase)));
-    };
-    const button = el("button", { type: "button", class: "quiet identical", "aria-expanded": "false", onclick: toggle }, words);
-    return el("div", { class: "folded" }, first, button, others);
-  });
+  return episodes.map((episode, index) => episodeRow(episode, run, source, isOpen && index === 0, hasCase));
 }
 
 /** An episode as a line that opens: score, how it ended, the beginning of its last answer. */
