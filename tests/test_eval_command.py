@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aitrain.cli.eval import eval_table
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import THOUGHT_TOKENS
@@ -98,3 +99,9 @@ def test_what_cannot_work_is_refused_before_a_folder_is_made(evals: Evals, argum
     assert word in run(arguments)
     assert not Path("runs").exists()
     assert not evals.configs
+
+
+def test_a_row_has_the_name_of_its_model_and_not_that_of_the_evals_folder(trained: Path, tmp_path: Path) -> None:
+    facts = [read_model(name).facts for name in ("tiny", "sums")]
+    results = [EvalResult(tmp_path / f"eval-{n}", one, "Arithmetic", 42, 1, 1) for n, one in enumerate(facts)]
+    assert [line.split() for line in str(eval_table(results)).splitlines()[1:]] == [["tiny", "0"], ["sums", "0"]]

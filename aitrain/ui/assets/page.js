@@ -141,7 +141,7 @@ function configuration(summary, other) {
   return section(
     "configuration",
     "Configuration",
-    `What was set; the same run again: aitrain ${summary.job === "eval" ? "eval" : "grpo"} --config config.yaml`,
+    `What was set; the same run again: aitrain ${summary.job === "eval" ? "eval MODEL" : "grpo"} --config config.yaml`,
     el("div", { class: "card" }, table(set), el("details", { class: "fold" }, el("summary", {}, `${count(rest.length)} options at their defaults`), table(rest))),
     provenance(summary),
   );
