@@ -152,7 +152,7 @@ class ProxyBatcher:
         self._waiting: list[GenerateRequest] = []
         self._timer: asyncio.TimerHandle
 
-    def call_model(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call_model(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the model; in the thread of the event loop, which must not wait, it runs at once.
 
         Raises:
@@ -247,7 +247,7 @@ class ProxyBatcher:
         for request in batch:
             request.answer.set_result(request.result([next(completions) for _ in request.rows]))
 
-    def _run(self, method: str, seed: int | None, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, method: str, seed: int | None, /, *args: Any, **kwargs: Any) -> Any:
         """Call the model, without dropout and gradients; a call with a seed samples with it.
 
         Raises:
@@ -283,6 +283,7 @@ class GenerateRequest:
         cls,
         model: PreTrainedModel,
         seed: int | None,
+        /,
         input_ids: Any = None,
         *more: Any,
         attention_mask: Any = None,

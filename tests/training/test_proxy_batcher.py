@@ -138,6 +138,10 @@ def test_an_error_reaches_only_who_made_it(watched: Watched) -> None:
     assert "IndexError" in wrong.failure.message
     assert [outcome.value.tolist() for outcome in others] == [watched.alone(**call).tolist() for call in calls[:3]]
 
+    (unknown,) = watched.outcomes([lambda: watched.policy.generate(**calls[0], seed=3)])
+    assert unknown.failure
+    assert "model_kwargs" in unknown.failure.message  # transformers' own error
+
 
 # -- when
 
