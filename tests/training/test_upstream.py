@@ -12,7 +12,7 @@ import random
 import re
 import sys
 import threading
-from collections import defaultdict
+from collections import defaultdict, namedtuple
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -228,6 +228,7 @@ INSIDE: list[tuple[Any, str]] = [
     (functools, "_lru_cache_wrapper"),
     (random, "_inst"),
     (threading.Semaphore(), "_value"),
+    (namedtuple("Named", "field"), "_asdict"),
 ]
 
 
