@@ -158,7 +158,7 @@ class SetsInOneLine(SetsAFlag):
         return self.set_flag(case_idx)
 
     # fmt: off
-    def set_flag(self, number: int) -> float: self.case = number == 9; wait(); return float(self.case)  # noqa: E702, E704
+    def set_flag(self, number: int) -> float: self.case = number == 9; wait(); return float(self.case)  # noqa: E702
     # fmt: on
 
 
