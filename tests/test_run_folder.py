@@ -30,6 +30,16 @@ def test_a_folder_is_never_shared_and_a_discarded_one_goes_with_what_it_made(tmp
     assert os.listdir(tmp_path / "runs") == ["mine-2"]
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_empty_folders_of_the_user_stay_where_a_run_is_refused(tmp_path: Path, resumes: bool) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    wanted = TrainConfig(output_dir=str(own / "more/runs"), project_name="mine")
+    with locked(RunFolder(own / "more/runs/mine") if resumes else RunFolder.create(wanted)) as folder:
+        assert folder.path.is_dir()
+    assert (own.is_dir(), os.listdir(own)) == (True, [])
+
+
 def test_records_hold_whatever_an_environment_returns_and_a_half_written_line_is_not_read(tmp_path: Path) -> None:
     record = {
         "nan": math.nan,

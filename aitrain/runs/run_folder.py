@@ -50,6 +50,8 @@ class RunFolder:
     path: Path
     is_new: bool = field(default=False, compare=False)
     """Whether it was made for this run, so that `discard` removes it."""
+    above: int = field(default=0, compare=False)
+    """How many folders above it were made for it as well."""
     epoch: int = field(default=0, compare=False)
     """How often a command had begun to write here when this one did, itself included; 0: this is not known."""
     lock: int | None = field(default=None, compare=False)
@@ -101,11 +103,12 @@ class RunFolder:
         """
         parent = Path(os.path.expanduser(config.output_dir))
         try:
+            above = missing_above(parent / config.project_name)
             parent.mkdir(parents=True, exist_ok=True)
             path = make_unused(parent / config.project_name)
         except OSError as error:
             raise cannot_make(parent, error.strerror) from None
-        return cls(path, is_new=True)
+        return cls(path, is_new=True, above=above)
 
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name.
@@ -162,17 +165,22 @@ class RunFolder:
         return self.epoch > 0 and read_object(self.status).get("epoch", self.epoch) != self.epoch
 
     def discard(self) -> None:
-        """Remove the folder of a run that was refused before it began, with empty ones above it; one that was there
-        stays."""
+        """Remove what was made for a run that was refused before it began; a folder that was there stays."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # there are other runs
-                os.removedirs(self.path.parent)
+                for folder in self.path.parents[: self.above]:
+                    folder.rmdir()
 
 
 def cannot_make(parent: Path, why: str | None) -> ConfigError:
     """The error of a run folder that cannot be made or written."""
     return ConfigError(f"output_dir: cannot make a run folder in {parent}: {why}\nChoose another with --output-dir.")
+
+
+def missing_above(path: Path) -> int:
+    """How many of the folders above a path do not exist."""
+    return sum(not folder.exists() for folder in path.parents)
 
 
 def make_unused(wanted: Path) -> Path:
