@@ -72,8 +72,8 @@ def main(request: Request) -> int:
 
 
 def _play(request: Request) -> Document:
-    # at once: asyncio's own handler would wait for a person's answer
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # at once: asyncio replaces Python's own handler by one that would wait for a person's answer
+    signal.signal(signal.SIGINT, lambda *of_signal: signal.default_int_handler(*of_signal))
     options = PlayOptions(**request["play"])
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
     tokenizer = LazyTokenizer(config)

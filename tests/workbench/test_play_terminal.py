@@ -1,9 +1,10 @@
-"""`aitrain env play` on a terminal: typed answers, and the debugger."""
+"""`aitrain env play` on a terminal: typed answers, the debugger, and Ctrl-C."""
 
 from __future__ import annotations
 
 import os
 import pty
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -39,3 +40,20 @@ def test_a_person_types_answers_and_the_debugger_and_input_have_the_terminal(her
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
     for text in (b"Type the answer; an empty line ends it.", rb"'several\nlines'", b"because so it is", b"score 1.000"):
         assert text in shown, shown
+
+
+def test_ctrl_c_ends_it_while_a_person_is_asked(here: Path) -> None:
+    write(here, {"talk.py": TALK})
+    pid, master = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # also where the tests run in the background of a shell
+        signal.alarm(60)  # ends it where Ctrl-C does not
+        os.execv(sys.executable, [sys.executable, "-m", "aitrain", "env", "play", "talk.py"])
+    shown, is_asked = b"", False
+    with suppress(OSError):
+        while part := os.read(master, 65536):
+            shown += part
+            if not is_asked and shown.endswith(b"> "):
+                is_asked = True
+                os.write(master, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130, shown
