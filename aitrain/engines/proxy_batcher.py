@@ -189,7 +189,7 @@ class ProxyBatcher:
                     call.cancel()
             self._waiting = []
 
-    async def _serve(self, method: str, seed: int | None, *args: Any, **kwargs: Any) -> Any:
+    async def _serve(self, method: str, seed: int | None, /, *args: Any, **kwargs: Any) -> Any:
         """The result of a call. One that cannot share a batch runs at once. Another one waits until no other thread can
         call, but at most for WINDOW; calls that come while a batch is generated are the next batch."""
         self._unanswered += 1

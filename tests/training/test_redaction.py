@@ -39,7 +39,7 @@ def test_a_run_that_fails_with_secrets_leaves_none_of_them(
     isolation: str, small_model: Path, tmp_path: Path, preloaded_aitrain: Path
 ) -> None:
     command = [
-        str(preloaded_aitrain / "aitrain"), "grpo", "--model", str(small_model), "--rl-env", str(ENVIRONMENT), "-v",
+        str(preloaded_aitrain / "aitrain"), "grpo", "--model", str(small_model), "--rl-env", str(ENVIRONMENT),
         "--project-name=run", "--output-dir=.", "--rl-max-new-tokens=4", "--rl-kl-coef=0", "--max-steps=3", "--lr=1e-3",
         f"--rl-env-isolation={isolation}",
     ]  # fmt: skip

@@ -55,7 +55,7 @@ def test_a_run_with_several_environments_resumes_exactly_and_has_the_share_and_s
 @pytest.mark.parametrize(
     ("eval_cases", "why"),
     [
-        (2, r"on all 1 sampled episodes of held-out cases \(raised\) \(environment Gone\)"),
+        (2, r"on all sampled episodes of held-out cases \(environment Gone\)"),
         (0, r"3 batches in a row.* \(environment Gone\)"),
     ],
 )
