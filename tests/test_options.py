@@ -121,6 +121,7 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         ({"rl_env": "a.py", "rl_env_module": "b"}, "both name an environment"),
         ({"rl_env_class": "A"}, "a class of rl_env_module"),
         ({"rl_stop": [""]}, "rl_stop: String should have at least 1 character"),
+        ({"rl_stop": '["a", "b"]'}, "Repeat the flag: --rl-stop A --rl-stop B"),
         ({"vllm_server_url": "http://x:1"}, "vllm_mode server"),
         ({**SERVED, "vllm_server_url": "x:1"}, "addresses like http://"),
         ({"rl_ahead": 1, "use_vllm": True}, "rl_ahead: needs a vLLM server"),

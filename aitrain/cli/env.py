@@ -133,6 +133,8 @@ def play(
     """
     from aitrain.launch.command_processes import limit_threads
 
+    if (policy != "person") + (script is not None) + (model is not None) > 1:
+        raise ConfigError("--policy, --script and --model say who answers: give one of them")
     who: str = policy if script is None else "script"
     if model is not None:
         who, tokenizer = "model", model

@@ -87,6 +87,8 @@ class GenerationOptions(Options):
     def rules(self) -> Iterator[str]:
         """Limits that fit into each other."""
         most = self.rl_max_new_tokens
+        if any(text.startswith('["') for text in self.rl_stop or ()):
+            yield "rl_stop: a list is no text\nRepeat the flag: --rl-stop A --rl-stop B"
         if isinstance(self.thinking, int):
             if self.thinking + ENDING_TOKENS > most:
                 yield (

@@ -65,7 +65,7 @@ def test_episodes_of_several_turns_are_played_with_the_weights_of_each_step(tmp_
     assert max(line["turns"] for line in lines) > 1
 
 
-SHAPED = ["--rl-top-k=40", "--rl-top-p=0.9", '--rl-stop=["1", "3", "7", "e"]']
+SHAPED = ["--rl-top-k=40", "--rl-top-p=0.9", *(f"--rl-stop={text}" for text in "137e")]
 
 
 @pytest.mark.slow
