@@ -111,7 +111,7 @@ def as_in_a_run(environment: Any, model: Any, tokenizer: Any, episodes: Episodes
         sessions = [EnvSession(one.case, 0) for one in transcripts]
         await runner.open(sessions)
         async with scoring():
-            await runner.score(sessions, transcripts)
+            await runner.score(dict(zip(sessions, transcripts, strict=True)))
         await runner.end(sessions)
         return [one.result.score for one in sessions]
 

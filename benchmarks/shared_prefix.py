@@ -77,9 +77,9 @@ def measure(asked: Asked) -> Iterator[Figure]:
 def of_side(folder: Path, environment: object, options: dict[str, Any]) -> dict[str, float]:
     """The metrics of the second step, with CPU seconds and the peak of memory."""
     from aitrain.rollout import engine
-    from aitrain.training import step_events
+    from aitrain.training import step_events, trainer
 
-    cpu = SimpleNamespace(monotonic=time.process_time)
-    with patch.object(engine, "time", cpu), patch.object(step_events, "time", cpu):
+    cpu = SimpleNamespace(monotonic=time.process_time, time=time.time)
+    with patch.object(engine, "time", cpu), patch.object(step_events, "time", cpu), patch.object(trainer, "time", cpu):
         line = trained(folder, environment, **options)[-1]
     return line | {"memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}

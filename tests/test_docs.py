@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from aitrain.environment.adapters import ADAPTERS
+from aitrain.packages import version_of
 from aitrain.runs.run_folder import read_object
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +70,7 @@ def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path, prel
     for language, info, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         needed = re.search(r"needs=(\S+)", info)
         adapter = ADAPTERS[needed.group(1)] if needed else None
-        if adapter is not None and adapter.installed_version is None:
+        if adapter is not None and adapter.package and version_of(adapter.package) is None:
             missing.add(str(adapter.package))
         else:
             run_block(language, info, text, tmp_path, preloaded_aitrain)

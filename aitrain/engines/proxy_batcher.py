@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext, suppress
@@ -32,8 +33,8 @@ from aitrain.execution.task import is_abandoned, paused
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import EndOfTurn
 
-WINDOW = 0.05
-"""Seconds to wait for further calls."""
+SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
+"""Seconds to wait for further calls; the first one until the duration of a generation is known."""
 
 GENERATING = "generating for the environment"
 
@@ -148,6 +149,7 @@ class ProxyBatcher:
         """Calls that threads wait for."""
         self._unanswered = 0
         self._waiting: list[GenerateRequest] = []
+        self._window = FIRST_WINDOW
         self._timer: asyncio.TimerHandle
 
     def call_model(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +193,7 @@ class ProxyBatcher:
 
     async def _serve(self, method: str, seed: int | None, /, *args: Any, **kwargs: Any) -> Any:
         """The result of a call. One that cannot share a batch runs at once. Another one waits until no other thread can
-        call, but at most for WINDOW; calls that come while a batch is generated are the next batch."""
+        call, but at most for half the duration of the last generation, as a separate one would take all of it."""
         self._unanswered += 1
         try:
             request = None
@@ -204,7 +206,7 @@ class ProxyBatcher:
                 with activity.own.doing(GENERATING):
                     return request.result(await self._engine.complete(request.rows, request.sampling, request.limit))
             if not self._waiting:
-                self._timer = asyncio.get_running_loop().call_later(WINDOW, self._generate_waiting)
+                self._timer = asyncio.get_running_loop().call_later(self._window, self._generate_waiting)
             self._waiting.append(request)
             self.on_call_end()
             return await request.answer
@@ -228,7 +230,7 @@ class ProxyBatcher:
     def _answer(self, batch: list[GenerateRequest]) -> None:
         """Generate a batch; if that fails, each call by itself, so that only a faulty one fails."""
         assert isinstance(self._engine, BatchingEngine)
-        rows = [row for request in batch for row in request.rows]
+        start, rows = time.monotonic(), [row for request in batch for row in request.rows]
         try:
             with activity.own.doing(GENERATING), evaluation_mode(self._model):
                 completions = iter(self._engine.sample(rows, batch[0].sampling, batch[0].limit))
@@ -239,6 +241,7 @@ class ProxyBatcher:
                 else:
                     self._answer([request])
             return
+        self._window = max(SHORTEST_WINDOW, (time.monotonic() - start) / 2)
         for request in batch:
             request.answer.set_result(request.result([next(completions) for _ in request.rows]))
 

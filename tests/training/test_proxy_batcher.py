@@ -79,7 +79,8 @@ def model(small_model: Path) -> LlamaForCausalLM:
 @pytest.fixture
 def watched(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """A batcher that waits until everybody has come."""
-    monkeypatch.setattr(proxy_batcher, "WINDOW", 60.0)
+    monkeypatch.setattr(proxy_batcher, "FIRST_WINDOW", 60.0)
+    monkeypatch.setattr(proxy_batcher, "SHORTEST_WINDOW", 60.0)
     return Watched(model)
 
 
