@@ -31,9 +31,9 @@ class Snapshot(ctypes.Structure):
     moves_files: bool
     """Whether it loads or saves files, for which the watchdog gives more time."""
     done: int
-    """Of the episodes that are played at the same time, those whose conversation is over."""
+    """Number of finished conversations among the episodes of the rollout."""
     episodes: int
-    """Those episodes; 0 while none are played."""
+    """Number of episodes of the rollout; 0 while there is none."""
     tokens: int
     """Tokens sampled in these episodes so far."""
     since: float

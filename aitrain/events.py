@@ -73,7 +73,7 @@ class Step:
     step: int
     """Optimizer steps done, or episodes."""
     steps: int
-    """Those of the whole run."""
+    """Optimizer steps of the whole run, or episodes of the eval."""
     reward: float | None
     """Mean score of the episodes; None if nothing was scored."""
     seconds_left: float

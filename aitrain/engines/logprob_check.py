@@ -90,7 +90,7 @@ class LogprobCheck:
     _before: torch.Tensor | None = field(default=None, init=False)
     """The log-probabilities of their tokens by the trainer's model then."""
     _noise: float = field(default=0.0, init=False)
-    """How much the server's differed."""
+    """Mean absolute difference of the server's log-probabilities then."""
     _follows: bool = field(default=False, init=False)
     """Whether the server's have changed with the policy's since."""
 
@@ -104,10 +104,12 @@ class LogprobCheck:
             RunFailed: the server has another model, or did not get the weights.
         """
         if self._before is None:
-            _, _, gap = await self._sample(engine)
-            if not gap <= BOUND:  # not so for nan either
-                self._report(engine.servers[0].url, gap)
-            self._answers, self._before, self._noise = await self._sample(engine, of_base=engine.sync.is_adapter)
+            first = await self._sample(engine)
+            if not first[2] <= BOUND:  # not so for nan either
+                self._report(engine.servers[0].url, first[2])
+            if engine.sync.is_adapter:
+                first = await self._sample(engine, of_base=True)
+            self._answers, self._before, self._noise = first
         if self._follows:
             return
         moved = _mean_difference(self._logprobs(self._answers), self._before)
@@ -168,7 +170,7 @@ class LogprobCheck:
 
 
 def _mean_difference(values: torch.Tensor, others: torch.Tensor) -> float:
-    """That of the first rank, so that all ranks decide alike."""
+    """Mean absolute difference on rank 0, broadcast so that all ranks decide alike."""
     found = [float((values - others).abs().mean())]
     broadcast_object_list(found)
     return found[0]

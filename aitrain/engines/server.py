@@ -84,12 +84,12 @@ class VLLMServerEngine:
     context: int | None = None
     """Maximum tokens of prompt and completion."""
     checks: Mapping[str, Callable[[VLLMServerEngine], Awaitable[None]]] = field(default_factory=dict)
-    """Called by all ranks after each load of weights, by the address of their server, with an engine of it alone."""
+    """Checks by URL of their server, which all ranks call after each load of weights, with an engine of that server."""
     clock: RolloutClock = field(default_factory=RolloutClock)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
     places: Iterator[int] = field(default_factory=count)
-    """Of the completions that belong to no episode, so that each server gets its part of them."""
+    """Numbers the completions that belong to no episode, to spread them over the servers."""
     give_up_reason: Callable[[], str] = lambda: ""
     """Called while waiting for a server: the reason to give up, empty to continue."""
     version: str | None = None

@@ -82,8 +82,8 @@ class KeptRow:
 
 
 def can_share(model: Any) -> bool:
-    """Whether a model has a cache of keys and values, whose rows can be repeated and taken out, and which are those of
-    rows of any length, and whether it is told the positions of tokens."""
+    """Whether a model takes position ids, and has a cache of keys and values that do not depend on the length of the
+    row, and whose rows can be repeated and removed."""
     rotary = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (rotary, *rotary.values()) if isinstance(one, dict)}
     known = inspect.signature(innermost(model).forward).parameters

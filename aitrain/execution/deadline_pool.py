@@ -40,7 +40,7 @@ class DeadlinePool:
         self.last_hang = ""
         """The line of the user's code at which the last abandoned call hangs."""
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # protects which of its end and its deadline a call has first
+        self._lock = threading.Lock()  # decides whether a call has ended or was abandoned first
         self._slots = defaultdict[asyncio.AbstractEventLoop, asyncio.Semaphore](lambda: asyncio.Semaphore(max_calls))
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:

@@ -35,7 +35,7 @@ from aitrain.execution.user_code import stack_of_dump
 from aitrain.machine import allow_open_files
 
 Make = Callable[[Any], object]
-"""Makes the object whose methods are called, of the environment."""
+"""Makes the object whose methods are called, given the environment."""
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a worker process write its stacks, also while its code holds the GIL."""
 

@@ -88,12 +88,12 @@ class Processes:
     last: Failed | Ended | None = None
     stops: int = 0
     lost: Failed | None = None
-    """How the first process ended that was not ended by us and said no error."""
+    """Exit of the first process that ended by itself and reported no error."""
     watchdog: Watchdog | None = None
     listener: socket.socket | None = None
-    """On which rank 0 runs torch's store, if this process starts all ranks."""
+    """Socket of torch's store, which rank 0 runs, if this process starts all ranks."""
     store: MachineStore | None = None
-    """Else the store that all ranks use, of this process."""
+    """Store of this process, which all ranks use, if there is no listener."""
     activity: Path | None = None
     """The file of the memory with phases and progress counts, written by the training processes."""
     cause: Failed | None = None

@@ -110,8 +110,8 @@ class Episode(EnvSession):
         """Why it ended, one of STOPS."""
         if self.is_dropped:
             return "no_room"
-        if self.result.failure is not None:
-            return "env_timeout" if self.result.failure.kind == "timed_out" else "env_error"
+        if self.failure is not None:
+            return "env_timeout" if self.failure.kind == "timed_out" else "env_error"
         return self.trajectory.stop or "done"
 
     @property
@@ -122,7 +122,7 @@ class Episode(EnvSession):
     @property
     def failure_message(self) -> str:
         """The failure as a message with its case and place; empty if there is none."""
-        failure = self.result.failure
+        failure = self.failure
         return "" if failure is None else f"{failure.place} of case {self.case.case_idx} {failure.message}"
 
 
@@ -223,10 +223,10 @@ class Rollout:
                 turn = await self._answer(episode, response.untrained, request)
 
         try:
-            if episode.result.failure is None and episode.reset.untrained is not None:
+            if episode.failure is None and episode.reset.untrained is not None:
                 response = await respond(await self._answer(episode, episode.reset.untrained, request))
                 episode.reset = response.reset or ResetResult()
-            if episode.result.failure is not None:
+            if episode.failure is not None:
                 return
             self._render_prompt(episode)
             chat = self._chat_of(episode, episode.is_chat)

@@ -164,7 +164,7 @@ def _machine() -> str:
 
 
 def started_at(pid: int) -> float | None:
-    """Start time of a process, in seconds since 1970; None if it has ended, also where nobody has waited for it."""
+    """Start time of a process, in seconds since 1970; None if there is no such process, or it is a zombie."""
     import psutil  # here, as only this needs it
 
     try:

@@ -41,9 +41,9 @@ class RecordedCase:
     content: str
     """A hash of its prompt and its row, by which it is found in another scoring."""
     prompt_key: str
-    """The same for cases with an equal prompt."""
+    """A hash of the prompt alone."""
     seed: int | None
-    """The environment's."""
+    """Seed of the environment."""
     env_key: str
     """Name of the environment; of the only one of a run, its class."""
     prompt: str

@@ -51,7 +51,7 @@ class RunFolder:
     is_new: bool = field(default=False, compare=False)
     """Whether it was made for this run, so that `discard` removes it."""
     above: int = field(default=0, compare=False)
-    """How many folders above it were made for it as well."""
+    """Number of parent folders that were made for it."""
     epoch: int = field(default=0, compare=False)
     """How often a command had begun to write here when this one did, itself included; 0: this is not known."""
     lock: int | None = field(default=None, compare=False)

@@ -42,7 +42,7 @@ class BatchSource:
     group_size: int
     refill_limit: int = 0
     state: dict[str, list[int]] = field(init=False)
-    """That of the order after the last batch that was taken: a resumed run samples a later one again."""
+    """State of `order` after the last batch that was taken; a resumed run samples a batch that was ahead again."""
 
     def __post_init__(self) -> None:
         self.state = self.order.state()
@@ -195,7 +195,7 @@ class CaseStream:
     weight: float = 1.0
     """The environment's share of the groups, in proportion to the others'."""
     groups: int = 0
-    """Groups that it was given so far, without those in the place of others."""
+    """Groups drawn so far, without replacements (refill)."""
     drawn: int = 0
     """Cases that were drawn so far."""
 
@@ -225,7 +225,7 @@ class CaseOrder:
     """
 
     streams: Mapping[str, CaseStream]
-    """Those of the environments by their names."""
+    """Case streams by name of the environment."""
     groups: int
     """Groups of a batch, over all ranks."""
 

@@ -36,7 +36,7 @@ class EvalState:
     last_scored: int = 0
     """The last step that was scored during the training."""
     last_other: int = 0
-    """The last one of them whose cases or samples are not the present ones."""
+    """The last scored step with other held-out cases, or another number of samples, than now."""
     scorings: list[MetricsLine] = field(default_factory=list)
     """The evaluations during the training so far that have played the present cases."""
     seconds: float = 0.0

@@ -45,8 +45,8 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self.restore: Callable[[], None] = lambda: None
         """Restores the state of a resumed run that transformers does not restore."""
         self._step_start = 0.0
-        self.rollout_seconds = 0.0  # that the step has waited for its batch
-        self._losses: list[torch.Tensor] = []  # whether each is finite
+        self.rollout_seconds = 0.0  # of this step, until its batch was there
+        self._losses: list[torch.Tensor] = []  # booleans: whether each loss of the step is finite
         self.skipped = self.skipped_in_a_row = 0
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
         self._train_start: float | None = None

@@ -68,7 +68,7 @@ class TrainingBatch:
     keys: list[MemberKey]
     """The episodes that are trained on, in their order."""
     own: dict[MemberKey, Episode]
-    """Those, and the ones that were replaced, as their groups have no advantages."""
+    """This rank's episodes by key: those that are trained on, and those of replaced groups."""
     rounds: list[int]
     """0 for a group that is one of the batch's first, else the round of replacements that plays it."""
     everywhere: list[PlayedEpisode]

@@ -74,12 +74,12 @@ class Fake:
         """Anew: adapters and pushed weights are forgotten."""
         self.adapters: dict[str, str] = {}
         self.version = "default"
-        self.is_up = True
         handler = type("OfThisServer", (Endpoint,), {"owner": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", self._port), handler)
         self._http.daemon_threads = True
         self._port = self._http.server_address[1]
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+        self.is_up = True  # last, as a test may stop it at once
 
     def stop(self) -> None:
         self.is_up = False

@@ -48,7 +48,7 @@ class Earned:
     shares: list[float]
     best: Episode
     of: int
-    """Number of the tries, or of the cases: one in which the reply cannot be made earns nothing."""
+    """Number of tries, or of cases; a case for which the reply cannot be made counts as a score of 0."""
 
     @property
     def mean(self) -> float:
