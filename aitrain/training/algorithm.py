@@ -80,11 +80,6 @@ def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch
     return (kept & (spread > 0) & (distance > 1e-3 * spread)).any(1)
 
 
-def zero_variance_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> float:
-    """Share of the groups without a nonzero advantage; 1 if there are no groups."""
-    return 1.0 - has_advantages(scores, kept, size).float().mean().item() if len(scores) else 1.0
-
-
 # -- functions of the user's
 
 LOSS_ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", "ref_logprobs", "entropies")

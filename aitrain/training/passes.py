@@ -46,8 +46,6 @@ Block: TypeAlias = list[Rows]
 
 KEPT = "kept"
 """Key of a step: which rows are in the loss, shape (B,)."""
-KEPT_ROWS = "kept_rows"
-"""Key of a step: number of rows in the loss of the whole generation batch, over all processes."""
 OF_PROMPT = ("prompt_ids", "prompt_mask")
 COST_OF_A_PASS = 256
 """Tokens of padding that a forward pass may have, as one more pass costs about as much."""
@@ -91,8 +89,9 @@ def passes_of(
     shares: bool = False,
     needs_advantage: bool = False,
 ) -> StepPasses:
-    """Divide the rows of a step. `num_items_in_batch` is the number of tokens in the loss of a generation batch with as
-    many steps, over all processes. Every process must call this.
+    """Divide the rows of a step. In `step`, `num_items_in_batch` is the mean number of tokens of the generation batch's
+    kept rows, times its steps; in the passes, it is the number of tokens in the loss of a generation batch whose other
+    steps are like this one, over all processes. Every process must call this.
 
     `needs_advantage`: the loss has no other term than that of advantages, so that trimmed passes leave out rows with 0.
     """
@@ -115,11 +114,9 @@ def passes_of(
         of_processes, first, source = _passes_in_order(kept, limit, width, processes), len(step[KEPT]) * rank, step
     counts = torch.tensor(computed, device=step[KEPT].device)  # other rows only fill up passes
     tokens = (everywhere["completion_mask"] * everywhere["tool_mask"]).sum(1) * counts
-    # the tokens of a generation batch whose other steps are like this one
-    items = float(step["num_items_in_batch"]) * sum(kept) / max(1, int(step[KEPT_ROWS]))
     source = source | {
         "tool_mask": source["tool_mask"] * counts[first : first + len(source[KEPT])].unsqueeze(1),
-        "num_items_in_batch": torch.tensor(items, device=step[KEPT].device),
+        "num_items_in_batch": (step["num_items_in_batch"] * sum(kept)).float(),
     }
     own = of_processes[rank]
     together = [[row for share in of_processes for row in share[number]] for number in range(len(own))]
@@ -159,8 +156,8 @@ def trimmed_blocks(
     shares: bool,
 ) -> tuple[list[list[Block]], bool]:
     """The blocks of each process with all rows to compute, and whether the prompts of a block are computed once. Else a
-    block is one pass, and rows are sorted by length; if they are too few for as many passes on each process, each has a
-    pass of its own, and others fill up."""
+    block is one pass, and rows are sorted by length; where they are too few for as many passes on each process, others
+    fill up."""
     of_prompts, of_completions = (mask.sum(1).tolist() for mask in (prompt_mask, completion_mask))
     lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
 
@@ -169,10 +166,9 @@ def trimmed_blocks(
 
     rows = [row for row, is_computed in enumerate(computed) if is_computed]
     others = sorted((row for row, is_computed in enumerate(computed) if not is_computed), key=lambda row: lengths[row])
-    apart = share_blocks([[one] for one in plan_passes(rows or others[:processes], lengths, limit)], processes, cost)
-    if apart is None:
-        apart = share_blocks([[[row]] for row in rows + others[: -len(rows) % processes]], processes, cost)
-        assert apart is not None
+    passes = plan_passes(rows or others[:processes], lengths, limit)
+    apart = share_blocks([[one] for one in passes], processes, cost, others)
+    assert apart is not None  # the rows of all processes are a multiple of their number
     if shares:
         _, _, prompts = distinct_prompts(prompt_ids, prompt_mask)
         most = (1 - LEAST_GAIN) * sum(cost(block) for share in apart for block in share)
@@ -210,16 +206,22 @@ def cost_of_passes(passes: Sequence[Rows], lengths: Sequence[int]) -> int:
     return sum(len(rows) * max(lengths[row] for row in rows) + COST_OF_A_PASS for rows in passes)
 
 
-def share_blocks(blocks: Sequence[Block], processes: int, cost: Callable[[Block], int]) -> list[list[Block]] | None:
+def share_blocks(
+    blocks: Sequence[Block], processes: int, cost: Callable[[Block], int], others: Sequence[int] = ()
+) -> list[list[Block]] | None:
     """The blocks of each process: as many for each, the n-th ones with as many passes, and of about equal cost; None if
-    there are too few rows."""
+    there are too few rows, with the `others`, which have a block each if they are needed."""
+    spare = iter(others)
     blocks = [[*block] for block in blocks]
     while len(blocks) % processes:
         largest = max((block for block in blocks if sum(map(len, block)) > 1), key=cost, default=None)
-        if largest is None:
+        if largest is not None:
+            blocks.remove(largest)
+            blocks += _halves(largest) if len(largest) > 1 else [[part] for part in _halves(largest[0])]
+        elif (row := next(spare, None)) is not None:
+            blocks.append([[row]])
+        else:
             return None
-        blocks.remove(largest)
-        blocks += _halves(largest) if len(largest) > 1 else [[part] for part in _halves(largest[0])]
     blocks.sort(key=lambda block: (len(block), cost(block)), reverse=True)
     rounds = [blocks[start : start + processes] for start in range(0, len(blocks), processes)]
     for together in rounds:

@@ -1,9 +1,10 @@
 """What comes before and after each optimizer step: its clock and its line of metrics, and the guard that skips it if
-its loss or gradient is NaN or inf, and ends the run if the weights are.
+its gradient is NaN or inf, and ends the run if the weights are.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,6 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         """Restores the state of a resumed run that transformers does not restore."""
         self._step_start = 0.0
         self.rollout_seconds = 0.0  # of this step, until its batch was there
-        self._losses: list[torch.Tensor] = []  # booleans: whether each loss of the step is finite
         self.skipped = self.skipped_in_a_row = 0
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
         self._train_start: float | None = None
@@ -141,12 +141,8 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
 
     # -- NaN and inf, which are kept out of the weights and the optimizer state
 
-    def see_loss(self, loss: torch.Tensor) -> None:
-        """Record the loss of a step, a scalar."""
-        self._losses.append(torch.isfinite(loss.detach()).all())
-
-    def before_step(self, model: torch.nn.Module, norm: torch.Tensor | float | None) -> None:
-        """Clear the gradients if they, whose norm this is, or a loss since the last step, are not finite on any rank.
+    def before_step(self, model: torch.nn.Module, norm: float) -> None:
+        """Clear the gradients if they, whose norm this is, are not finite on any rank.
 
         An optimizer skips parameters without a gradient: neither momentum nor weight decay applies. With fp16 the
         gradient scaler skips the step itself, for which it needs the gradients.
@@ -155,9 +151,7 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             DivergedError: too many steps in a row were skipped.
         """
         accelerator, step = self.trainer.accelerator, self.trainer.state.global_step + 1
-        values = [torch.isfinite(torch.as_tensor(0.0 if norm is None else norm, device=accelerator.device))]
-        is_finite, self._losses = torch.stack([*values, *self._losses]).all(), []
-        if self._everywhere(is_finite):
+        if self._everywhere(torch.tensor(math.isfinite(norm), device=accelerator.device)):
             self.skipped_in_a_row = 0
             return
         is_scaled = accelerator.scaler is not None
@@ -166,12 +160,10 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped == 1 and not is_scaled:
-            self.run.note(
-                f"Skipped optimizer step {step}: non-finite loss or gradient (skipped_steps in metrics.jsonl)."
-            )
+            self.run.note(f"Skipped optimizer step {step}: non-finite gradient (skipped_steps in metrics.jsonl).")
         if self.skipped_in_a_row >= (MAX_SKIPPED_IN_A_ROW_FP16 if is_scaled else MAX_SKIPPED_IN_A_ROW):
             raise DivergedError(
-                f"Loss or gradient was NaN or inf in {self.skipped_in_a_row} steps in a row, up to step {step}.\n"
+                f"The gradient was NaN or inf in {self.skipped_in_a_row} steps in a row, up to step {step}.\n"
                 f"None of them changed the weights: model/ has those of step {step - self.skipped_in_a_row}.\n"
                 "Lower --lr, or use --dtype float32 or --mixed-precision no, and inspect the episodes in rollouts/.",
                 has_finite_weights=True,

@@ -55,6 +55,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ from aitrain.rollout.engine import Trajectory
 from aitrain.rollout.limits import Limits
 from aitrain.training.algorithm import (
     AlgorithmParts,
-    zero_variance_share,
+    has_advantages,
 )
 from aitrain.training.batch_source import batch_source
 from aitrain.training.dataset import case_numbers
@@ -105,7 +106,6 @@ from aitrain.training.holdout import DatasetSplit, PromptLimit
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.passes import (
     KEPT,
-    KEPT_ROWS,
     MicroBatch,
     log_probs_of_rows,
     passes_of,
@@ -276,14 +276,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for name, value in batch.length_metrics().items():
             metrics[name][-1] = value
         is_played = torch.tensor([not one.dropped for one in everywhere], device=device)
-        groups = is_played.view(-1, size).any(1).repeat_interleave(size)  # without those of a prompt that is too long
-        share = zero_variance_share(rewards[groups], in_loss[groups], size)
-        metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
+        # without the groups of a prompt that is too long; TRL's does not count groups without two scores
+        teaches = has_advantages(rewards, in_loss, size)[is_played.view(-1, size).any(1)]
+        metrics["frac_reward_zero_std"][-1] = 1.0 - teaches.float().mean().item()
         if "sampling_per_token_logps" in output and "old_per_token_logps" in output:
             self._add_kl_by_position(output)
-        tokens = sum(one.tokens for one in everywhere if one.is_kept)
-        items = torch.tensor(float(tokens * self.args.steps_per_generation), dtype=torch.float64, device=device)
-        return output | {KEPT: in_loss[own], KEPT_ROWS: in_loss.sum(), "num_items_in_batch": items}
+        tokens = [float(one.tokens) for one in everywhere if one.is_kept] or [0.0]
+        items = torch.tensor(tokens, dtype=torch.float64, device=device).mean() * self.args.steps_per_generation
+        return output | {KEPT: in_loss[own], "num_items_in_batch": items}
 
     def _add_kl_by_position(self, output: Mapping[str, torch.Tensor]) -> None:
         """Log the KL between vLLM and the trainer for tokens at like positions. Every process must call this."""
@@ -298,21 +298,19 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     # -- an optimizer step
 
     def training_step(self, *arguments: object, **keywords: object) -> torch.Tensor:
-        """The forward and backward passes of one step, whose loss is recorded."""
+        """The forward and backward passes of one step."""
         with activity.own.doing("forward and backward pass"):
             loss: torch.Tensor = super().training_step(*arguments, **keywords)
             if self._prompts is not None and not self._prompts.is_joined:
                 self._prompts.backward()
             self._prompts = None
-        self.watch.see_loss(loss)
         return loss
 
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of all forward passes of a step. The backward pass of the last one is left to the caller."""
-        accelerator, metrics = self.accelerator, self._metrics["train"]
+        accelerator, metrics = self.accelerator, defaultdict[str, list[float]](list)
         passes = passes_of(inputs, self.pass_limit, self.trims, accelerator, self.shares_prompts, not self.beta)
         total, loss = torch.zeros((), device=accelerator.device), torch.zeros(())
-        before = {name: len(values) for name, values in metrics.items()}
         alone: Callable[[], AbstractContextManager[Any]] = partial(accelerator.no_sync, model)
         for number, (rows, divisor) in enumerate(zip(passes.rows, passes.divisors, strict=True), start=1):
             # before the last one, gradients are added up, not exchanged; with FSDP2 they are, as they would stay whole
@@ -324,7 +322,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                         self._prompts = SharedPrompts(model, rows["prompt_ids"], rows["prompt_mask"])
                 if self._prompts is not None and is_last:
                     self._prompts.is_joined = isinstance(model, DistributedDataParallel)
-                with nullcontext() if is_last or self.is_fsdp_enabled else alone():
+                exchange = nullcontext() if is_last or self.is_fsdp_enabled else alone()
+                with exchange, replaced(self, {"_metrics": {"train": metrics}}):
                     loss = self.loss_of_pass(model, rows, divisor)
                     if not is_last:
                         total += loss.detach()
@@ -334,9 +333,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
         over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
         for name, values in metrics.items():
-            if new := values[before.get(name, 0) :]:
-                values[-len(new) :] = [passes.mean(name, new, name in over_rows)]
-        metrics["passes"].append(len(passes.rows))
+            self._metrics["train"][name].append(passes.mean(name, values, name in over_rows))
+        self._metrics["train"]["passes"].append(len(passes.rows))
         self.has_kept_rows = passes.has_kept_rows
         return loss + total
 
@@ -407,10 +405,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Hook between gradient clipping and the optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
         norm = whole(norm) if isinstance(norm, torch.Tensor) else norm
-        self.watch.before_step(model, norm)
+        size = 1.0 if norm is None else float(norm)
+        self.watch.before_step(model, size)
         if not self.has_kept_rows:
             model.zero_grad()  # no momentum and no weight decay without a kept row
-        size = 1.0 if norm is None else float(norm)
         self.updates += math.isfinite(size) and size > 0 and self._get_learning_rate() > 0
         return norm
 

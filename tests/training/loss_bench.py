@@ -16,7 +16,7 @@ from aitrain import TrainConfig
 from aitrain.batch import PassLimit, plan_batch
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.model import Precision
-from aitrain.training.passes import KEPT, KEPT_ROWS
+from aitrain.training.passes import KEPT
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 
@@ -151,7 +151,7 @@ def steps_of_process(
 ) -> tuple[list[torch.Tensor], list[dict[str, float]]]:
     """The gradient of each step on one process, and the metrics that its loss adds."""
     tokens = (batch["completion_mask"] * batch["tool_mask"]).sum(1) * batch[KEPT]
-    totals = {KEPT_ROWS: batch[KEPT].sum(), "num_items_in_batch": tokens.double().sum() * layout.steps}
+    items = {"num_items_in_batch": tokens.double().sum() / batch[KEPT].sum().clamp(min=1) * layout.steps}
     trainer, gradients, metrics = LossTrainer(args, layout), [], []
     trainer.accelerator.process_index = process
     for step in range(layout.steps):
@@ -160,7 +160,7 @@ def steps_of_process(
         everywhere = {id(value): whole[name] for name, value in piece.items()}
         trainer.accelerator.gather = lambda values, everywhere=everywhere: everywhere.get(id(values), values)
         model = policy()
-        trainer._compute_loss(model, piece | totals).backward()
+        trainer._compute_loss(model, piece | items).backward()
         assert model.weight.grad is not None
         gradients.append(model.weight.grad)
         metrics.append({name: values[-1] for name, values in trainer._metrics["train"].items()})

@@ -20,9 +20,9 @@ from aitrain.batch import PassLimit
 from aitrain.options.algorithms import ALGORITHMS
 from aitrain.training.algorithm import (
     AlgorithmParts,
-    zero_variance_share,
+    has_advantages,
 )
-from aitrain.training.passes import KEPT, KEPT_ROWS, cost_of_passes, passes_of, plan_passes, share_blocks
+from aitrain.training.passes import KEPT, cost_of_passes, passes_of, plan_passes, share_blocks
 from tests.conftest import write
 from tests.environments.vowels import Vowels
 from tests.training.conftest import Train, rollouts
@@ -70,7 +70,7 @@ def test_equal_scores_have_no_advantage_though_their_mean_is_rounded() -> None:
     advantages = AlgorithmParts.of(TrainConfig()).advantages(rewards, 8, of_trl[4:], slice(4, 16))
 
     assert of_trl[0] != 0
-    assert zero_variance_share(rewards, torch.ones(16), 8) == 0.5
+    assert has_advantages(rewards, torch.ones(16), 8).tolist() == [False, True]
     assert advantages.tolist() == [0.0] * 4 + of_trl[8:].tolist()
 
 
@@ -187,7 +187,7 @@ def test_ranks_whose_batches_are_padded_to_other_widths_make_equally_many_passes
         ones = torch.ones(4, width, dtype=torch.long)
         piece = {name: ones.clone() for name in ("completion_ids", "completion_mask", "tool_mask")}
         piece |= {"prompt_ids": ones[:, :1], "prompt_mask": ones[:, :1].clone(), KEPT: torch.ones(4, dtype=torch.bool)}
-        piece |= {KEPT_ROWS: torch.tensor(8), "num_items_in_batch": torch.tensor(8.0 * width)}
+        piece["num_items_in_batch"] = torch.tensor(float(width))
         ranks: Any = SimpleNamespace(
             num_processes=2,
             process_index=rank,

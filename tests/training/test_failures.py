@@ -17,7 +17,7 @@ import torch
 from aitrain import EnvironmentFailed, Result
 from aitrain.engines.hf import HFEngine
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.training.algorithm import zero_variance_share
+from aitrain.training.algorithm import has_advantages
 from tests.environments.ill import Gone
 from tests.environments.vowels import Vowels
 from tests.training.conftest import Train, difference, rollouts
@@ -207,4 +207,4 @@ def test_a_group_is_flat_where_no_episode_in_the_loss_has_an_advantage(
     kept = ~rows.isnan()
     kept[left_out] = False
 
-    assert zero_variance_share(rows, kept, 4) == share
+    assert has_advantages(rows, kept, 4).float().mean() == 1 - share
