@@ -67,14 +67,14 @@ class Cases(CaseSequence):
 
 
 class MixedCases(CaseSequence):
-    """The cases of several environments, one after another."""
+    """The cases of all environments of a run, one after another."""
 
-    def __init__(self, parts: Sequence[Cases]) -> None:
-        self.parts = tuple(parts)
+    def __init__(self, parts: Sequence[Cases] = ()) -> None:
+        self.parts = parts
         self._ends = list(accumulate(map(len, parts)))
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return sum(map(len, self.parts))
 
     def case_at(self, place: int) -> Case:
         """The case at a place from 0 on."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from threading import Thread
@@ -20,10 +20,10 @@ from trl import GRPOConfig
 
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
+from aitrain.environment.dataset import MixedCases
 from aitrain.environment.runner import Runner
 from aitrain.rollout.episode import Episode
 from aitrain.training.algorithm import has_advantages
-from aitrain.training.holdout import CaseList, parts_of
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import MemberKey, PlayedEpisode, TrainingBatch, finish
 
@@ -36,7 +36,6 @@ class BatchSource:
     """Makes and plays generation batches in order. Every rank must call its methods together."""
 
     rollouts: PolicyRollouts
-    cases: Sequence[Case]
     order: CaseOrder
     schedule: CaseSchedule
     group_size: int
@@ -101,18 +100,18 @@ class BatchSource:
         return batch
 
     def _play(
-        self, step: int, rollouts: PolicyRollouts, keys: Sequence[MemberKey], cases: Sequence[int]
+        self, step: int, rollouts: PolicyRollouts, keys: Sequence[MemberKey], cases: Sequence[Case]
     ) -> dict[MemberKey, Episode]:
         """This rank's episodes of groups with these `cases`, played. The episodes of a group have consecutive sampling
         seeds, and one environment seed."""
         episodes = rollouts.play(
-            [self.cases[cases[group]] for group, _ in keys],
-            [rollouts.env_seed(step, cases[group]) for group, _ in keys],
-            [rollouts.sampling_seed(step, cases[group], group) + member for group, member in keys],
+            [cases[group] for group, _ in keys],
+            [rollouts.env_seed(step, cases[group].number) for group, _ in keys],
+            [rollouts.sampling_seed(step, cases[group].number, group) + member for group, member in keys],
         )
         return dict(zip(keys, episodes, strict=True))
 
-    def _replace(self, groups: list[int], cases: list[int], members: Mapping[int, Sequence[PlayedEpisode]]) -> None:
+    def _replace(self, groups: list[int], cases: list[Case], members: Mapping[int, Sequence[PlayedEpisode]]) -> None:
         """Put groups of other cases in the place of those without advantages."""
         rows = [one for group in groups for one in members[group]]
         scores = torch.tensor([math.nan if one.score is None else one.score for one in rows])
@@ -186,10 +185,8 @@ def _in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:
 class CaseStream:
     """The cases of one environment, in the order in which they are drawn. Each epoch has each case once."""
 
-    first: int
-    """The number of its first case."""
-    cases: int
-    """Cases of one epoch."""
+    cases: Sequence[Case]
+    """Those of one epoch."""
     seed: int | None = None
     """Each epoch is shuffled with it, in the order of TRL's sampler; None: the order of the dataset."""
     weight: float = 1.0
@@ -203,15 +200,15 @@ class CaseStream:
         self._generator = torch.Generator().manual_seed(self.seed or 0)
         self._epochs: list[torch.Tensor] = []
 
-    def draw(self) -> int:
-        """The number of the next case."""
-        epoch, place = divmod(self.drawn, self.cases)
+    def draw(self) -> Case:
+        """The next case."""
+        epoch, place = divmod(self.drawn, len(self.cases))
         self.drawn += 1
-        if self.seed is None:
-            return self.first + place
-        while len(self._epochs) <= epoch:
-            self._epochs.append(torch.randperm(self.cases, generator=self._generator))
-        return self.first + int(self._epochs[epoch][place])
+        if self.seed is not None:
+            while len(self._epochs) <= epoch:
+                self._epochs.append(torch.randperm(len(self.cases), generator=self._generator))
+            place = int(self._epochs[epoch][place])
+        return self.cases[place]
 
 
 @dataclass
@@ -229,21 +226,21 @@ class CaseOrder:
     groups: int
     """Groups of a batch, over all ranks."""
 
-    def batch(self) -> list[int]:
+    def batch(self) -> list[Case]:
         """The case of each group of the next batch. Group n of an environment with weight w is due at (n + 1/2) / w."""
-        cases = list[int]()
+        cases = list[Case]()
         for _ in range(self.groups):
             _, name = min(((one.groups + 0.5) / one.weight, name) for name, one in self.streams.items())
             self.streams[name].groups += 1
             cases.append(self.streams[name].draw())
         return cases
 
-    def other(self, replaced: int, used: Collection[int]) -> int | None:
+    def other(self, replaced: Case, used: Iterable[Case]) -> Case | None:
         """The next case of the same environment that is not in use; None if all are."""
-        stream = next(one for one in self.streams.values() if replaced < one.first + one.cases)
-        if all(case in used for case in range(stream.first, stream.first + stream.cases)):
+        stream, numbers = self.streams[replaced.env], {case.number for case in used if case.env == replaced.env}
+        if len(numbers) == len(stream.cases):
             return None
-        while (case := stream.draw()) in used:
+        while (case := stream.draw()).number in numbers:
             pass
         return case
 
@@ -260,17 +257,14 @@ class CaseOrder:
 def batch_source(
     runner: Runner,
     rollouts: PolicyRollouts,
-    cases: CaseList,
+    cases: MixedCases,
     schedule: CaseSchedule,
     arguments: GRPOConfig,
 ) -> BatchSource:
     """The source of a run's batches, by its options."""
-    config, streams, first = runner.config, dict[str, CaseStream](), 0
-    seed = arguments.seed if arguments.shuffle_dataset else None
-    for part in parts_of(cases):
-        streams[part.env] = CaseStream(first, len(part), seed, config.env_shares[part.env])
-        first += len(part)
+    config, seed = runner.config, arguments.seed if arguments.shuffle_dataset else None
+    streams = {part.env: CaseStream(part, seed, config.env_shares[part.env]) for part in cases.parts}
     source = AheadSource if config.rl_ahead else BatchSource
     refills = REFILLS if config.rl_sampling == "refill" else 0
     order = CaseOrder(streams, schedule.prompts)
-    return source(rollouts, cases, order, schedule, arguments.num_generations, refills)
+    return source(rollouts, order, schedule, arguments.num_generations, refills)

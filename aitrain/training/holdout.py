@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from aitrain.environment.contract import Case, asks_nothing
 from aitrain.environment.dataset import Cases, Datasets, MixedCases, canonical_text
@@ -26,22 +25,17 @@ FEWEST_PROMPTS = 8
 DEFAULT_EVAL_CASES = 64
 
 
-CaseList: TypeAlias = Cases | MixedCases
-"""Cases of the only environment, or of several."""
-NO_CASES = Cases([], [])
-
-
 @dataclass(frozen=True)
 class DatasetSplit:
     """Training and held-out cases, and counts of those that were removed."""
 
-    train: CaseList
-    held_out: CaseList
+    train: MixedCases
+    held_out: MixedCases
     """Those whose scores are reported."""
     dropped: int
-    overlap: int = 0
+    overlap: int
     """Held-out cases with the prompt of a training case."""
-    choosing: CaseList = NO_CASES
+    choosing: MixedCases
     """With --save-best, the held-out cases that the step is chosen by: the score of the best of several steps is too
     high on the cases that it was chosen by."""
 
@@ -120,8 +114,11 @@ def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
     return min(limits) if limits else None
 
 
-def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
+def split(
+    built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0, is_eval: bool = False
+) -> DatasetSplit:
     """Drop prompts that are too long and hold cases out by the seed; by default only cases that training does not need.
+    An eval may ask for as many as there are.
 
     Raises:
         ConfigError: too few cases to hold out as many as requested.
@@ -129,7 +126,10 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
     everything, own_eval = built
     train = _keys_of(everything, limit)
     dropped, shown, left_out = len(everything) - len(train), train, set[int]()
-    if own_eval is None:
+    plays_all = is_eval and own_eval is None and (config.eval_cases or 0) >= len(train)
+    if plays_all:
+        held = set(train)
+    elif own_eval is None:
         held, left_out = _hold_out(_distinct(everything, train), config, needed)
     else:
         shown = _keys_of(own_eval, limit)
@@ -137,7 +137,7 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
         count = len(shown) if config.eval_cases is None else min(config.eval_cases, len(shown))
         held = set(random.Random(config.seed).sample(list(shown), count))
     cases, choosing, reporting = everything if own_eval is None else own_eval, set[int](), held
-    if config.save_best and len(held) > 1:
+    if config.save_best and len(held) > 1 and not plays_all:
         keys = _distinct(cases, {number: shown[number] for number in sorted(held)})
         choosing, others = hold_out(keys, len(held) // 2, len(held) - 1, config.seed)
         reporting = held - choosing - others
@@ -145,32 +145,12 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
         train = {number: key for number, key in train.items() if number not in held | left_out}
     trained = set(train.values())
     return DatasetSplit(
-        everything.select(list(train)),
-        cases.select(sorted(reporting)),
+        MixedCases([everything.select(list(train))]),
+        MixedCases([cases.select(sorted(reporting))]),
         dropped,
         overlap=sum(shown[number] in trained for number in reporting),
-        choosing=cases.select(sorted(choosing)),
+        choosing=MixedCases([cases.select(sorted(choosing))]),
     )
-
-
-def cases_to_evaluate(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
-    """The held-out cases that `split` chooses; all cases if at least as many are asked for as there are.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    cases = built[0] if built[1] is None else built[1]
-    rows, usable = len(cases), list(_keys_of(cases, limit))
-    if built[1] is None and (config.eval_cases or 0) >= len(usable):
-        found = DatasetSplit(cases.select([]), cases.select(usable), rows - len(usable))
-    else:
-        found = split(built, config, limit, needed)
-    if not len(found.held_out):
-        raise ConfigError(
-            f"eval_cases: none of the {rows} cases is held out, {rows - len(usable)} have a prompt of more than"
-            f" {limit.tokens} tokens\nGive their number with --cases; --cases {rows} plays all."
-        )
-    return found
 
 
 def _keys_of(cases: Cases, limit: PromptLimit) -> dict[int, bytes]:
@@ -233,27 +213,33 @@ def split_each(
     per_step: int,
     is_eval: bool = False,
 ) -> DatasetSplit:
-    """The cases of each environment, split by themselves, as one: each holds out as many as it would alone.
+    """The cases of all environments, each of which holds out as many as it would alone.
 
     Raises:
         ConfigError: an environment has too few cases for its share of one step, or to hold out as many as requested; in
             an eval, it has none to play.
     """
-    splits = dict[str, DatasetSplit]()
+    parts = list[DatasetSplit]()
     for name, share in config.env_shares.items():
-        needed = math.ceil(per_step * share)
+        limit, needed = prompts[name], math.ceil(per_step * share)
         with errors_of(name):
-            if is_eval:
-                splits[name] = cases_to_evaluate(built[name], config, prompts[name], needed)
-            else:
-                splits[name] = split(built[name], config, prompts[name], needed)
-                check_enough(splits[name], needed, prompts[name].tokens)
-    parts = list(splits.values())
-    if len(parts) == 1:
-        return parts[0]
+            found = split(built[name], config, limit, needed, is_eval)
+            too_long = f"{found.dropped} have a prompt of more than {limit.tokens} tokens"
+            if is_eval and not len(found.held_out):
+                raise ConfigError(
+                    f"eval_cases: no case is held out, {too_long}\n"
+                    f"Give their number with --cases; --cases {len(built[name][0])} plays all."
+                )
+            if not is_eval and len(found.train) < needed:
+                raise ConfigError(
+                    f"One step needs {needed} prompts, and the cases to train on are {len(found.train)}:"
+                    f" {len(found.held_out)} are held out, {too_long}.\n"
+                    "Build more cases, hold out fewer (--eval-cases), or take fewer a step (--rl-prompts-per-step)."
+                )
+        parts.append(found)
 
-    def mixed(cases: Iterable[CaseList]) -> MixedCases:
-        return MixedCases([part for one in cases for part in parts_of(one)])
+    def mixed(cases: Iterable[MixedCases]) -> MixedCases:
+        return MixedCases([part for one in cases for part in one.parts])
 
     return DatasetSplit(
         mixed(part.train for part in parts),
@@ -261,24 +247,4 @@ def split_each(
         sum(part.dropped for part in parts),
         sum(part.overlap for part in parts),
         mixed(part.choosing for part in parts),
-    )
-
-
-def parts_of(cases: CaseList) -> tuple[Cases, ...]:
-    """The cases of each environment."""
-    return cases.parts if isinstance(cases, MixedCases) else (cases,)
-
-
-def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) -> None:
-    """Check that there are enough training cases for one step.
-
-    Raises:
-        ConfigError: there are fewer than `prompts_per_step`.
-    """
-    if len(split.train) >= prompts_per_step:
-        return
-    raise ConfigError(
-        f"One step needs {prompts_per_step} prompts, and the cases to train on are {len(split.train)}:"
-        f" {len(split.held_out)} are held out, {split.dropped} have a prompt of more than {limit} tokens.\n"
-        "Build more cases, hold out fewer (--eval-cases), or take fewer a step (--rl-prompts-per-step)."
     )

@@ -40,7 +40,7 @@ from aitrain.training.trainer import EpisodeTrainer
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
-STATE = "process_{rank}.pt"
+STATE = "rank_{rank}.pt"
 """File of each process, with what transformers and TRL do not save."""
 
 

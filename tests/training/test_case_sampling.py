@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from itertools import accumulate
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
-from aitrain.environment.dataset import Cases
+from aitrain.environment.dataset import Cases, number_apart
 from aitrain.environment.runner import start_runner
 from aitrain.execution.failure import FailureCount
 from aitrain.rollout.chat_format import ChatFormat
@@ -89,7 +88,7 @@ def cases_of(count: int) -> Cases:
 
 def order_of(cases: int, groups: int, seed: int = 1) -> CaseOrder:
     """The order of one environment's cases."""
-    return CaseOrder({"": CaseStream(0, cases, seed)}, groups)
+    return CaseOrder({"": CaseStream(cases_of(cases), seed)}, groups)
 
 
 def on_ranks(ranks: int, environment: object, work: Callable[[PolicyRollouts], Any]) -> list[Any]:
@@ -120,10 +119,10 @@ def played(
     batches: int = 1,
 ) -> list[list[TrainingBatch]]:
     """The batches of each rank, with refill if there is a limit."""
-    rows, schedule = cases_of(cases), CaseSchedule(cases, groups, updates=1, epochs=1)
+    schedule = CaseSchedule(cases, groups, updates=1, epochs=1)
 
     def take(rollouts: PolicyRollouts) -> list[TrainingBatch]:
-        source = BatchSource(rollouts, rows, order_of(cases, groups), schedule, SIZE, refill_limit=limit)
+        source = BatchSource(rollouts, order_of(cases, groups), schedule, SIZE, refill_limit=limit)
         return [source.take(step) for step in range(batches)]
 
     return on_ranks(ranks, environment, take)
@@ -159,7 +158,7 @@ def test_groups_without_advantages_are_replaced_by_the_next_cases_of_the_epoch()
     assert metrics["cases/mean_score"] == pytest.approx(fmean(scores))
 
     sampled = [episode.case.number for batch in (first, second) for episode in batch.own.values()]
-    stream = order_of(60, len(set(sampled))).batch()
+    stream = [case.number for case in order_of(60, len(set(sampled))).batch()]
     assert Counter(sampled) == dict.fromkeys(stream, SIZE)
 
     records = first.records([0.5] * len(first.episodes))
@@ -240,20 +239,16 @@ SIZES = {"a": 10, "b": 7, "c": 5}
 
 
 def order(weights: list[float]) -> CaseOrder:
-    first = accumulate(SIZES.values(), initial=0)
-    streams = zip(SIZES, first, weights, strict=False)
-    return CaseOrder({name: CaseStream(one, SIZES[name], 3, weight) for name, one, weight in streams}, AT_ONCE)
-
-
-def env_of(case: int) -> str:
-    return "a" if case < 10 else "b" if case < 17 else "c"
+    built = number_apart({name: (cases_of(SIZES[name]), None) for name, _ in zip(SIZES, weights, strict=False)})
+    streams = zip(built.items(), weights, strict=True)
+    return CaseOrder({name: CaseStream(cases, 3, weight) for (name, (cases, _)), weight in streams}, AT_ONCE)
 
 
 def test_each_environment_has_its_share_at_any_time_to_within_a_group() -> None:
     source = random.Random(0)
     for _ in range(30):
         weights = [source.choice([1, 2, 3, source.uniform(0.05, 9)]) for _ in range(source.choice([2, 3]))]
-        drawn = [env_of(case) for mixed in [order(weights)] * 20 for case in mixed.batch()]
+        drawn = [case.env for mixed in [order(weights)] * 20 for case in mixed.batch()]
         counts = Counter[str]()
         for done, name in enumerate(drawn, 1):
             counts[name] += 1
@@ -263,17 +258,18 @@ def test_each_environment_has_its_share_at_any_time_to_within_a_group() -> None:
 
 def test_each_environment_has_epochs_of_its_own() -> None:
     mixed = order([2, 1])
-    of_a = [case for _ in range(5) for case in mixed.batch() if env_of(case) == "a"]
-    assert of_a == order_of(10, 20, seed=3).batch()
+    of_a = [case.number for _ in range(5) for case in mixed.batch() if case.env == "a"]
+    assert of_a == [case.number for case in order_of(10, 20, seed=3).batch()]
 
 
 def test_a_group_is_replaced_by_one_of_its_environment_where_that_has_another_case() -> None:
     mixed = order([2, 1])
-    for in_use, expected in ([mixed.batch(), ["b", "a", "b", "a"]], [range(10, 17), [None, "a", None, "a"]]):
+    of_a, of_b = (mixed.streams[name].cases for name in "ab")
+    for in_use, expected in ([mixed.batch(), ["b", "a", "b", "a"]], [of_b, [None, "a", None, "a"]]):
         used, others = list(in_use), list[str | None]()
-        for replaced in (10, 0, 11, 1):
+        for replaced in (of_b[0], of_a[0], of_b[1], of_a[1]):
             case = mixed.other(replaced, used)
-            others.append(None if case is None else env_of(case))
+            others.append(None if case is None else case.env)
             assert case not in used
             used += [] if case is None else [case]
         assert others == expected

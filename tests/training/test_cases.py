@@ -11,7 +11,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
-from aitrain.environment.dataset import Cases
+from aitrain.environment.dataset import Cases, MixedCases
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.batch_source import CaseOrder, CaseStream
@@ -19,13 +19,14 @@ from aitrain.training.holdout import DatasetSplit, PromptLimit, split
 from aitrain.training.model import load_tokenizer
 from tests.environments.vowels import Vowels
 from tests.training.conftest import Train, rollouts
+from tests.training.test_case_sampling import cases_of
 
 
 @pytest.mark.parametrize(("cases", "prompts", "epochs"), [(10, 4, 1), (7, 4, 3), (8, 4, 2), (3, 4, 5), (5, 12, 1)])
 def test_every_epoch_uses_every_case_once(cases: int, prompts: int, epochs: int) -> None:
     plan = CaseSchedule(cases, prompts, 1, epochs)
-    stream = CaseOrder({"": CaseStream(0, cases, seed=3)}, prompts)
-    order = [case for _ in range(plan.batches) for case in stream.batch()]
+    stream = CaseOrder({"": CaseStream(cases_of(cases), seed=3)}, prompts)
+    order = [case.number for _ in range(plan.batches) for case in stream.batch()]
     assert plan.steps == -(-cases * epochs // prompts)
     assert len(order) == plan.steps * prompts
     for epoch in range(epochs):
@@ -73,7 +74,7 @@ def made(rows: list[dict[str, Any]], limit: PromptLimit, **options: Any) -> Data
     return split((Cases(rows, range(len(rows))), None), TrainConfig(**options), limit)
 
 
-def prompts(cases: Cases) -> set[str]:
+def prompts(cases: MixedCases) -> set[str]:
     return {case.prompt if isinstance(case.prompt, str) else case.prompt[0]["content"] for case in cases}
 
 
@@ -138,5 +139,5 @@ def test_what_an_eval_dataset_shares_with_training_and_what_is_too_long_is_count
     own_eval = Cases([{"prompt": "say 1"}, {"prompt": "say 1", "other": 1}, {"prompt": "tell"}], range(3))
     rows = [{"prompt": f"say {n}{'a' * 80 * (n % 4 == 0)}"} for n in range(8)]
     found = split((Cases(rows, range(8)), own_eval), TrainConfig(), limit)
-    assert (found.overlap, found.dropped, found.train.numbers) == (2, 2, [1, 2, 3, 5, 6, 7])
+    assert (found.overlap, found.dropped, [case.number for case in found.train]) == (2, 2, [1, 2, 3, 5, 6, 7])
     assert [int(note.split()[0]) for note in found.notes(60)] == [2, 2]

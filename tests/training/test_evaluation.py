@@ -211,7 +211,7 @@ def test_an_environment_that_only_fails_ends_the_eval(evaluate: Evaluate) -> Non
 
 
 def test_an_eval_without_a_case_is_refused(evaluate: Evaluate) -> None:
-    with pytest.raises(ConfigError, match="none of the 30 cases is held out, 30 have a prompt of more than 1 tokens"):
+    with pytest.raises(ConfigError, match="no case is held out, 30 have a prompt of more than 1 tokens"):
         evaluate("none", Words(), eval_cases=30, rl_max_prompt_length=1)
 
 

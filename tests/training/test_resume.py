@@ -172,7 +172,7 @@ def test_the_best_step_was_chosen_by_the_same_cases(
     folder, config = RunFolder(tmp_path), TrainConfig(save_best=True)
     made = folder.checkpoints / "checkpoint-3"
     made.mkdir(parents=True)
-    (made / "process_0.pt").touch()
+    (made / "rank_0.pt").touch()
     scored = {"sampled": {"0": [0.5]}, "greedy": {}}
     facts = dict.fromkeys(("class", "file", "sha256", "config", "weights", "chat_template"))
     before = Manifest(3, config.written(), {**facts}, "", 1, held_out="same", before=scored, last_other=other)
@@ -205,7 +205,7 @@ class Evil:
         return os.mkdir, (str(self.proof),)
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "process_0.pt"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "rank_0.pt"])
 def test_no_file_of_a_checkpoint_is_unpickled_even_when_its_manifest_is_forged(
     name: str, train: Train, finished: FinishedRuns, tmp_path: Path
 ) -> None:
