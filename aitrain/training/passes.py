@@ -25,7 +25,7 @@ computed once (shared_prompts.py). A block is one prompt with one or several pas
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
@@ -62,23 +62,23 @@ class StepPasses:
     rows: list[MicroBatch]
     divisors: list[float]
     """The number of passes that the loss of each is divided by; infinite for one that only fills up."""
-    weights: torch.Tensor
-    """Weights of the passes in means over tokens and in means over rows, shape (2, passes)."""
+    weights: tuple[list[float], ...]
+    """Tokens of each pass that are in the loss, and its rows: the weights of its metrics."""
     has_kept_rows: bool
     """Whether a row is in the loss, on any process."""
     begins: set[int]
     """The numbers of the passes that begin a block, and the number of all; empty where rows have their own prompts."""
 
-    def mean(self, name: str, values: list[float], over_rows: bool) -> float:
-        """A metric of the step, given the values that its passes have logged."""
-        if len(values) != len(self.rows):
-            return values[-1]  # measured once a step
-        if not self.has_kept_rows:
-            return math.nan  # TRL has 0; its log leaves out NaN
-        if name.endswith(("_min", "_max")):
-            return min(values) if name.endswith("_min") else max(values)
-        weights: list[float] = self.weights[int(over_rows)].tolist()
-        return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+def metric_of_step(name: str, of_passes: Iterable[tuple[float, float]]) -> float:
+    """A metric of the step, given the weight and the value of each pass of all processes."""
+    weighted = [(weight, value) for weight, value in of_passes if weight]
+    values = [value for _, value in weighted]
+    if not values:
+        return math.nan  # TRL has 0; its log leaves out NaN
+    if name.endswith(("_min", "_max")):
+        return min(values) if name.endswith("_min") else max(values)
+    return sum(weight * value for weight, value in weighted) / sum(weight for weight, _ in weighted)
 
 
 def passes_of(
@@ -119,12 +119,11 @@ def passes_of(
         "num_items_in_batch": (step["num_items_in_batch"] * sum(kept)).float(),
     }
     own = of_processes[rank]
-    together = [[row for share in of_processes for row in share[number]] for number in range(len(own))]
     chosen = [{name: v[[row - first for row in rows]] if v.dim() else v for name, v in source.items()} for rows in own]
     return StepPasses(
         chosen,
         [sum(kept) / (len(rows) * processes) if any(computed[row] for row in rows) else math.inf for rows in own],
-        torch.stack([_weights(values, together) for values in (tokens, counts)]),
+        tuple([float(values[rows].sum()) for rows in own] for values in (tokens, counts)),
         any(kept),
         set(accumulate(map(len, blocks[rank]), initial=0)) if shared else set(),
     )
@@ -176,12 +175,6 @@ def trimmed_blocks(
         if blocks is not None:
             return blocks, True
     return apart, False
-
-
-def _weights(values: torch.Tensor, passes: list[Rows]) -> torch.Tensor:
-    """The part that each pass has in the sum of a value of each row; equal parts if that is 0."""
-    sums = torch.stack([values[rows].sum() for rows in passes]).double()
-    return sums / sums.sum() if sums.sum() else torch.full_like(sums, 1 / len(passes))
 
 
 # -- passes with little padding

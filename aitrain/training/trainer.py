@@ -44,7 +44,7 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
                                                             step more
     accelerator.no_sync(model), .backward(loss)             used as Trainer does, where a step has several passes
     accelerator.gather(values), .reduce(values, reduction)  replaced meanwhile: the loss gathers values of rows, takes
-                                                            their minimum and maximum without NaN, and adds up sums
+                                                            their minimum and maximum, and adds up sums, for metrics
     model._is_accelerate_prepared                           reset after accelerator.prepare_model(), which is called a
                                                             second time by Trainer.train(), for DDP
     accelerator.gradient_state._set_sync_gradients(value)   set: whether a backward pass is the last one of a step
@@ -60,6 +60,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,6 +109,7 @@ from aitrain.training.passes import (
     KEPT,
     MicroBatch,
     log_probs_of_rows,
+    metric_of_step,
     passes_of,
     trimmed_blocks,
 )
@@ -332,29 +334,26 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                             self._prompts.backward()
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
         over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
+        everywhere = gather_object([(passes.weights, dict(metrics))])
         for name, values in metrics.items():
-            self._metrics["train"][name].append(passes.mean(name, values, name in over_rows))
+            if len(values) == len(passes.rows):  # else it is measured once a step
+                each = [zip(weights[name in over_rows], of[name], strict=True) for weights, of in everywhere]
+                values = [metric_of_step(name, chain(*each))]
+            self._metrics["train"][name].append(values[-1])
         self._metrics["train"]["passes"].append(len(passes.rows))
         self.has_kept_rows = passes.has_kept_rows
         return loss + total
 
     def loss_of_pass(self, model: torch.nn.Module, rows: MicroBatch, divisor: float) -> torch.Tensor:
         """TRL's loss of one forward pass, with what the algorithm adds. `divisor`: passes to divide a mean by."""
-        accelerator = self.accelerator
-        gather, reduce, updates = accelerator.gather, accelerator.reduce, self.args.steps_per_generation
+        updates, is_in_loss = self.args.steps_per_generation, None
 
-        def gathered_rows(values: torch.Tensor) -> torch.Tensor:
-            """For TRL's metrics, which gather a value of each row: the passes of processes differ in their rows."""
-            if values.dim():
-                values = accelerator.pad_across_processes(values, dim=0, pad_index=math.nan)
-            everywhere: torch.Tensor = gather(values)
-            return everywhere
+        def unchanged(values: torch.Tensor, reduction: str = "") -> torch.Tensor:
+            """For TRL's metrics, which are those of this pass alone until the end of the step."""
+            return values
 
-        of_metrics: dict[str, object] = {"gather": gathered_rows}
-        # TRL counts rows of one token, or one ratio, also if they are masked
-        if math.isinf(divisor) and not self.use_adaptive_entropy:
-            of_metrics["reduce"] = lambda values, reduction: reduce(torch.zeros_like(values), reduction)
-        is_in_loss = None
+        # the adaptive coefficient follows the entropy of all processes
+        local = dict.fromkeys(["gather"] if self.use_adaptive_entropy else ["gather", "reduce"], unchanged)
         if self.trims:
             is_in_loss = (rows["completion_mask"] * rows["tool_mask"]).bool()
             rows = rows | {name: rows[name].masked_fill(~is_in_loss, 0.0) for name in LOGPROBS & rows.keys()}
@@ -363,7 +362,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         with (
             replaced(self, {"current_gradient_accumulation_steps": divisor, "_in_loss": is_in_loss}),
             replaced(self.args, {"steps_per_generation": pieces}),
-            replaced(accelerator, of_metrics),
+            replaced(self.accelerator, local),
             replaced(trl_utils, {"_use_triton": lambda _: True} if self.trims else {}),
         ):
             return self._loss_of_algorithm(model, rows)

@@ -94,16 +94,10 @@ def fit_passes(trainer: EpisodeTrainer, lengths: LongestShapes) -> PassLimit:
     if trainer.is_fsdp_enabled:  # a process that fails would leave the others waiting inside of the pass
         warm_up(trainer, lengths)
         return trainer.pass_limit
-
-    def unchanged(values: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        return values
-
-    alone = dict.fromkeys(("gather", "reduce", "pad_across_processes"), unchanged)  # in the loss's metrics
     while True:
         error: RuntimeError | None = None
         try:
-            with replaced(trainer.accelerator, alone):
-                warm_up(trainer, lengths)
+            warm_up(trainer, lengths)
         except RuntimeError as found:
             if not is_out_of_memory(found):
                 raise
