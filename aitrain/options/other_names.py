@@ -89,6 +89,7 @@ _FIELD_ADVICE = {
     "Use rl_updates_per_rollout.": ("generation_batch_size",),
     "Use rl_max_turns.": ("max_tool_calling_iterations",),
     "Tokens are taken from HF_TOKEN or the hub login only.": ("hub_token",),
+    "Checkpoints have no reference model, so that no run could resume exactly: leave it out.": ("sync_ref_model",),
 }  # fmt: skip
 WITHOUT_EFFECT = {name: advice for advice, names in _FIELD_ADVICE.items() for name in names}
 """Fields that would change nothing in a run, and what to use in their place."""

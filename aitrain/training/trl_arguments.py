@@ -105,15 +105,10 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
     """TRL's configuration, with the fields of `--trl`, which `check_trl_fields` has checked.
 
     Raises:
-        ConfigError: a `--trl` field has a value that TRL refuses, or would keep the run from resuming.
+        ConfigError: a `--trl` field has a value that TRL refuses.
     """
     with explain_refusals():
-        made = GRPOConfig(output_dir=str(output_dir), **{**config.trl, **arguments})
-    if made.sync_ref_model:
-        raise ConfigError(
-            "--trl sync_ref_model: checkpoints have no reference model, so no run could resume exactly\nOmit it."
-        )
-    return made
+        return GRPOConfig(output_dir=str(output_dir), **{**config.trl, **arguments})
 
 
 @contextmanager
