@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -113,18 +113,24 @@ def evaluate(
     """
     scorings: dict[str, Scoring] = {}
     for name in plan.decodings:
-        here, numbers = replace(phase, name=f"{phase.name}_{name}"), plan.numbers(name)
         scores: list[tuple[str, float]] = []
         failures: list[PlayedEpisode] = []
+        done = 0
         for batch in plan.batches(name, rollouts):
-            case, number = batch[0]
-            first = case * len(numbers) + numbers.index(number)
             rollouts.settle()  # a batch that is played ahead draws from the generators that are seeded now
-            with isolated_random_state(rollouts.run_seed + first), rollouts.evaluating():
+            with isolated_random_state(rollouts.run_seed + done), rollouts.evaluating():
                 own, played = _play(rollouts, plan, batch, Decoding.SEEDED if name == "sampled" else Decoding.GREEDY)
-            write([_record(episode, sample, here) for (_, sample), episode in own.items()])
+            # the engine's weight version is the number of steps done, also if those of an earlier step are evaluated
+            steps, label = (phase.step, phase.weight_version), f"{phase.name}_{name}"
+            write(
+                [
+                    episode_record(episode, *steps, is_first=sample == 0, eval_phase=label, sample=sample)
+                    for (_, sample), episode in own.items()
+                ]
+            )
             scores += [(str(plan.cases[one.key[0]].number), one.score) for one in played if one.score is not None]
             failures += [one for one in played if one.failure is not None]
+            done += len(batch)
             rollouts.report(played)
             after_batch(played, grouped(scores))
         scorings[name] = grouped(scores)
@@ -155,14 +161,6 @@ def _play(
     sampling_seeds = [rollouts.sampling_seed("held-out", case.number, sample) for case, (_, sample) in samples]
     own = dict(zip(keys, rollouts.play(cases, seeds, sampling_seeds, decoding), strict=True))
     return own, finish(rollouts, own)
-
-
-def _record(episode: Episode, sample: int, phase: EvalPhase) -> RolloutRecord:
-    """The record of an episode, with the weight version of the evaluation: the engine's is the number of optimizer
-    steps done, also if the weights of an earlier step are evaluated."""
-    record = episode_record(episode, phase.step, phase.weight_version)
-    prompt = record.rendered_prompt if sample == 0 else ""  # the samples of a case have the same one
-    return replace(record, eval_phase=phase.name, sample=sample, rendered_prompt=prompt)
 
 
 def content_of(case: Case) -> object:

@@ -152,15 +152,13 @@ def why_apart(model: PreTrainedModel | PeftModel, is_precise: bool) -> str:
         model.zero_grad()
         prompts = SharedPrompts(model, ids[:1, :prompt], mask[:1, :prompt]) if shares else None
         compute: Any = log_probs_of_rows if prompts is None else prompts.log_probs
-        values = []
-        for rows in ([0, 1],) if prompts is None else ([0], [1]):
-            logps = compute(model, ids[rows], mask[rows], in_loss[rows])[0]
-            logps.sum().backward()
-            values.append(logps.detach())
+        passes = ([0, 1],) if prompts is None else ([0], [1])
+        logps = torch.cat([compute(model, ids[rows], mask[rows], in_loss[rows])[0] for rows in passes])
+        torch.autograd.backward(logps.sum())
         if prompts is not None:
             prompts.backward()
         gradients = [whole(one.grad) for one in trained if one.grad is not None]
-        return [one.double() for one in (torch.cat(values), *gradients)]
+        return [one.double() for one in (logps.detach(), *gradients)]
 
     was_training = model.training
     model.train()

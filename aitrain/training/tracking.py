@@ -9,7 +9,8 @@ What it uses of transformers 5.17 (tests/training/test_tracking.py trains with t
     callback.on_train_begin(...)                    opens the tracker's run, also before the training; wandb's takes
                                                     one that is open already
     callback.on_log(..., logs=)                     metrics, at state.global_step
-    TensorBoardCallback.logging_dir, .tb_writer     set before it opens, used while it is open
+    callback.on_train_begin(..., model=)            reports the model's configuration, as model_config in tensorboard
+    TensorBoardCallback.logging_dir                 set before it opens
     TrainingArguments.project                       trackio's project, `huggingface` by default
 """
 
@@ -27,7 +28,6 @@ from transformers.integrations import get_reporting_integration_callbacks
 from aitrain import activity
 from aitrain.events import Evaluated
 from aitrain.execution.user_code import describe_error
-from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
 from aitrain.training.run_context import RunContext
 
@@ -50,7 +50,6 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         self.trackers: dict[str, Any] = dict.fromkeys(names if PartialState().is_main_process else ())
         """The callbacks of transformers by the names of the trackers."""
         self._each(self._open)
-        self._each(self._describe)
 
     def _each(self, act: Callable[[str, Any], object]) -> None:
         for name, callback in list(self.trackers.items()):
@@ -75,7 +74,12 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
             self._opened.append(name)
             project, place = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", folder)
             wandb.init(project=project, name=self.context.config.project_name, dir=str(place))
-        callback.on_train_begin(*self._state, model=self.trainer.model)
+        configuration = self.trainer.model.config  # which transformers reports
+        configuration.aitrain = self._options()
+        try:
+            callback.on_train_begin(*self._state, model=self.trainer.model)
+        finally:
+            del configuration.aitrain
 
     @property
     def _state(self) -> tuple[Any, ...]:
@@ -88,15 +92,11 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         known = {name: value for name, value in values.items() if value is not None}
         self._each(lambda _, callback: callback.on_log(*self._state, logs=dict(known)))
 
-    def _describe(self, name: str, callback: Any) -> None:
-        """Report all options, without secrets in the environment's keywords or TRL's fields."""
+    def _options(self) -> dict[str, object]:
+        """All options, without secrets in the environment's keywords or TRL's fields."""
         options = self.context.config.written()
         options |= without_secrets({"rl_env_config": options["rl_env_config"] or {}, "trl": options["trl"]})
-        if name == "tensorboard":
-            lines = write_yaml(options).splitlines()
-            callback.tb_writer.add_text("options", "\n".join(f"    {line}" for line in lines))  # no Markdown
-        else:
-            import_module(name).config.update({"aitrain": options}, allow_val_change=True)
+        return options
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
         """Report a line of metrics."""

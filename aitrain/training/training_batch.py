@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from aitrain.environment.runner import score_groups
 from aitrain.environment.session import Group
@@ -97,17 +97,15 @@ class TrainingBatch:
         return metrics
 
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:
-        """The rollout records; the first one of each group has the rendered prompt."""
-        discarded = sorted(self.own.keys() - self.keys)
-        trained = [
-            replace(self._record(key), advantage=advantage)
-            for key, advantage in zip(self.keys, advantages, strict=True)
-        ]
-        return trained + [replace(self._record(key), discarded=self.rounds[key[0]]) for key in discarded]
+        """The rollout records."""
 
-    def _record(self, key: MemberKey) -> RolloutRecord:
-        record, (group, member) = episode_record(self.own[key], self.step + 1, self.weight_version), key
-        return replace(record, group=group, rendered_prompt=record.rendered_prompt if member == 0 else "")
+        def record(key: MemberKey, **fields: Any) -> RolloutRecord:
+            group, member = key
+            return episode_record(self.own[key], self.step + 1, self.weight_version, member == 0, group=group, **fields)
+
+        trained = [record(key, advantage=advantage) for key, advantage in zip(self.keys, advantages, strict=True)]
+        discarded = sorted(self.own.keys() - self.keys)
+        return trained + [record(key, discarded=self.rounds[key[0]]) for key in discarded]
 
 
 def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[PlayedEpisode]:
@@ -157,8 +155,11 @@ def episode_metrics(episode: Episode) -> dict[str, float]:
     }
 
 
-def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutRecord:
-    """The rollout record of an episode, without the fields of its batch (group, advantage, evaluation, sample)."""
+def episode_record(
+    episode: Episode, step: int, weight_version: int, is_first: bool = True, **of_batch: Any
+) -> RolloutRecord:
+    """The rollout record of an episode, with the fields of its batch (group, advantage, evaluation, sample). Only the
+    first one of a group or case has the rendered prompt, which is the same for all."""
     trajectory, case, failure = episode.trajectory, episode.case, episode.result.failure
     return RolloutRecord(
         step=step,
@@ -169,7 +170,7 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
         row=row_columns(case.row),
         seed=episode.seed,
         prompt=case.prompt,
-        rendered_prompt=episode.rendered_prompt if episode.is_chat else "",
+        rendered_prompt=episode.rendered_prompt if is_first and episode.is_chat else "",
         tools=list(episode.reset.tools),
         messages=episode.conversation,
         completion=episode.transcript.text,
@@ -180,4 +181,5 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
         stop=episode.stop,
         error=None if failure is None else RecordedError(failure.kind, failure.place, failure.trace or failure.message),
         seconds=round(episode.seconds, 6),
+        **of_batch,
     )

@@ -3,6 +3,7 @@ with their real libraries."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -127,10 +128,12 @@ def test_trackers_are_told_metrics_scores_and_options(train: Train) -> None:
     assert [step for step, _ in scores] == [0, 2, 3]
     assert (scores[0][1], scores[-1][1]) == pytest.approx((result.score_before, result.score_after))
 
-    (options,) = texts(events, "options")
-    assert "    rl_num_generations: 4\n" in options[1]
-    assert "level: 7" in options[1]
-    assert "hush" not in options[1]
+    (configuration,) = texts(events, "model_config")
+    options = json.loads(configuration[1])["aitrain"]
+    assert options["rl_num_generations"] == 4
+    assert options["rl_env_config"]["level"] == 7
+    assert "hush" not in configuration[1]
+    assert "rl_num_generations" not in (result.model / "config.json").read_text()
 
 
 @pytest.mark.slow
