@@ -155,6 +155,7 @@ class BatchingEngine(ABC):
             raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
         for one, completion in zip(waiting, completions, strict=False):
             kept = completion.ids[: one.room]
+            activity.own.add_tokens(len(kept))
             one.logprobs += [0.0] * len(kept) if completion.logprobs is None else completion.logprobs[: one.room]
             one.row = one.row.after(kept)
             one.room -= len(kept)

@@ -13,8 +13,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     VLLMGeneration.generation_kwargs            replaced for each call: fields of SamplingParams, which win over TRL's
     VLLMGeneration.llm.generate                 replaced for a call whose prompts have seeds
     VLLMGeneration.tensor_parallel_size, .tp_group, ._dist          read
-    VLLMGeneration.llm.llm_engine.step          wrapped: each call of it is progress; returns completions, those that
-                                                have ended with `finished` set
+    VLLMGeneration.llm.llm_engine.step          wrapped: each call of it is progress
     VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
 """
 
@@ -67,7 +66,7 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
 
         with replaced(vllm_generation, {"LLM": start}), activity.own.doing("starting vLLM", moves_files=True):
             super()._init_vllm()
-        self.llm.llm_engine.step = counting_tokens(self.llm.llm_engine.step)
+        self.llm.llm_engine.step = counting_steps(self.llm.llm_engine.step)
 
     @property
     def _is_on_cpu(self) -> bool:
@@ -146,13 +145,11 @@ class ColocatedEngine(BatchingEngine):
         return seeded
 
 
-def counting_tokens(step: Callable[[], Any]) -> Callable[[], Any]:
-    """A step of vLLM's engine that counts as progress, with the tokens of the completions that it ends."""
+def counting_steps(step: Callable[[], Any]) -> Callable[[], Any]:
+    """A step of vLLM's engine that counts as progress."""
 
-    def step_and_count() -> Any:
-        outputs = step()
-        ended = [output for output in outputs if output.finished] if isinstance(outputs, list) else []
-        activity.own.add_tokens(sum(len(one.token_ids) for output in ended for one in output.outputs))
-        return outputs
+    def step_and_tick() -> Any:
+        activity.tick()
+        return step()
 
-    return step_and_count
+    return step_and_tick

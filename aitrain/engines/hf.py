@@ -24,7 +24,6 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import innermost, replaced
@@ -55,8 +54,6 @@ class HFEngine(BatchingEngine):
     """Generates with a transformers model, in the mode (training or evaluation) that the model is in."""
 
     seeds_training = False  # it samples as TRL does
-    keeps_cache = False
-    """Whether the next batch continues what this one computed, as the weights stay the same."""
     shares_prompts = True
     """Whether prompts are computed once, for equal rows and for all turns of an episode, where the model can."""
     unwrapped: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None
@@ -76,17 +73,17 @@ class HFEngine(BatchingEngine):
         super().__init__(end, context, largest)
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
         self._kept: dict[int, KeptRow] = {}
-        """What the rows of a batch continue from in its next round, by their numbers."""
+        """What the rows of a batch continue from in its next round, by their numbers; without one, as in a chat, those
+        of the next request."""
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """As that of the base; the cache is kept from one of its rounds to the next, and longer with `keeps_cache`."""
+        """As that of the base; the cache is kept from one of its rounds to the next."""
         try:
             async with super().batch(episodes) as leave:
                 yield leave
         finally:
-            if not self.keeps_cache:
-                self._kept = {}
+            self._kept = {}
 
     def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one.
@@ -124,9 +121,7 @@ class HFEngine(BatchingEngine):
                 if any(goes_on):
                     batch = with_running_rows(batch, output, list(compress(range(len(live)), goes_on)))
                 running = list(compress(running, goes_on))
-        answers = [row.prompt_ids[len(prompt) :] for row, prompt in zip(now, prompts, strict=True)]
-        activity.own.add_tokens(sum(map(len, answers)))
-        return list(map(Completion, answers))
+        return [Completion(row.prompt_ids[len(prompt) :]) for row, prompt in zip(now, prompts, strict=True)]
 
     def _generate(
         self, model: Any, batch: PaddedRows, rows: list[BatchRow], sampling: Sampling, max_tokens: int, leaves: bool

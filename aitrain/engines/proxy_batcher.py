@@ -36,6 +36,9 @@ from aitrain.rollout.limits import EndOfTurn
 SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
 """Seconds to wait for further calls; the first one until the duration of a generation is known."""
 
+POLL = 0.002
+"""Seconds between two looks whether other threads can still call."""
+
 GENERATING = "generating for the environment"
 
 ENGINE_SETTINGS = {
@@ -65,16 +68,10 @@ def offer_model(
         return torch.no_grad()
 
     for part in parts:
-        part.around, part.on_call_end = in_thread, batcher.on_call_end
+        part.around = in_thread
         part.offer(batcher.policy, tokenizer)
 
-    @asynccontextmanager
-    async def scoring() -> AsyncIterator[None]:
-        with nullcontext() if refusal else evaluation_mode(model):  # one that may train meanwhile keeps its mode
-            async with batcher.serving_calls(lambda: sum(part.running_calls for part in parts)):
-                yield
-
-    return scoring
+    return lambda: batcher.serving_calls(lambda: sum(part.running_calls for part in parts))
 
 
 class ModelProxy:
@@ -150,7 +147,6 @@ class ProxyBatcher:
         self._unanswered = 0
         self._waiting: list[GenerateRequest] = []
         self._window = FIRST_WINDOW
-        self._timer: asyncio.TimerHandle
 
     def call_model(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the model; in the thread of the event loop, which must not wait, it runs at once.
@@ -183,7 +179,8 @@ class ProxyBatcher:
         Calls that still wait at its end are refused."""
         self._thread, self._running, self._loop = threading.get_ident(), running, asyncio.get_running_loop()
         try:
-            yield
+            with nullcontext() if self._refusal else evaluation_mode(self._model):  # one that may train keeps its mode
+                yield
         finally:
             with self._lock:
                 self._loop = None
@@ -192,8 +189,7 @@ class ProxyBatcher:
             self._waiting = []
 
     async def _serve(self, method: str, seed: int | None, /, *args: Any, **kwargs: Any) -> Any:
-        """The result of a call. One that cannot share a batch runs at once. Another one waits until no other thread can
-        call, but at most for half the duration of the last generation, as a separate one would take all of it."""
+        """The result of a call. One that cannot share a batch runs at once; the first of the others waits for more."""
         self._unanswered += 1
         try:
             request = None
@@ -205,21 +201,19 @@ class ProxyBatcher:
             if isinstance(self._engine, VLLMServerEngine):
                 with activity.own.doing(GENERATING):
                     return request.result(await self._engine.complete(request.rows, request.sampling, request.limit))
-            if not self._waiting:
-                self._timer = asyncio.get_running_loop().call_later(self._window, self._generate_waiting)
             self._waiting.append(request)
-            self.on_call_end()
+            if len(self._waiting) == 1:
+                await self._generate_waiting()
             return await request.answer
         finally:
             self._unanswered -= 1
 
-    def on_call_end(self) -> None:
-        """To be called on the event loop when a call of an environment has ended."""
-        if self._waiting and self._unanswered >= self._running():
-            self._generate_waiting()
-
-    def _generate_waiting(self) -> None:
-        self._timer.cancel()
+    async def _generate_waiting(self) -> None:
+        """Answer the calls that wait once no other thread can call, but at most after half the duration of the last
+        generation, as a separate one would take all of it."""
+        end = time.monotonic() + self._window
+        while self._unanswered < self._running() and time.monotonic() < end:
+            await asyncio.sleep(POLL)
         batches: dict[object, list[GenerateRequest]] = {}
         for request in self._waiting:
             batches.setdefault((request.sampling, request.limit), []).append(request)
@@ -232,7 +226,7 @@ class ProxyBatcher:
         assert isinstance(self._engine, BatchingEngine)
         start, rows = time.monotonic(), [row for request in batch for row in request.rows]
         try:
-            with activity.own.doing(GENERATING), evaluation_mode(self._model):
+            with activity.own.doing(GENERATING):
                 completions = iter(self._engine.sample(rows, batch[0].sampling, batch[0].limit))
         except Exception as error:
             for request in batch:

@@ -31,7 +31,6 @@ from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.execution.failure import FailureCount
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import ThreadLoop, event_loop
 from aitrain.rollout.limits import EndOfTurn
@@ -54,7 +53,7 @@ NOT_CALLED = (
 def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollouts:
     """Rollouts with the trainer's weights, by transformers or vLLM."""
     end = EndOfTurn(trainer.eos_token_ids, trainer.sampling.stop_strings(inputs.tokenizer))
-    clock, runner, accelerator = RolloutClock(), inputs.runner, trainer.accelerator
+    runner, accelerator = inputs.runner, trainer.accelerator
     context, is_alone, is_ahead = inputs.limits.context, accelerator.num_processes == 1, runner.config.rl_ahead > 0
     policy = accelerator.unwrap_model(trainer.model)
     count_forward_passes(policy)
@@ -74,14 +73,13 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
             trainer.model_wrapped, accelerator, gradient_checkpointing_kwargs=checkpointing
         )
         engine.shares_prompts = runner.config.share_prefixes and not draws_dropout(trainer.model)
-    engine.clock = clock
     if trainer.use_vllm:
         # in the place of TRL's vLLM, as `PolicyRollouts.play` loads the weights into the engine
         trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
     refusal = NOT_CALLED if is_ahead or (trainer.is_fsdp_enabled and not is_alone) else ""
     scoring = offer_model(runner, policy, inputs.chat.tokenizer, completer, refusal)
     return PolicyRollouts(
-        Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),
+        Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, engine.clock),
         accelerator,
         trainer.args.seed,
         trainer.run.note,
