@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
@@ -144,7 +144,7 @@ class LogprobCheck:
         rows = [BatchRow(prompt, seed=SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
         asked = replace(engine, version=None) if of_base else engine
         sampled = list[list[Completion]]([[]])
-        with engine.failing_together(gather_object):
+        with engine.failing_together():
             if engine.sync.writes:
                 sampled = [await asked.complete(rows, Sampling(), TOKENS)]
         broadcast_object_list(sampled)

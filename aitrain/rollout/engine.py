@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -73,7 +73,8 @@ class Engine(Protocol):
 
     def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
         """Context of episodes that are played together. A batching engine generates when all of them that have not left
-        wait for it."""
+        wait for it; here each request is independent of the others."""
+        return nullcontext(lambda: None)
 
 
 # -- the trajectory

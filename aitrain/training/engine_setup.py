@@ -118,7 +118,8 @@ def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) 
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
     servers = list(map(PolicyServer, urls[first:] + urls[:first]))
     noted = notify_difference(run.config, base, run.note)
-    checks = {server.url: LogprobCheck(model, trainer.processing_class, noted).compare for server in servers}
-    engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context, checks)
+    for server in servers:
+        server.check = LogprobCheck(model, trainer.processing_class, noted).compare
+    engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context)
     engine.give_up_reason = run.give_up_reason
     return engine
