@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,11 +29,11 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
-from aitrain.engines.batching import BatchingEngine, BatchRow, largest_over_ranks
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import merged_weights, whole
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.extensions import renew_tied_head
 
@@ -105,7 +103,7 @@ class ColocatedEngine(BatchingEngine):
         """Ranks generate together if they share vLLM, as TRL hands completions out by position, or the weights."""
         accelerator = generation.accelerator
         is_shared = accelerator.num_processes > 1 and (generation.tensor_parallel_size > 1 or generation._dist.is_fsdp)
-        super().__init__(end, context, partial(largest_over_ranks, accelerator) if is_shared else None)
+        super().__init__(end, context, accelerator if is_shared else None)
         self.sampling, self._generation = sampling, generation
 
     def load_weights(self, version: int) -> None:
@@ -114,15 +112,12 @@ class ColocatedEngine(BatchingEngine):
             self._generation.sync_weights()
         self.weight_version = version
 
-    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
+    def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row, with its own seed."""
         generation = self._generation
         settings = {"generation_kwargs": sampling.as_vllm(self.end.eos_ids, max_tokens)}
-        seeded: AbstractContextManager[None] = nullcontext()
-        seeds = [row.seed.request_seed for row in rows if row.seed is not None]
-        if len(seeds) == len(rows):  # of all rows, as ranks that share it gather them
-            seeded = replaced(generation.llm, {"generate": self._seeded_generate(seeds)})
-        with replaced(generation, settings), seeded:
+        seeded = {"generate": self._seeded_generate([row.seed.request_seed for row in rows])}
+        with replaced(generation, settings), replaced(generation.llm, seeded):
             _, ids, logprobs, _ = generation.generate(
                 prompts=[row.prompt_ids for row in rows], images=None, num_generations=1
             )

@@ -26,13 +26,12 @@ from accelerate.utils import broadcast_object_list
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
-from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, GenerationRequest
 
 TEXTS = ("1 2 3 4 5", "Question: What is 7 * 8?\nAnswer:", "def add(a, b):", "The weights of a model")
 TOKENS = 16
@@ -141,12 +140,12 @@ class LogprobCheck:
     async def _sample(self, engine: VLLMServerEngine, of_base: bool = False) -> tuple[Rows, torch.Tensor, float]:
         """The server's completions of the prompts, the log-probabilities of their tokens by the trainer's model, and
         their mean absolute difference from the server's."""
-        rows = [BatchRow(prompt, seed=SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
+        rows = [GenerationRequest(prompt, TOKENS, SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
         asked = replace(engine, version=None) if of_base else engine
         sampled = list[list[Completion]]([[]])
         with engine.failing_together():
             if engine.sync.writes:
-                sampled = [await asked.complete(rows, Sampling(), TOKENS)]
+                sampled = [await asked.complete(rows, Sampling())]
         broadcast_object_list(sampled)
         (answers,) = sampled
         ids = [answer.ids for answer in answers]

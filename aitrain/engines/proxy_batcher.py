@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
-from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, use_device
@@ -30,7 +30,7 @@ from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
 from aitrain.execution.task import is_abandoned, paused
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 
 SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
@@ -200,7 +200,7 @@ class ProxyBatcher:
                 return self._run(method, seed, *args, **kwargs)
             if isinstance(self._engine, VLLMServerEngine):
                 with activity.own.doing(GENERATING):
-                    return request.result(await self._engine.complete(request.rows, request.sampling, request.limit))
+                    return request.result(await self._engine.complete(request.rows, request.sampling))
             self._waiting.append(request)
             if len(self._waiting) == 1:
                 await self._generate_waiting()
@@ -216,7 +216,7 @@ class ProxyBatcher:
             await asyncio.sleep(POLL)
         batches: dict[object, list[GenerateRequest]] = {}
         for request in self._waiting:
-            batches.setdefault((request.sampling, request.limit), []).append(request)
+            batches.setdefault((request.sampling, request.rows[0].max_tokens), []).append(request)
         self._waiting = []
         for batch in batches.values():
             self._answer(batch)
@@ -227,7 +227,7 @@ class ProxyBatcher:
         start, rows = time.monotonic(), [row for request in batch for row in request.rows]
         try:
             with activity.own.doing(GENERATING):
-                completions = iter(self._engine.sample(rows, batch[0].sampling, batch[0].limit))
+                completions = iter(self._engine.sample(rows, batch[0].sampling, rows[0].max_tokens))
         except Exception as error:
             for request in batch:
                 if len(batch) == 1:
@@ -261,10 +261,8 @@ class GenerateRequest:
 
     ids: torch.Tensor
     """Shape (rows, tokens), padded on the left."""
-    rows: list[BatchRow]
-    """Token ids without padding, and a seed unless the engine's own random numbers are used, for each completion."""
-    limit: int
-    """Maximum new tokens of each completion."""
+    rows: list[GenerationRequest]
+    """One for each completion, without padding, all with the same limit."""
     sampling: Sampling
     pad: int
     """Token that fills rows behind their end."""
@@ -296,16 +294,17 @@ class GenerateRequest:
         is_masked = mask is not None or pad is None or not (ids == pad).any()
         if not (is_known and is_masked and settings.max_new_tokens and {*ends} == {*_eos_ids(usual.eos_token_id)}):
             return None
-        rows = list[BatchRow]()
+        rows = list[GenerationRequest]()
+        base = int(torch.randint(2**62, ())) if seed is None else seed
         for row, kept in zip(ids, torch.ones_like(ids) if mask is None else mask, strict=True):
             prompt = row[kept.bool()].tolist()
             for _ in range(settings.num_return_sequences or 1):
-                row_seed = None if seed is None else SampleSeed(derived_seed(seed, len(rows)))
-                rows.append(BatchRow(prompt, seed=row_seed))
+                row_seed = SampleSeed(derived_seed(base, len(rows)))
+                rows.append(GenerationRequest(prompt, settings.max_new_tokens, row_seed, Decoding.SEEDED, index=-1))
         sampling = Sampling(1.0 if settings.temperature is None else settings.temperature, settings.top_k or 0)
         sampling = replace(sampling, top_p=settings.top_p or 1.0) if settings.do_sample else sampling.greedy
         pad, answer = next(iter(ends), 0) if pad is None else pad, asyncio.get_running_loop().create_future()
-        return cls(ids, rows, settings.max_new_tokens, sampling, pad, answer)
+        return cls(ids, rows, sampling, pad, answer)
 
     def result(self, completions: list[Completion]) -> torch.Tensor:
         """What `generate` returns: each prompt and its completion, filled up to the longest of the call."""

@@ -30,7 +30,6 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from aitrain import activity
-from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.weight_sync import WeightSync
 from aitrain.errors import AitrainError, RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
@@ -118,14 +117,13 @@ class VLLMServerEngine(Engine):
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
         with self.clock.running("generate"), activity.own.waiting("generating"):
-            row = BatchRow(request.prompt_ids, seed=request.seed)
-            return await self._complete(row, sampling, request.max_tokens, request.index)
+            return await self._complete(request, sampling, request.index)
 
-    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+    async def complete(self, rows: list[GenerationRequest], sampling: Sampling) -> list[Completion]:
         """One completion for each row; fails as `generate` does."""
-        return await run_all(self._complete(row, sampling, max_tokens, next(self.places)) for row in rows)
+        return await run_all(self._complete(row, sampling, next(self.places)) for row in rows)
 
-    async def _complete(self, row: BatchRow, sampling: Sampling, max_tokens: int, place: int) -> Completion:
+    async def _complete(self, row: GenerationRequest, sampling: Sampling, place: int) -> Completion:
         """One completion by the policy's weights, within the context, as a server refuses requests that could exceed
         it. Rows of one `place`, such as those of an episode, go to the same server, for its prefix cache.
 
@@ -134,12 +132,12 @@ class VLLMServerEngine(Engine):
         """
         server, cause = self.servers[place % len(self.servers)], ""
         if self.context is not None:
-            max_tokens = max(1, min(max_tokens, self.context - len(row.prompt_ids)))
+            row = row.within(self.context)
         async with self.slots:
             for _ in range(ATTEMPTS):
                 restarts = server.restarts
                 try:
-                    completion = await self._request(server, row, sampling, max_tokens)
+                    completion = await self._request(server, row, sampling)
                     if self.policy is None:  # else the request names the weights
                         await self._ensure_loaded(server, time.monotonic())
                     if server.restarts == restarts:
@@ -153,19 +151,19 @@ class VLLMServerEngine(Engine):
                     await self._wait_for(server, error)
         raise RunFailed(f"vLLM at {server.url} failed {ATTEMPTS} times at the same request: {cause}")
 
-    async def _request(self, server: PolicyServer, row: BatchRow, sampling: Sampling, max_tokens: int) -> Completion:
+    async def _request(self, server: PolicyServer, row: GenerationRequest, sampling: Sampling) -> Completion:
         """A server's completion. Requests share cached prefixes only if they have the same `cache_salt`."""
+        max_tokens = max(1, row.max_tokens)
         body = {
             "model": self.policy or self.base_model,
             "prompt": [row.prompt_ids],
+            "seed": row.seed.request_seed,
             **sampling.as_vllm(self.end.eos_ids, max_tokens),
             "return_token_ids": True,
             "cache_salt": f"{SALT}-{self.version}",
             "logprobs": 0,
             "return_tokens_as_token_ids": True,  # else the server decodes each token
         }
-        if row.seed is not None:
-            body["seed"] = row.seed.request_seed
         (choice,) = (await server.post("/v1/completions", body))["choices"]
         ids: list[int] = choice["token_ids"]
         if choice["prompt_token_ids"] != row.prompt_ids:

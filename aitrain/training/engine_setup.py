@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from accelerate.utils import gather_object
 from trl.models.utils import unwrap_model_for_generation
 
-from aitrain.engines.batching import BatchingEngine, largest_over_ranks
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import LogprobCheck
@@ -64,10 +64,10 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         trainer.use_vllm, trainer._last_loaded_step = True, -1
     elif trainer.use_vllm:
         engine = ColocatedEngine(trainer.vllm_generation, trainer.sampling, end, context)
-        completer = None if engine.is_shared else engine
+        completer = None if engine.shared_by else engine
     else:
-        largest = partial(largest_over_ranks, accelerator) if trainer.is_fsdp_enabled and not is_alone else None
-        engine = HFEngine(trainer.model, trainer.processing_class, trainer.sampling, end, context, largest)
+        shared_by = accelerator if trainer.is_fsdp_enabled and not is_alone else None
+        engine = HFEngine(trainer.model, trainer.processing_class, trainer.sampling, end, context, shared_by)
         checkpointing = trainer.args.gradient_checkpointing_kwargs
         engine.unwrapped = lambda: unwrap_model_for_generation(  # without gradient checkpointing
             trainer.model_wrapped, accelerator, gradient_checkpointing_kwargs=checkpointing

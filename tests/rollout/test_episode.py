@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.errors import RunFailed
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import Limits
 from tests.rollout.scripted import END, Asks, Letters, Scripted, cases, play, text, trained
 from tests.served.environments import Objects
@@ -144,7 +144,7 @@ class Rounds(BatchingEngine):
         super().__init__(END, context)
         self.rounds: list[tuple[list[str], int]] = []
 
-    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+    def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
         self.rounds.append(([text(row.prompt_ids) for row in rows], max_tokens))
         return [Completion([ord("x")] * max_tokens) for _ in rows]
 
@@ -160,7 +160,7 @@ def test_a_batch_that_fails_ends_the_rollout_with_its_error_and_leaves_no_sessio
     spoil: Any, error: type[Exception]
 ) -> None:
     class Fails(Rounds):
-        def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
             made: list[Completion] = spoil(super().sample(rows, sampling, max_tokens))
             return made
 
@@ -207,7 +207,7 @@ def test_a_rank_without_episodes_takes_part_in_the_rounds_of_the_others() -> Non
 
     async def nothing() -> list[tuple[list[str], int]]:
         engine = Rounds()
-        engine.largest = lambda rows, max_tokens: (left.pop(0), 5)
+        engine._over_ranks = lambda *_: [left.pop(0), 1, 5]  # type: ignore[method-assign]
         async with engine.batch(0):
             pass
         return engine.rounds
