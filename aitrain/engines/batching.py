@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from aitrain import activity
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
-from aitrain.errors import RunFailed
 from aitrain.rollout.engine import Completion, Decoding, FinishReason, GenerationRequest, Leave, RolloutClock
 from aitrain.rollout.limits import EndOfTurn
 
@@ -111,9 +110,7 @@ class BatchingEngine(ABC):
         sampling = self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling
         with self.clock.running("generate"), activity.own.doing("generating"):
             completions = self.sample(rows, sampling, max_tokens)
-        if len(completions) < count:
-            raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
-        for one, completion in zip(waiting, completions, strict=False):
+        for one, completion in zip(waiting, completions[: len(waiting)], strict=True):
             kept = completion.ids[: one.request.max_tokens]
             activity.own.add_tokens(len(kept))
             one.logprobs += [0.0] * len(kept) if completion.logprobs is None else completion.logprobs[: len(kept)]

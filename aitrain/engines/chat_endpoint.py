@@ -76,12 +76,13 @@ class ChatEndpoint(Engine):
 
     def _settings(self, request: GenerationRequest) -> dict[str, Any]:
         """The fields of the sampling; those that only some servers know are sent only where they change something."""
-        is_greedy, usual = request.decoding is Decoding.GREEDY, Sampling()
+        is_greedy = request.decoding is Decoding.GREEDY
         sampling = self.sampling.greedy if is_greedy else self.sampling
         settings: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        for name in ("top_k", "stop"):
-            if getattr(sampling, name) != getattr(usual, name):
-                settings[name] = getattr(sampling, name)
+        if sampling.top_k:
+            settings["top_k"] = sampling.top_k
+        if sampling.stop:
+            settings["stop"] = sampling.stop
         if self.chat.thinking in ("on", "off"):
             settings["chat_template_kwargs"] = VARIABLES[self.chat.thinking]
         elif self.chat.thinking is not None:

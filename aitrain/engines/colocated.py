@@ -43,10 +43,6 @@ Weights = Iterator[tuple[str, torch.Tensor]]
 class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
     """TRL's vLLM, started in the trainer's number format, and synced without a change of the trainer's weights."""
 
-    def __init__(self, *arguments: Any, run_seed: int, **options: Any) -> None:
-        self.run_seed = run_seed
-        super().__init__(*arguments, **options)
-
     def _init_vllm(self) -> None:
         """Start vLLM in the number format that the trainer computes in: by default vLLM casts float32 weights to
         bfloat16, and its log-probabilities would differ from the trainer's."""
@@ -55,8 +51,7 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         dtype = autocast or str(self.accelerator.unwrap_model(self.model).dtype).removeprefix("torch.")
 
         def start(**options: Any) -> Any:
-            ours = {"dtype": dtype, "seed": self.run_seed + options["seed"]}
-            ours |= {"generation_config": "vllm"}  # not the model's own sampling defaults
+            ours: dict[str, Any] = {"dtype": dtype, "generation_config": "vllm"}  # not the model's own sampling defaults
             if self._is_on_cpu:  # vLLM 0.31 ends with an error there if a prompt with a seed is processed in two parts
                 longest = max(options["max_num_batched_tokens"], options["max_model_len"] or 0)
                 ours |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": longest}

@@ -70,9 +70,7 @@ class Episode(EnvSession):
     """Sampled tokens of each turn's thought: all of the turn's if it ends inside the thought. Empty if the model has no
     thoughts."""
     too_long: int | None = None
-    """Tokens of a prompt that leaves no room for an answer."""
-    is_dropped: bool = False
-    """Whether it takes no part, as the prompt of an episode of its group leaves no room."""
+    """Tokens of a prompt that leaves no room for an answer, so that the episode is dropped: it takes no part."""
 
     @property
     def prompt(self) -> Prompt:
@@ -107,7 +105,7 @@ class Episode(EnvSession):
     @property
     def stop(self) -> str:
         """Why it ended, one of STOPS."""
-        if self.is_dropped:
+        if self.too_long is not None:
             return "no_room"
         if self.failure is not None:
             return "env_timeout" if self.failure.kind == "timed_out" else "env_error"
@@ -195,7 +193,7 @@ class Rollout:
         trajectory.prompt_ids = ids
         if self.limits.of(episode.case.env).room(len(ids), 0) < 1:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
-            episode.too_long, episode.is_dropped = len(ids), True
+            episode.too_long = len(ids)
 
     async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
@@ -285,7 +283,7 @@ class Rollout:
         return None
 
     async def _score(self, episodes: list[Episode]) -> None:
-        begun: Mapping[EnvSession, Transcript] = {one: one.transcript for one in episodes if not one.is_dropped}
+        begun: Mapping[EnvSession, Transcript] = {one: one.transcript for one in episodes if one.too_long is None}
         with self.clock.running("environment"):
             async with self.scoring():
                 await self.runner.score(begun)

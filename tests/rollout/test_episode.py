@@ -11,7 +11,6 @@ import pytest
 
 from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.sampling import Sampling
-from aitrain.errors import RunFailed
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import Limits
@@ -152,7 +151,7 @@ class Rounds(BatchingEngine):
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
-        (lambda made: made[1:], RunFailed),  # instead of waiting for the rest
+        (lambda made: made[1:], ValueError),  # instead of waiting for the rest
         (lambda made: [made[0], *(Completion(None) for _ in made[1:])], TypeError),  # after some were handed out
     ],
 )
@@ -202,12 +201,14 @@ def test_a_completion_is_continued_in_the_next_round_where_a_longer_row_left_it_
     assert len(short.trajectory.turns) == 1
 
 
-def test_a_rank_without_episodes_takes_part_in_the_rounds_of_the_others() -> None:
+def test_a_rank_without_episodes_takes_part_in_the_rounds_of_the_others_with_their_longest_row() -> (
+    None
+):
     left = [3, 3, 3, 0]
 
     async def nothing() -> list[tuple[list[str], int]]:
-        engine = Rounds()
-        engine._over_ranks = lambda *_: [left.pop(0), 1, 5]  # type: ignore[method-assign]
+        engine = Rounds(context=40)
+        engine._over_ranks = lambda *_: [left.pop(0), 35, 30]  # type: ignore[method-assign]
         async with engine.batch(0):
             pass
         return engine.rounds
