@@ -51,11 +51,11 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         dtype = autocast or str(self.accelerator.unwrap_model(self.model).dtype).removeprefix("torch.")
 
         def start(**options: Any) -> Any:
-            ours: dict[str, Any] = {"dtype": dtype, "generation_config": "vllm"}  # not the model's own sampling defaults
+            options |= {"dtype": dtype, "generation_config": "vllm"}  # not the model's own sampling defaults
             if self._is_on_cpu:  # vLLM 0.31 ends with an error there if a prompt with a seed is processed in two parts
                 longest = max(options["max_num_batched_tokens"], options["max_model_len"] or 0)
-                ours |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": longest}
-            return before(**{**options, **ours})
+                options |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": longest}
+            return before(**options)
 
         with replaced(vllm_generation, {"LLM": start}), activity.own.doing("starting vLLM", moves_files=True):
             super()._init_vllm()

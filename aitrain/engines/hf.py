@@ -33,11 +33,11 @@ from aitrain.engines.shared_cache import (
     AutocastCache,
     KeptRow,
     PaddedRows,
+    cache_of_kept,
+    cache_of_prompts,
     can_share,
     keep_rows,
     padded,
-    with_kept_rows,
-    with_prompts_once,
     with_running_rows,
 )
 from aitrain.environment.seeds import SampleSeed
@@ -96,14 +96,14 @@ class HFEngine(BatchingEngine):
         now, running, room = list(rows), list(range(len(rows))), max_tokens
         prepared = nullcontext(self.model) if self.unwrapped is None else self.unwrapped()
         with prepared as model, torch.no_grad(), own_defaults_only(model):
-            is_dynamic = can_share(model)
+            is_dynamic, cache = can_share(model), None
             # ranks that generate together must make the same forward passes
             shares = is_dynamic and self.shares_prompts and self.shared_by is None
             batch = padded(prompts, self.tokenizer.pad_token_id, self.model.device)
-            if is_dynamic:
-                batch = replace(batch, cache=AutocastCache(config=model.config))
             if shares:
-                batch = with_kept_rows(model, batch, prompts, kept) or with_prompts_once(model, batch) or batch
+                cache = cache_of_kept(model, prompts, kept) or cache_of_prompts(model, batch)
+            if is_dynamic:
+                batch = replace(batch, cache=cache or AutocastCache(config=model.config))
             while running:
                 live = [now[place] for place in running]
                 output, grown = self._generate(model, batch, live, sampling, room, shares)
@@ -112,12 +112,8 @@ class HFEngine(BatchingEngine):
                     now[place] = row
                 goes_on = [room > 0 and not self.end.is_reached(row.begun_ids) for row in grown]
                 if shares:
-                    ended = {
-                        row.index: (place, batch.ids.shape[1] - len(row.prompt_ids), after.prompt_ids)
-                        for place, (row, after) in enumerate(zip(live, grown, strict=True))
-                        if row.index >= 0 and not goes_on[place]
-                    }
-                    self._kept |= keep_rows(output.get(CACHE), ended, is_last=not any(goes_on))
+                    ended = {place: row for place, row in enumerate(grown) if row.index >= 0 and not goes_on[place]}
+                    self._kept |= keep_rows(output.get(CACHE), batch.mask, ended, is_last=not any(goes_on))
                 if any(goes_on):
                     batch = with_running_rows(batch, output, list(compress(range(len(live)), goes_on)))
                 running = list(compress(running, goes_on))

@@ -203,19 +203,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def call(*arguments: Any) -> Any:
             result = function(*arguments)
-            if result is not None and result.cache is not None:
+            if getattr(result, "cache", result) is not None:
                 found.append(name)
             return result
 
         return call
 
     monkeypatch.setattr(shared_cache, "LEAST_SAVED", 0)
-    for name in ("with_kept_rows", "with_prompts_once", "with_running_rows"):
+    for name in (ONCE, KEPT, CUT):
         monkeypatch.setattr(hf, name, noted(name))
     return found
 
 
-ONCE, KEPT, CUT = "with_prompts_once", "with_kept_rows", "with_running_rows"
+ONCE, KEPT, CUT = "cache_of_prompts", "cache_of_kept", "with_running_rows"
 PLAIN, SHAPED = Sampling(), Sampling(0.7, top_k=9)
 
 
