@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -75,10 +75,6 @@ class Part:
     moves_files: bool = False
 
 
-EndEpisodes: TypeAlias = Callable[[int], None]
-"""Counts episodes of a rollout whose conversation is over."""
-
-
 class Activity:
     """Phase and progress count of one process."""
 
@@ -125,24 +121,22 @@ class Activity:
             self._write()
 
     @contextmanager
-    def rollout(self, episodes: int) -> Iterator[EndEpisodes]:
-        """A rollout of this number of episodes, which counts those that are over. There may be several at once: one of
+    def rollout(self, episodes: int) -> Iterator[None]:
+        """A rollout of this number of episodes, each of which calls `end_episode`. There may be several at once: one of
         the next batch, one of held-out cases."""
-        slot, done = self.slot, 0
-
-        def end(count: int) -> None:
-            nonlocal done
-            done += count
-            slot.done += count
-
+        slot = self.slot
         if not slot.episodes:
-            slot.tokens, slot.since = 0, time.time()
+            slot.tokens, slot.since, slot.done = 0, time.time(), 0
         slot.episodes += episodes
         try:
-            yield end
+            yield
         finally:
-            slot.done -= done
             slot.episodes -= episodes
+            slot.done = max(0, slot.done - episodes)  # fewer if one failed
+
+    def end_episode(self) -> None:
+        """Count an episode of a rollout whose conversation is over."""
+        self.slot.done += 1
 
     def add_tokens(self, count: int) -> None:
         """Count tokens that the policy sampled, which are progress."""
@@ -178,15 +172,11 @@ def tick(*_: object) -> None:
 
 def rollouts() -> Snapshot:
     """The rollouts of the processes that share the memory, as one; without episodes if none are played."""
-    found = [seen for rank in range(processes()) if (seen := read(own.memory, rank)).episodes]
+    processes = len(own.memory) // SLOT
+    found = [seen for rank in range(processes) if (seen := read(own.memory, rank)).episodes]
     return Snapshot(
         done=sum(seen.done for seen in found),
         episodes=sum(seen.episodes for seen in found),
         tokens=sum(seen.tokens for seen in found),
         since=min((seen.since for seen in found), default=math.inf),
     )
-
-
-def processes() -> int:
-    """Number of processes that share the memory."""
-    return len(own.memory) // SLOT

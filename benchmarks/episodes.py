@@ -54,7 +54,7 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
     """The measurements by their names, each of `count` episodes."""
     from transformers import AutoTokenizer
 
-    from aitrain.engines.batching import BatchingEngine, BatchRow
+    from aitrain.engines.batching import BatchingEngine
     from aitrain.engines.sampling import Sampling
     from aitrain.environment.contract import Case
     from aitrain.environment.runner import start_runner
@@ -77,7 +77,7 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
 
         weight_version = 0
 
-        def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
             return [Completion(ids, [-0.1] * len(ids)) for _ in rows]
 
     class Server:

@@ -111,13 +111,12 @@ def counted() -> Iterator[list[int]]:
 @contextmanager
 def prescribed(seed: int, mean: float) -> Iterator[None]:
     """Completions of prescribed lengths, of whose logarithms this is the mean, in the place of generation."""
-    from aitrain.engines.batching import BatchRow
     from aitrain.engines.hf import HFEngine
-    from aitrain.rollout.engine import Completion
+    from aitrain.rollout.engine import Completion, GenerationRequest
 
     draw = random.Random(seed)
 
-    def sample(self: HFEngine, rows: list[BatchRow], *_: object) -> list[Completion]:
+    def sample(self: HFEngine, rows: list[GenerationRequest], *_: object) -> list[Completion]:
         end = self.tokenizer.eos_token_id
         lengths = [min(LONGEST, max(8, round(draw.lognormvariate(mean, 1)))) for _ in rows]
         return [Completion([*draw.choices(range(60, 90), k=length - 1), end]) for length in lengths]

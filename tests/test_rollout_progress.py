@@ -70,10 +70,10 @@ def test_a_heartbeat_tells_of_the_rollouts_of_all_ranks_where_they_take_seconds(
         heartbeat.beat()
         return read_object(tmp_path / "status.json").get("rollout")
 
-    with activity.own.rollout(3) as end, Activity(memory, 1).rollout(1):
+    with activity.own.rollout(3), Activity(memory, 1).rollout(1):
         assert beat() == {}
         activity.own.slot.since -= 2 * BEAT
-        end(1)
+        activity.own.end_episode()
         assert beat() == {"done": 1, "episodes": 4, "tokens_per_second": None}
         activity.own.add_tokens(100)
         assert 0 < beat()["tokens_per_second"] <= 100 / BEAT / 2

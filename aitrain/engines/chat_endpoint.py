@@ -6,8 +6,7 @@ The key comes from OPENAI_API_KEY only. Requests that the server is too busy for
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from aitrain.environment.judges.model_judge import JudgeServer
 from aitrain.environment.session import Message
 from aitrain.errors import RunFailed
 from aitrain.execution.failure import CallFailed
-from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave, RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, RolloutClock
 from aitrain.rollout.message_format import MessageFormat
 from aitrain.rollout.thinking import VARIABLES
 
@@ -33,7 +32,7 @@ OTHER_LIMIT = "max_completion_tokens"
 
 
 @dataclass
-class ChatEndpoint:
+class ChatEndpoint(Engine):
     """Samples by /chat/completions; every request is independent."""
 
     url: str
@@ -58,7 +57,7 @@ class ChatEndpoint:
         body = {"model": self.model, "messages": _to_wire(messages), **self._settings(request)}
         if tools:
             body["tools"] = tools
-        with self.clock.running("generate"):
+        with self.clock.running("generate"), activity.own.waiting("waiting for answers", DEADLINE):
             answer = await self._post(body, request.max_tokens)
         choice, tokens = answer.choices[0], max(1, answer.usage.completion_tokens)
         content, thought = choice.message.content or "", choice.message.reasoning_content or choice.message.reasoning
@@ -75,20 +74,15 @@ class ChatEndpoint:
         activity.own.add_tokens(len(ids))
         return Completion(ids, None, "length" if is_cut else "stop")
 
-    @asynccontextmanager
-    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """Context of episodes that are played together; no-op, as requests are independent of each other."""
-        with activity.own.waiting("waiting for answers", DEADLINE):
-            yield lambda: None
-
     def _settings(self, request: GenerationRequest) -> dict[str, Any]:
         """The fields of the sampling; those that only some servers know are sent only where they change something."""
-        is_greedy, usual = request.decoding is Decoding.GREEDY, Sampling()
+        is_greedy = request.decoding is Decoding.GREEDY
         sampling = self.sampling.greedy if is_greedy else self.sampling
         settings: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        for name in ("top_k", "stop"):
-            if getattr(sampling, name) != getattr(usual, name):
-                settings[name] = getattr(sampling, name)
+        if sampling.top_k:
+            settings["top_k"] = sampling.top_k
+        if sampling.stop:
+            settings["stop"] = sampling.stop
         if self.chat.thinking in ("on", "off"):
             settings["chat_template_kwargs"] = VARIABLES[self.chat.thinking]
         elif self.chat.thinking is not None:

@@ -13,8 +13,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     VLLMGeneration.generation_kwargs            replaced for each call: fields of SamplingParams, which win over TRL's
     VLLMGeneration.llm.generate                 replaced for a call whose prompts have seeds
     VLLMGeneration.tensor_parallel_size, .tp_group, ._dist          read
-    VLLMGeneration.llm.llm_engine.step          wrapped: each call of it is progress; returns completions, those that
-                                                have ended with `finished` set
+    VLLMGeneration.llm.llm_engine.step          wrapped: each call of it is progress
     VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
 """
 
@@ -22,8 +21,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,11 +29,11 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
-from aitrain.engines.batching import BatchingEngine, BatchRow, largest_over_ranks
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import merged_weights, whole
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.extensions import renew_tied_head
 
@@ -46,10 +43,6 @@ Weights = Iterator[tuple[str, torch.Tensor]]
 class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
     """TRL's vLLM, started in the trainer's number format, and synced without a change of the trainer's weights."""
 
-    def __init__(self, *arguments: Any, run_seed: int, **options: Any) -> None:
-        self.run_seed = run_seed
-        super().__init__(*arguments, **options)
-
     def _init_vllm(self) -> None:
         """Start vLLM in the number format that the trainer computes in: by default vLLM casts float32 weights to
         bfloat16, and its log-probabilities would differ from the trainer's."""
@@ -58,16 +51,15 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         dtype = autocast or str(self.accelerator.unwrap_model(self.model).dtype).removeprefix("torch.")
 
         def start(**options: Any) -> Any:
-            ours = {"dtype": dtype, "seed": self.run_seed + options["seed"]}
-            ours |= {"generation_config": "vllm"}  # not the model's own sampling defaults
+            options |= {"dtype": dtype, "generation_config": "vllm"}  # not the model's own sampling defaults
             if self._is_on_cpu:  # vLLM 0.31 ends with an error there if a prompt with a seed is processed in two parts
                 longest = max(options["max_num_batched_tokens"], options["max_model_len"] or 0)
-                ours |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": longest}
-            return before(**{**options, **ours})
+                options |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": longest}
+            return before(**options)
 
         with replaced(vllm_generation, {"LLM": start}), activity.own.doing("starting vLLM", moves_files=True):
             super()._init_vllm()
-        self.llm.llm_engine.step = counting_tokens(self.llm.llm_engine.step)
+        self.llm.llm_engine.step = counting_steps(self.llm.llm_engine.step)
 
     @property
     def _is_on_cpu(self) -> bool:
@@ -106,7 +98,7 @@ class ColocatedEngine(BatchingEngine):
         """Ranks generate together if they share vLLM, as TRL hands completions out by position, or the weights."""
         accelerator = generation.accelerator
         is_shared = accelerator.num_processes > 1 and (generation.tensor_parallel_size > 1 or generation._dist.is_fsdp)
-        super().__init__(end, context, partial(largest_over_ranks, accelerator) if is_shared else None)
+        super().__init__(end, context, accelerator if is_shared else None)
         self.sampling, self._generation = sampling, generation
 
     def load_weights(self, version: int) -> None:
@@ -115,15 +107,12 @@ class ColocatedEngine(BatchingEngine):
             self._generation.sync_weights()
         self.weight_version = version
 
-    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
+    def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row, with its own seed."""
         generation = self._generation
         settings = {"generation_kwargs": sampling.as_vllm(self.end.eos_ids, max_tokens)}
-        seeded: AbstractContextManager[None] = nullcontext()
-        seeds = [row.seed.request_seed for row in rows if row.seed is not None]
-        if len(seeds) == len(rows):  # of all rows, as ranks that share it gather them
-            seeded = replaced(generation.llm, {"generate": self._seeded_generate(seeds)})
-        with replaced(generation, settings), seeded:
+        seeded = {"generate": self._seeded_generate([row.seed.request_seed for row in rows])}
+        with replaced(generation, settings), replaced(generation.llm, seeded):
             _, ids, logprobs, _ = generation.generate(
                 prompts=[row.prompt_ids for row in rows], images=None, num_generations=1
             )
@@ -146,13 +135,11 @@ class ColocatedEngine(BatchingEngine):
         return seeded
 
 
-def counting_tokens(step: Callable[[], Any]) -> Callable[[], Any]:
-    """A step of vLLM's engine that counts as progress, with the tokens of the completions that it ends."""
+def counting_steps(step: Callable[[], Any]) -> Callable[[], Any]:
+    """A step of vLLM's engine that counts as progress."""
 
-    def step_and_count() -> Any:
-        outputs = step()
-        ended = [output for output in outputs if output.finished] if isinstance(outputs, list) else []
-        activity.own.add_tokens(sum(len(one.token_ids) for output in ended for one in output.outputs))
-        return outputs
+    def step_and_tick() -> Any:
+        activity.tick()
+        return step()
 
-    return step_and_count
+    return step_and_tick

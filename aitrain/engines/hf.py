@@ -21,11 +21,11 @@ from itertools import compress
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain import activity
-from aitrain.engines.batching import BatchingEngine, BatchRow, Largest
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import innermost, replaced
 from aitrain.engines.shared_cache import (
@@ -33,15 +33,15 @@ from aitrain.engines.shared_cache import (
     AutocastCache,
     KeptRow,
     PaddedRows,
+    cache_of_kept,
+    cache_of_prompts,
     can_share,
     keep_rows,
     padded,
-    with_kept_rows,
-    with_prompts_once,
     with_running_rows,
 )
 from aitrain.environment.seeds import SampleSeed
-from aitrain.rollout.engine import Completion, Leave
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
 from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
@@ -54,9 +54,6 @@ LEAVING = 0.25
 class HFEngine(BatchingEngine):
     """Generates with a transformers model, in the mode (training or evaluation) that the model is in."""
 
-    seeds_training = False  # it samples as TRL does
-    keeps_cache = False
-    """Whether the next batch continues what this one computed, as the weights stay the same."""
     shares_prompts = True
     """Whether prompts are computed once, for equal rows and for all turns of an episode, where the model can."""
     unwrapped: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None
@@ -71,42 +68,42 @@ class HFEngine(BatchingEngine):
         sampling: Sampling,
         end: EndOfTurn,
         context: int | None = None,
-        largest: Largest | None = None,
+        shared_by: Accelerator | None = None,
     ) -> None:
-        super().__init__(end, context, largest)
+        super().__init__(end, context, shared_by)
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
         self._kept: dict[int, KeptRow] = {}
-        """What the rows of a batch continue from in its next round, by their numbers."""
+        """What the rows of a batch continue from in its next round, by their indices; without one, as in a chat, those
+        of the next request."""
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """As that of the base; the cache is kept from one of its rounds to the next, and longer with `keeps_cache`."""
+        """As that of the base; the cache is kept from one of its rounds to the next."""
         try:
             async with super().batch(episodes) as leave:
                 yield leave
         finally:
-            if not self.keeps_cache:
-                self._kept = {}
+            self._kept = {}
 
-    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one.
+    def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row, with its own seed unless it is of a training.
 
         Rows that have ended leave the batch once they are a quarter of it.
         """
         prompts = [row.prompt_ids for row in rows]
-        kept = [self._kept.pop(row.number, None) for row in rows]
+        kept = [self._kept.pop(row.index, None) for row in rows]
         self._kept = {}
         now, running, room = list(rows), list(range(len(rows))), max_tokens
         prepared = nullcontext(self.model) if self.unwrapped is None else self.unwrapped()
         with prepared as model, torch.no_grad(), own_defaults_only(model):
-            is_dynamic = can_share(model)
+            is_dynamic, cache = can_share(model), None
             # ranks that generate together must make the same forward passes
-            shares = is_dynamic and self.shares_prompts and not self.is_shared
+            shares = is_dynamic and self.shares_prompts and self.shared_by is None
             batch = padded(prompts, self.tokenizer.pad_token_id, self.model.device)
-            if is_dynamic:
-                batch = replace(batch, cache=AutocastCache(config=model.config))
             if shares:
-                batch = with_kept_rows(model, batch, prompts, kept) or with_prompts_once(model, batch) or batch
+                cache = cache_of_kept(model, prompts, kept) or cache_of_prompts(model, batch)
+            if is_dynamic:
+                batch = replace(batch, cache=cache or AutocastCache(config=model.config))
             while running:
                 live = [now[place] for place in running]
                 output, grown = self._generate(model, batch, live, sampling, room, shares)
@@ -115,26 +112,26 @@ class HFEngine(BatchingEngine):
                     now[place] = row
                 goes_on = [room > 0 and not self.end.is_reached(row.begun_ids) for row in grown]
                 if shares:
-                    ended = {
-                        row.number: (place, batch.ids.shape[1] - len(row.prompt_ids), after.prompt_ids)
-                        for place, (row, after) in enumerate(zip(live, grown, strict=True))
-                        if row.number >= 0 and not goes_on[place]
-                    }
-                    self._kept |= keep_rows(output.get(CACHE), ended, is_last=not any(goes_on))
+                    ended = {place: row for place, row in enumerate(grown) if row.index >= 0 and not goes_on[place]}
+                    self._kept |= keep_rows(output.get(CACHE), batch.mask, ended, is_last=not any(goes_on))
                 if any(goes_on):
                     batch = with_running_rows(batch, output, list(compress(range(len(live)), goes_on)))
                 running = list(compress(running, goes_on))
-        answers = [row.prompt_ids[len(prompt) :] for row, prompt in zip(now, prompts, strict=True)]
-        activity.own.add_tokens(sum(map(len, answers)))
-        return list(map(Completion, answers))
+        return [Completion(row.prompt_ids[len(prompt) :]) for row, prompt in zip(now, prompts, strict=True)]
 
     def _generate(
-        self, model: Any, batch: PaddedRows, rows: list[BatchRow], sampling: Sampling, max_tokens: int, leaves: bool
-    ) -> tuple[Any, list[BatchRow]]:
+        self,
+        model: Any,
+        batch: PaddedRows,
+        rows: list[GenerationRequest],
+        sampling: Sampling,
+        max_tokens: int,
+        leaves: bool,
+    ) -> tuple[Any, list[GenerationRequest]]:
         """The output of `model.generate` and the rows with their new tokens, when all have ended; with `leaves`, when
         LEAVING of them have."""
-        seeds = [row.seed for row in rows if row.seed is not None and sampling.temperature]
-        seeds = seeds if len(seeds) == len(rows) else []
+        as_trl = rows[0].decoding is Decoding.TRAINING  # samples with torch's generator
+        seeds = [row.seed for row in rows] if sampling.temperature and not as_trl else []
         config = GenerationConfig(
             max_new_tokens=max_tokens,
             do_sample=sampling.temperature > 0 and not seeds,

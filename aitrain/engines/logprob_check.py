@@ -22,17 +22,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
-from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, GenerationRequest
 
 TEXTS = ("1 2 3 4 5", "Question: What is 7 * 8?\nAnswer:", "def add(a, b):", "The weights of a model")
 TOKENS = 16
@@ -84,13 +83,9 @@ class LogprobCheck:
     tokenizer: Any
     notify: Callable[[str], None] | None = None
     """Gets the message about a server that does not have the same model; None: the run ends with it."""
-    _answers: Rows = field(default_factory=list, init=False)
-    """The server's completions at the first load, of its base if it has one, so that the adapter of a resumed run is
-    checked at once."""
-    _before: torch.Tensor | None = field(default=None, init=False)
-    """The log-probabilities of their tokens by the trainer's model then."""
-    _noise: float = field(default=0.0, init=False)
-    """Mean absolute difference of the server's log-probabilities then."""
+    _first: tuple[Rows, torch.Tensor, float] | None = field(default=None, init=False)
+    """What `_sample` has returned at the first load, of the server's base if it has one, so that the adapter of a
+    resumed run is checked at once."""
     _follows: bool = field(default=False, init=False)
     """Whether the server's have changed with the policy's since."""
 
@@ -103,17 +98,17 @@ class LogprobCheck:
         Raises:
             RunFailed: the server has another model, or did not get the weights.
         """
-        if self._before is None:
-            first = await self._sample(engine)
-            if not first[2] <= BOUND:  # not so for nan either
-                self._report(engine.servers[0].url, first[2])
+        if self._first is None:
+            self._first = await self._sample(engine)
+            if not self._first[2] <= BOUND:  # not so for nan either
+                self._report(engine.servers[0].url, self._first[2])
             if engine.sync.is_adapter:
-                first = await self._sample(engine, of_base=True)
-            self._answers, self._before, self._noise = first
+                self._first = await self._sample(engine, of_base=True)
         if self._follows:
             return
-        moved = _mean_difference(self._logprobs(self._answers), self._before)
-        if not moved > CLEAR * max(self._noise, LEAST_NOISE):
+        answers, before, noise = self._first
+        moved = _mean_difference(self._logprobs(answers), before)
+        if not moved > CLEAR * max(noise, LEAST_NOISE):
             return
         _, _, gap = await self._sample(engine)
         if not gap <= BEHIND * moved:
@@ -141,12 +136,12 @@ class LogprobCheck:
     async def _sample(self, engine: VLLMServerEngine, of_base: bool = False) -> tuple[Rows, torch.Tensor, float]:
         """The server's completions of the prompts, the log-probabilities of their tokens by the trainer's model, and
         their mean absolute difference from the server's."""
-        rows = [BatchRow(prompt, seed=SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
+        rows = [GenerationRequest(prompt, TOKENS, SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
         asked = replace(engine, version=None) if of_base else engine
         sampled = list[list[Completion]]([[]])
-        with engine.failing_together(gather_object):
+        with engine.failing_together():
             if engine.sync.writes:
-                sampled = [await asked.complete(rows, Sampling(), TOKENS)]
+                sampled = [await asked.complete(rows, Sampling())]
         broadcast_object_list(sampled)
         (answers,) = sampled
         ids = [answer.ids for answer in answers]

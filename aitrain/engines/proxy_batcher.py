@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
-from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, use_device
@@ -30,11 +30,14 @@ from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
 from aitrain.execution.task import is_abandoned, paused
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 
 SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
 """Seconds to wait for further calls; the first one until the duration of a generation is known."""
+
+POLL = 0.002
+"""Seconds between two looks whether other threads can still call."""
 
 GENERATING = "generating for the environment"
 
@@ -65,16 +68,10 @@ def offer_model(
         return torch.no_grad()
 
     for part in parts:
-        part.around, part.on_call_end = in_thread, batcher.on_call_end
+        part.around = in_thread
         part.offer(batcher.policy, tokenizer)
 
-    @asynccontextmanager
-    async def scoring() -> AsyncIterator[None]:
-        with nullcontext() if refusal else evaluation_mode(model):  # one that may train meanwhile keeps its mode
-            async with batcher.serving_calls(lambda: sum(part.running_calls for part in parts)):
-                yield
-
-    return scoring
+    return lambda: batcher.serving_calls(lambda: sum(part.running_calls for part in parts))
 
 
 class ModelProxy:
@@ -150,7 +147,6 @@ class ProxyBatcher:
         self._unanswered = 0
         self._waiting: list[GenerateRequest] = []
         self._window = FIRST_WINDOW
-        self._timer: asyncio.TimerHandle
 
     def call_model(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the model; in the thread of the event loop, which must not wait, it runs at once.
@@ -183,7 +179,8 @@ class ProxyBatcher:
         Calls that still wait at its end are refused."""
         self._thread, self._running, self._loop = threading.get_ident(), running, asyncio.get_running_loop()
         try:
-            yield
+            with nullcontext() if self._refusal else evaluation_mode(self._model):  # one that may train keeps its mode
+                yield
         finally:
             with self._lock:
                 self._loop = None
@@ -192,8 +189,7 @@ class ProxyBatcher:
             self._waiting = []
 
     async def _serve(self, method: str, seed: int | None, /, *args: Any, **kwargs: Any) -> Any:
-        """The result of a call. One that cannot share a batch runs at once. Another one waits until no other thread can
-        call, but at most for half the duration of the last generation, as a separate one would take all of it."""
+        """The result of a call. One that cannot share a batch runs at once; the first of the others waits for more."""
         self._unanswered += 1
         try:
             request = None
@@ -204,25 +200,23 @@ class ProxyBatcher:
                 return self._run(method, seed, *args, **kwargs)
             if isinstance(self._engine, VLLMServerEngine):
                 with activity.own.doing(GENERATING):
-                    return request.result(await self._engine.complete(request.rows, request.sampling, request.limit))
-            if not self._waiting:
-                self._timer = asyncio.get_running_loop().call_later(self._window, self._generate_waiting)
+                    return request.result(await self._engine.complete(request.rows, request.sampling))
             self._waiting.append(request)
-            self.on_call_end()
+            if len(self._waiting) == 1:
+                await self._generate_waiting()
             return await request.answer
         finally:
             self._unanswered -= 1
 
-    def on_call_end(self) -> None:
-        """To be called on the event loop when a call of an environment has ended."""
-        if self._waiting and self._unanswered >= self._running():
-            self._generate_waiting()
-
-    def _generate_waiting(self) -> None:
-        self._timer.cancel()
+    async def _generate_waiting(self) -> None:
+        """Answer the calls that wait once no other thread can call, but at most after half the duration of the last
+        generation, as a separate one would take all of it."""
+        end = time.monotonic() + self._window
+        while self._unanswered < self._running() and time.monotonic() < end:
+            await asyncio.sleep(POLL)
         batches: dict[object, list[GenerateRequest]] = {}
         for request in self._waiting:
-            batches.setdefault((request.sampling, request.limit), []).append(request)
+            batches.setdefault((request.sampling, request.rows[0].max_tokens), []).append(request)
         self._waiting = []
         for batch in batches.values():
             self._answer(batch)
@@ -232,8 +226,8 @@ class ProxyBatcher:
         assert isinstance(self._engine, BatchingEngine)
         start, rows = time.monotonic(), [row for request in batch for row in request.rows]
         try:
-            with activity.own.doing(GENERATING), evaluation_mode(self._model):
-                completions = iter(self._engine.sample(rows, batch[0].sampling, batch[0].limit))
+            with activity.own.doing(GENERATING):
+                completions = iter(self._engine.sample(rows, batch[0].sampling, rows[0].max_tokens))
         except Exception as error:
             for request in batch:
                 if len(batch) == 1:
@@ -267,10 +261,8 @@ class GenerateRequest:
 
     ids: torch.Tensor
     """Shape (rows, tokens), padded on the left."""
-    rows: list[BatchRow]
-    """Token ids without padding, and a seed unless the engine's own random numbers are used, for each completion."""
-    limit: int
-    """Maximum new tokens of each completion."""
+    rows: list[GenerationRequest]
+    """One for each completion, without padding, all with the same limit."""
     sampling: Sampling
     pad: int
     """Token that fills rows behind their end."""
@@ -302,16 +294,17 @@ class GenerateRequest:
         is_masked = mask is not None or pad is None or not (ids == pad).any()
         if not (is_known and is_masked and settings.max_new_tokens and {*ends} == {*_eos_ids(usual.eos_token_id)}):
             return None
-        rows = list[BatchRow]()
+        rows = list[GenerationRequest]()
+        base = int(torch.randint(2**62, ())) if seed is None else seed
         for row, kept in zip(ids, torch.ones_like(ids) if mask is None else mask, strict=True):
             prompt = row[kept.bool()].tolist()
             for _ in range(settings.num_return_sequences or 1):
-                row_seed = None if seed is None else SampleSeed(derived_seed(seed, len(rows)))
-                rows.append(BatchRow(prompt, seed=row_seed))
+                row_seed = SampleSeed(derived_seed(base, len(rows)))
+                rows.append(GenerationRequest(prompt, settings.max_new_tokens, row_seed, Decoding.SEEDED, index=-1))
         sampling = Sampling(1.0 if settings.temperature is None else settings.temperature, settings.top_k or 0)
         sampling = replace(sampling, top_p=settings.top_p or 1.0) if settings.do_sample else sampling.greedy
         pad, answer = next(iter(ends), 0) if pad is None else pad, asyncio.get_running_loop().create_future()
-        return cls(ids, rows, settings.max_new_tokens, sampling, pad, answer)
+        return cls(ids, rows, sampling, pad, answer)
 
     def result(self, completions: list[Completion]) -> torch.Tensor:
         """What `generate` returns: each prompt and its completion, filled up to the longest of the call."""

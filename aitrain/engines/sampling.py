@@ -11,7 +11,7 @@ A stop string ends a completion with the token that completes it. All of its tok
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,8 +35,7 @@ class Sampling:
     @classmethod
     def of(cls, config: TrainConfig) -> Sampling:
         """The sampling options of a configuration."""
-        values = {field.name: getattr(config, f"rl_{field.name}") for field in fields(cls)}
-        return cls(**{**values, "stop": tuple(config.rl_stop or ())})
+        return cls(config.rl_temperature, config.rl_top_k, config.rl_top_p, tuple(config.rl_stop or ()))
 
     @property
     def greedy(self) -> Sampling:

@@ -21,26 +21,24 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from accelerate.utils import gather_object
 
 from aitrain import activity
-from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.weight_sync import WeightSync
 from aitrain.errors import AitrainError, RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.machine import allow_open_files
-from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave, RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, RolloutClock
 from aitrain.rollout.episode import run_all
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.client import VLLMClient
 
-T = TypeVar("T")
 Gather = Callable[[list[Any]], list[Any]]
 
 SALT = uuid.uuid4().hex
@@ -67,10 +65,12 @@ class PolicyServer(VLLMClient):
         """Number of times that it had lost the policy's weights."""
         self.last_check = -math.inf
         """Time at which the last check that found the weights began."""
+        self.check: Callable[[VLLMServerEngine], Awaitable[None]] | None = None
+        """What all ranks call after each load of weights, with an engine of this server."""
 
 
 @dataclass
-class VLLMServerEngine:
+class VLLMServerEngine(Engine):
     """vLLM servers as an engine; requests are independent of each other."""
 
     servers: list[PolicyServer]
@@ -83,8 +83,6 @@ class VLLMServerEngine:
     """How `generate` samples."""
     context: int | None = None
     """Maximum tokens of prompt and completion."""
-    checks: Mapping[str, Callable[[VLLMServerEngine], Awaitable[None]]] = field(default_factory=dict)
-    """Checks by URL of their server, which all ranks call after each load of weights, with an engine of that server."""
     clock: RolloutClock = field(default_factory=RolloutClock)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
@@ -111,12 +109,6 @@ class VLLMServerEngine:
         """The policy's model name in requests; None for that of the model that the servers were started with."""
         return self.sync.name(self.version) if self.version is not None and self.sync.is_adapter else None
 
-    @asynccontextmanager
-    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """Context of episodes that are played together. Their requests are independent of each other."""
-        with activity.own.waiting("generating", 0.0):
-            yield lambda: None
-
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion.
 
@@ -124,75 +116,65 @@ class VLLMServerEngine:
             RunFailed: the server does not come back, exceeds the deadline, or refuses the request.
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
-        with self.clock.running("generate"):
-            row = BatchRow(request.prompt_ids, seed=request.seed)
-            return await self._complete(row, sampling, request.max_tokens, request.index)
+        with self.clock.running("generate"), activity.own.waiting("generating"):
+            return await self._complete(request, sampling, request.index)
 
-    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+    async def complete(self, rows: list[GenerationRequest], sampling: Sampling) -> list[Completion]:
         """One completion for each row; fails as `generate` does."""
-        return await run_all(self._complete(row, sampling, max_tokens, next(self.places)) for row in rows)
+        return await run_all(self._complete(row, sampling, next(self.places)) for row in rows)
 
-    async def _complete(self, row: BatchRow, sampling: Sampling, max_tokens: int, place: int) -> Completion:
-        """One completion, within the context, as a server refuses requests that could exceed it."""
-        prompt = row.prompt_ids
+    async def _complete(self, row: GenerationRequest, sampling: Sampling, place: int) -> Completion:
+        """One completion by the policy's weights, within the context, as a server refuses requests that could exceed
+        it. Rows of one `place`, such as those of an episode, go to the same server, for its prefix cache.
+
+        Raises:
+            RunFailed: the server does not come back, or fails in each attempt.
+        """
+        server, cause = self.servers[place % len(self.servers)], ""
         if self.context is not None:
-            max_tokens = max(1, min(max_tokens, self.context - len(prompt)))
-
-        async def attempt(server: PolicyServer) -> Completion:
-            body = {**self._body(sampling, max_tokens), "prompt": [prompt]}
-            if row.seed is not None:
-                body["seed"] = row.seed.request_seed
-            (choice,) = (await server.post("/v1/completions", body))["choices"]
-            ids: list[int] = choice["token_ids"]
-            if choice["prompt_token_ids"] != prompt:
-                raise RunFailed(f"The vLLM server at {server.url} completed another prompt than that of the request.")
-            if choice.get("finish_reason") == "length" and len(ids) < max_tokens:  # of its generation_config.json
-                raise RunFailed(
-                    f"The vLLM server at {server.url} cuts completions at {len(ids)} tokens instead of {max_tokens}.\n"
-                    "Start it with --generation-config vllm: its model's own settings limit them otherwise."
-                )
-            logprobs: list[float] = choice["logprobs"]["token_logprobs"]
-            activity.own.add_tokens(len(ids))
-            return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length")
-
+            row = row.within(self.context)
         async with self.slots:
-            return await self._request(attempt, place)
+            for _ in range(ATTEMPTS):
+                restarts = server.restarts
+                try:
+                    completion = await self._request(server, row, sampling)
+                    if self.policy is None:  # else the request names the weights
+                        await self._ensure_loaded(server, time.monotonic())
+                    if server.restarts == restarts:
+                        return completion
+                    cause = "it was restarted, and had lost the weights of the policy"
+                except (ServerGoneError, ServerRefusedError) as error:
+                    # 404: it has lost the adapter
+                    if isinstance(error, ServerRefusedError) and not (self.policy and error.status == 404):
+                        raise
+                    cause = str(error)
+                    await self._wait_for(server, error)
+        raise RunFailed(f"vLLM at {server.url} failed {ATTEMPTS} times at the same request: {cause}")
 
-    def _body(self, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
-        """Fields of a request. Requests share cached prefixes only if they have the same `cache_salt`."""
-        return {
+    async def _request(self, server: PolicyServer, row: GenerationRequest, sampling: Sampling) -> Completion:
+        """A server's completion. Requests share cached prefixes only if they have the same `cache_salt`."""
+        max_tokens = max(1, row.max_tokens)
+        body = {
             "model": self.policy or self.base_model,
+            "prompt": [row.prompt_ids],
+            "seed": row.seed.request_seed,
             **sampling.as_vllm(self.end.eos_ids, max_tokens),
             "return_token_ids": True,
             "cache_salt": f"{SALT}-{self.version}",
             "logprobs": 0,
             "return_tokens_as_token_ids": True,  # else the server decodes each token
         }
-
-    async def _request(self, attempt: Callable[[PolicyServer], Awaitable[T]], place: int = 0) -> T:
-        """The result of `attempt`, which sends requests to a server that has the weights. Requests of one `place`, such
-        as those of an episode, go to the same server, for its prefix cache.
-
-        Raises:
-            RunFailed: the server does not come back, or they fail in each attempt.
-        """
-        server, cause = self.servers[place % len(self.servers)], ""
-        for _ in range(ATTEMPTS):
-            restarts = server.restarts
-            try:
-                result = await attempt(server)
-                if self.policy is None:  # else the request names the weights
-                    await self._ensure_loaded(server, time.monotonic())
-                if server.restarts == restarts:
-                    return result
-                cause = "it was restarted, and had lost the weights of the policy"
-            except (ServerGoneError, ServerRefusedError) as error:
-                # 404: it has lost the adapter
-                if isinstance(error, ServerRefusedError) and not (self.policy and error.status == 404):
-                    raise
-                cause = str(error)
-                await self._wait_for(server, error)
-        raise RunFailed(f"vLLM at {server.url} failed {ATTEMPTS} times at the same request: {cause}")
+        (choice,) = (await server.post("/v1/completions", body))["choices"]
+        ids: list[int] = choice["token_ids"]
+        if choice["prompt_token_ids"] != row.prompt_ids:
+            raise RunFailed(f"The vLLM server at {server.url} completed another prompt than that of the request.")
+        if choice.get("finish_reason") == "length" and len(ids) < max_tokens:  # of its generation_config.json
+            raise RunFailed(
+                f"The vLLM server at {server.url} cuts completions at {len(ids)} tokens instead of {max_tokens}.\n"
+                "Start it with --generation-config vllm: its model's own settings limit them otherwise."
+            )
+        activity.own.add_tokens(len(ids))
+        return Completion(ids, choice["logprobs"]["token_logprobs"], "stop" if self.end.is_reached(ids) else "length")
 
     # -- weights, by all ranks
 
@@ -209,13 +191,14 @@ class VLLMServerEngine:
         self.loads += 1
         self.version = f"step-{version}-load-{self.loads}"  # weights may change without a step
         with activity.own.doing("weight sync"):
-            with self.failing_together(gather_object):
+            with self.failing_together():
                 self.sync.write(self.version)
                 if self.sync.writes:
                     await run_all(map(self._load_on, self.servers))
-            with self.failing_together(gather_object):
-                for url, check in sorted(self.checks.items()):  # ranks have them in other orders
-                    await check(replace(self, servers=[one for one in self.servers if one.url == url]))
+            with self.failing_together():
+                for server in sorted(self.servers, key=lambda server: server.url):  # ranks have them in other orders
+                    if server.check is not None:
+                        await server.check(replace(self, servers=[server]))
             self.last_seconds = time.monotonic() - start
         self.weight_version = version
 
@@ -275,7 +258,7 @@ class VLLMServerEngine:
                 await asyncio.sleep(POLL_SECONDS)
 
     @contextmanager
-    def failing_together(self, gather: Gather) -> Iterator[None]:
+    def failing_together(self, gather: Gather = gather_object) -> Iterator[None]:
         """Context that ends on all ranks together, and raises a failure of one rank on all. Every rank must enter it.
 
         Raises:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -14,8 +14,6 @@ from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefuse
 from aitrain.rollout.event_loop import event_loop
 from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_arguments import EXTENSION, KEY_VARIABLE, needed_rank
-
-T = TypeVar("T")
 
 CHECK_SECONDS = 60.0
 """Deadline of each call, one of which may be the server's first completion."""
@@ -87,9 +85,10 @@ def check_servers(urls: Sequence[str], needs: ServerNeeds) -> ServerModel:
 
 
 async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
+    config: dict[str, Any] = {}
     try:
-        info = await _if_allowed(client.get("/server_info?config_format=json"))
-        config: dict[str, Any] = {} if info is None else info["vllm_config"]
+        with suppress(ServerRefusedError):  # it is not in its development mode
+            config = (await client.get("/server_info?config_format=json"))["vllm_config"]
         device, settings = config.get("device_config") or {}, config.get("model_config") or {}
         needs = replace(needs, is_on_cpu=device.get("device") == "cpu")
         cards = (await client.get("/v1/models"))["data"]
@@ -114,21 +113,15 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
     raise ConfigError(f"The vLLM server at {client.url} {lack}.\nStart it with: {needs.command}")
 
 
-async def _if_allowed(call: Awaitable[T]) -> T | None:
-    """The result of a call of the server's development mode; None in another mode."""
-    try:
-        return await call
-    except ServerRefusedError:
-        return None
-
-
 async def _lack(client: VLLMClient, model: str, needs: ServerNeeds) -> str:
     """What the server does not do, as part of a sentence; empty if nothing."""
-    version = await _if_allowed(weight_version_of(client))
+    version = ""
+    with suppress(ServerRefusedError):  # it is not in its development mode
+        version = await weight_version_of(client)
     if needs.rank is None and not needs.keeps_weights:
         if not version:
             return "is not in its development mode"
-    elif version and version.startswith(LOADED):
+    elif version.startswith(LOADED):
         return f"has lost its base weights: another run has loaded its own ({version})"
     elif not needs.keeps_weights:
         try:

@@ -32,6 +32,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from aitrain.engines.scopes import innermost
 from aitrain.machine import free_memory
+from aitrain.rollout.engine import GenerationRequest
 
 KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 """Layers of a cache whose keys and values can be repeated; linear attention and state spaces have others."""
@@ -106,8 +107,8 @@ def distinct_prompts(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tenso
     return ids[first], mask[first], numbers
 
 
-def with_prompts_once(model: Any, rows: PaddedRows) -> PaddedRows | None:
-    """The rows with a cache in which equal ones were computed once, if that saves LEAST_SAVED tokens."""
+def cache_of_prompts(model: Any, rows: PaddedRows) -> DynamicCache | None:
+    """A cache of all columns but the last, in which equal rows were computed once, if that saves LEAST_SAVED tokens."""
     distinct, attended, numbers = distinct_prompts(rows.ids, rows.mask)
     if (len(rows.ids) - len(distinct)) * (rows.ids.shape[1] - 1) < LEAST_SAVED:
         return None
@@ -115,7 +116,7 @@ def with_prompts_once(model: Any, rows: PaddedRows) -> PaddedRows | None:
     given = {CACHE: cache, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}  # those of `generate`
     model(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1, **given)
     cache.batch_select_indices(numbers)
-    return PaddedRows(rows.ids, rows.mask, cache)
+    return cache
 
 
 def with_running_rows(rows: PaddedRows, output: Any, running: list[int]) -> PaddedRows:
@@ -129,27 +130,28 @@ def with_running_rows(rows: PaddedRows, output: Any, running: list[int]) -> Padd
 
 
 def keep_rows(
-    cache: DynamicCache | None, rows: dict[int, tuple[int, int, list[int]]], is_last: bool
+    cache: DynamicCache | None, mask: torch.Tensor, rows: dict[int, GenerationRequest], is_last: bool
 ) -> dict[int, KeptRow]:
-    """What is kept of rows that are given by place in the cache, first column and tokens.
+    """What is kept, by their index, of rows that are given by their place in the cache; `mask` is that of their
+    beginnings.
 
     No row is kept if a sliding window has left some tokens, or not as much memory is free as they take. With `is_last`
     the cache is emptied.
     """
     if cache is None or not rows:
         return {}
-    columns, layers = cache.get_seq_length(), cache.layers
-    kept = {name: KeptRow(tokens[: columns - start], []) for name, (_, start, tokens) in rows.items()}
+    columns, layers, starts = cache.get_seq_length(), cache.layers, mask.argmax(1).tolist()
+    kept = {row.index: KeptRow(row.prompt_ids[: columns - starts[place]], []) for place, row in rows.items()}
     size = sum(tensor[0, :, 0].nbytes for layer in layers for tensor in (layer.keys, layer.values))
     free = free_bytes(layers[0].keys.device)
     is_short = free is not None and size * sum(len(row.tokens) for row in kept.values()) > free
     if is_short or any(layer.keys.shape[2] < columns for layer in layers):
         return {}
     for layer in layers:
-        for name, (place, start, _) in rows.items():
-            part = place, slice(None), slice(start, start + len(kept[name].tokens))
+        for place, row in rows.items():
+            part = place, slice(None), slice(starts[place], starts[place] + len(kept[row.index].tokens))
             keys, values = (tensor[part].transpose(0, 1).clone() for tensor in (layer.keys, layer.values))
-            kept[name].layers.append((keys, values))
+            kept[row.index].layers.append((keys, values))
         if is_last:
             layer.keys = layer.values = None
     return kept
@@ -163,11 +165,8 @@ def free_bytes(device: torch.device) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0]) + unused
 
 
-def with_kept_rows(
-    model: Any, rows: PaddedRows, prompts: list[list[int]], kept: list[KeptRow | None]
-) -> PaddedRows | None:
-    """The rows, whose tokens are `prompts`, with a cache of what was kept of each, which this takes over; None if that
-    leaves out no token of them."""
+def cache_of_kept(model: Any, prompts: list[list[int]], kept: list[KeptRow | None]) -> DynamicCache | None:
+    """A cache of what was kept of each row, which this takes over; None if that leaves out no token of the prompts."""
     common = [row.common(prompt) if row else 0 for row, prompt in zip(kept, prompts, strict=True)]
     new = max(max(1, len(prompt) - count) for prompt, count in zip(prompts, common, strict=True))
     counts = [max(0, len(prompt) - new) for prompt in prompts]
@@ -182,4 +181,4 @@ def with_kept_rows(
             for which in (0, 1)
         )
         cache.update(keys.transpose(1, 2), values.transpose(1, 2), layer)
-    return PaddedRows(rows.ids, rows.mask, cache)
+    return cache

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from aitrain.engines.scopes import innermost, savable_generation_config
-from aitrain.engines.sharded_tensors import gathered, is_sharded, merged_weights, reshard
+from aitrain.engines.sharded_tensors import gathered, merged_weights, reshard
 from aitrain.errors import RunFailed, ServerGoneError, ServerRefusedError
 from aitrain.vllm.client import VLLMClient
 
@@ -57,8 +57,6 @@ class WeightSync(ABC):
         Raises:
             RunFailed: they cannot be written, so that all ranks end together.
         """
-        if not (self.writes or is_sharded(self.model)):
-            return
         weights = gathered(self.tensors(), self.writes, self.dtype)
         if not self.writes:
             return

@@ -126,8 +126,6 @@ class EnvRunner:
     """Context of each call, such as torch.no_grad, which applies to a single thread."""
     notify: Notify = lambda _: None
     """Shows the user a note, such as how calls run that write to the environment."""
-    on_call_end: Callable[[], None] = lambda: None
-    """Called on the event loop after each call."""
 
     _calls: int = 0
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -358,7 +356,6 @@ class EnvRunner:
         if outcome.failure is not None:
             failure = replace(outcome.failure, place=outcome.failure.place or place)
             one.result = ScoreResult(None, failure=failure)
-        self.on_call_end()
         return outcome.value
 
     async def call(self, job: Callable[[], T], timeout: float | None = None, episode: object = None) -> Outcome[T]:

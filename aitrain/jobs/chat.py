@@ -97,10 +97,8 @@ class ModelChat:
                 "Begin a new one: /reset, or reset() in Python."
             )
         said, self.ids = Trajectory(ids), []
-        async with self.engine.batch(1) as leave:
-            request = GenerationRequest([], room, SampleSeed(seed), decoding)
-            await sample_turn(self.engine, self.chat, said, request)
-            leave()
+        request = GenerationRequest([], room, SampleSeed(seed), decoding)
+        await sample_turn(self.engine, self.chat, said, request)  # in no batch, so that the next one continues it
         self.ids = said.ids
         self.show(self._text())  # what was not shown while it was sampled
         self.messages = [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
@@ -186,7 +184,6 @@ def open_session(request: ChatSetup) -> ChatSession:
         if policy is None or not is_one_model:
             policy = load_policy(reference if is_one_model else each, request.config)
         config, engine = policy.config, policy.engine()
-        engine.keeps_cache = True  # from one question to the next
         answer = max(ANSWER_TOKENS, config.rl_max_new_tokens if config.thinking else 0)
         limits = Limits(config.rl_max_turns, request.answer_tokens or answer, None, policy.context)
         chat = ModelChat(name, label, engine, chat_format(policy.tokenizer, config), limits, policy.end)

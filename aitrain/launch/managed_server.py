@@ -60,7 +60,7 @@ def servers_of(plan: RunPlan, folder: RunFolder) -> list[VLLMServer]:
         tensor_parallel=config.vllm_tensor_parallel_size,
         trust_remote_code=config.trust_remote_code,
     )
-    arguments |= training_arguments(plan.server_gpus, config.seed)
+    arguments |= training_arguments(plan.server_gpus)
     arguments |= {} if context is None else {"max_model_len": context}
     arguments |= {name.replace("-", "_"): value for name, value in config.vllm_args.items()}
     return [

@@ -7,8 +7,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -39,7 +39,24 @@ class GenerationRequest:
     seed: SampleSeed
     decoding: Decoding = Decoding.TRAINING
     index: int = 0
-    """Index of the episode in its batch: a batching engine generates the rows in this order."""
+    """Index of the episode in its batch, in whose order a batching engine generates the rows; negative without one."""
+    begun: int = 0
+    """Number of tokens at the end of the prompt that belong to the completion: they were sampled earlier."""
+
+    @property
+    def begun_ids(self) -> list[int]:
+        """The tokens of the completion that were sampled earlier."""
+        return self.prompt_ids[len(self.prompt_ids) - self.begun :]
+
+    def after(self, ids: list[int]) -> GenerationRequest:
+        """The request for what follows after further tokens of the completion."""
+        seed = replace(self.seed, position=self.seed.position + len(ids))
+        left, begun = self.max_tokens - len(ids), self.begun + len(ids)
+        return replace(self, prompt_ids=self.prompt_ids + ids, max_tokens=left, seed=seed, begun=begun)
+
+    def within(self, context: int) -> GenerationRequest:
+        """The request with a limit that keeps prompt and completion within a context."""
+        return replace(self, max_tokens=min(self.max_tokens, context - len(self.prompt_ids)))
 
 
 @dataclass(frozen=True)
@@ -73,7 +90,8 @@ class Engine(Protocol):
 
     def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
         """Context of episodes that are played together. A batching engine generates when all of them that have not left
-        wait for it."""
+        wait for it; here each request is independent of the others."""
+        return nullcontext(lambda: None)
 
 
 # -- the trajectory

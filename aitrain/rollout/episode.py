@@ -10,7 +10,6 @@ from itertools import starmap
 from typing import Any, TypeVar
 
 from aitrain import activity
-from aitrain.activity import EndEpisodes
 from aitrain.environment.completion_parser import thought_of, without_thought
 from aitrain.environment.contract import Case, Prompt, ScoreResult, Transcript, as_messages
 from aitrain.environment.runner import EnvSession, Runner
@@ -71,9 +70,7 @@ class Episode(EnvSession):
     """Sampled tokens of each turn's thought: all of the turn's if it ends inside the thought. Empty if the model has no
     thoughts."""
     too_long: int | None = None
-    """Tokens of a prompt that leaves no room for an answer."""
-    is_dropped: bool = False
-    """Whether it takes no part, as the prompt of an episode of its group leaves no room."""
+    """Tokens of a prompt that leaves no room for an answer, so that the episode is dropped: it takes no part."""
 
     @property
     def prompt(self) -> Prompt:
@@ -108,7 +105,7 @@ class Episode(EnvSession):
     @property
     def stop(self) -> str:
         """Why it ended, one of STOPS."""
-        if self.is_dropped:
+        if self.too_long is not None:
             return "no_room"
         if self.failure is not None:
             return "env_timeout" if self.failure.kind == "timed_out" else "env_error"
@@ -154,29 +151,25 @@ class Rollout:
         episodes = list(starmap(Episode, rows))
         count = max(most, len(episodes))
         limit = self.runner.episodes_at_once or count
-        with activity.own.rollout(len(episodes)) as end:
+        with activity.own.rollout(len(episodes)):
             for start in range(0, count, limit):
-                await self._play_part(episodes[start : start + limit], decoding, end)
+                await self._play_part(episodes[start : start + limit], decoding)
         return episodes
 
-    async def _play_part(self, episodes: Sequence[Episode], decoding: Decoding, end: EndEpisodes) -> None:
+    async def _play_part(self, episodes: Sequence[Episode], decoding: Decoding) -> None:
         """First the episodes that may not run beside others, one after another, then the others at the same time."""
         together = dict(enumerate(episodes))
         if self.runner.may_play_alone:  # on every rank, as those that share an engine enter and leave it together
-            async with self.engine.batch(min(1, len(episodes))) as leave:
+            async with self.engine.batch(0):  # waits for no other episode
                 for index, episode in enumerate(episodes):
                     if self.runner.part_of(episode.case).plays_alone:
-                        del together[index]
-                        await self._play({index: episode}, decoding, end, nullcontext(lambda: None))
-                if episodes:
-                    leave()
-        await self._play(together, decoding, end)
+                        await self._play({index: together.pop(index)}, decoding, nullcontext(lambda: None))
+        await self._play(together, decoding)
 
     async def _play(
         self,
         by_index: Mapping[int, Episode],
         decoding: Decoding,
-        end: EndEpisodes,
         batch: AbstractAsyncContextManager[Leave] | None = None,
     ) -> None:
         """Play and score episodes at the same time, by their indices; `batch`: that of the engine, if it has begun."""
@@ -184,12 +177,7 @@ class Rollout:
         with self.clock.running("environment"):
             await self.runner.open(episodes)
         try:
-            async with batch or self.engine.batch(len(episodes)) as leave_engine:
-
-                def leave() -> None:
-                    end(1)
-                    leave_engine()
-
+            async with batch or self.engine.batch(len(episodes)) as leave:
                 await run_all(self._converse(episode, index, decoding, leave) for index, episode in by_index.items())
             await self._score(episodes)
         finally:
@@ -205,7 +193,7 @@ class Rollout:
         trajectory.prompt_ids = ids
         if self.limits.of(episode.case.env).room(len(ids), 0) < 1:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
-            episode.too_long, episode.is_dropped = len(ids), True
+            episode.too_long = len(ids)
 
     async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
@@ -251,6 +239,7 @@ class Rollout:
         except OutOfRepliesError:
             trajectory.stop = "out_of_replies"
         finally:
+            activity.own.end_episode()
             leave()
 
     async def _answer(self, episode: Episode, asked: UntrainedChat, request: GenerationRequest) -> AssistantTurn:
@@ -294,7 +283,7 @@ class Rollout:
         return None
 
     async def _score(self, episodes: list[Episode]) -> None:
-        begun: Mapping[EnvSession, Transcript] = {one: one.transcript for one in episodes if not one.is_dropped}
+        begun: Mapping[EnvSession, Transcript] = {one: one.transcript for one in episodes if one.too_long is None}
         with self.clock.running("environment"):
             async with self.scoring():
                 await self.runner.score(begun)

@@ -92,7 +92,7 @@ class Heartbeat:
             return
         known = asdict(self.progress)
         status = known.pop("status")
-        known["phase"] = activity.read(activity.own.memory, activity.own.rank).name
+        known["phase"] = activity.own.slot.name
         known["rollout"] = asdict(self._playing) if self._playing.episodes else {}
         with suppress(OSError):
             self.folder.write_status(status, **sign_of_life(), **known)

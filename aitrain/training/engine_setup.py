@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from accelerate.utils import gather_object
 from trl.models.utils import unwrap_model_for_generation
 
-from aitrain.engines.batching import BatchingEngine, largest_over_ranks
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.logprob_check import LogprobCheck
@@ -31,7 +31,6 @@ from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.execution.failure import FailureCount
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import ThreadLoop, event_loop
 from aitrain.rollout.limits import EndOfTurn
@@ -54,7 +53,7 @@ NOT_CALLED = (
 def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollouts:
     """Rollouts with the trainer's weights, by transformers or vLLM."""
     end = EndOfTurn(trainer.eos_token_ids, trainer.sampling.stop_strings(inputs.tokenizer))
-    clock, runner, accelerator = RolloutClock(), inputs.runner, trainer.accelerator
+    runner, accelerator = inputs.runner, trainer.accelerator
     context, is_alone, is_ahead = inputs.limits.context, accelerator.num_processes == 1, runner.config.rl_ahead > 0
     policy = accelerator.unwrap_model(trainer.model)
     count_forward_passes(policy)
@@ -65,23 +64,22 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         trainer.use_vllm, trainer._last_loaded_step = True, -1
     elif trainer.use_vllm:
         engine = ColocatedEngine(trainer.vllm_generation, trainer.sampling, end, context)
-        completer = None if engine.is_shared else engine
+        completer = None if engine.shared_by else engine
     else:
-        largest = partial(largest_over_ranks, accelerator) if trainer.is_fsdp_enabled and not is_alone else None
-        engine = HFEngine(trainer.model, trainer.processing_class, trainer.sampling, end, context, largest)
+        shared_by = accelerator if trainer.is_fsdp_enabled and not is_alone else None
+        engine = HFEngine(trainer.model, trainer.processing_class, trainer.sampling, end, context, shared_by)
         checkpointing = trainer.args.gradient_checkpointing_kwargs
         engine.unwrapped = lambda: unwrap_model_for_generation(  # without gradient checkpointing
             trainer.model_wrapped, accelerator, gradient_checkpointing_kwargs=checkpointing
         )
         engine.shares_prompts = runner.config.share_prefixes and not draws_dropout(trainer.model)
-    engine.clock = clock
     if trainer.use_vllm:
         # in the place of TRL's vLLM, as `PolicyRollouts.play` loads the weights into the engine
         trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
     refusal = NOT_CALLED if is_ahead or (trainer.is_fsdp_enabled and not is_alone) else ""
     scoring = offer_model(runner, policy, inputs.chat.tokenizer, completer, refusal)
     return PolicyRollouts(
-        Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),
+        Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, engine.clock),
         accelerator,
         trainer.args.seed,
         trainer.run.note,
@@ -120,7 +118,8 @@ def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) 
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
     servers = list(map(PolicyServer, urls[first:] + urls[:first]))
     noted = notify_difference(run.config, base, run.note)
-    checks = {server.url: LogprobCheck(model, trainer.processing_class, noted).compare for server in servers}
-    engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context, checks)
+    for server in servers:
+        server.check = LogprobCheck(model, trainer.processing_class, noted).compare
+    engine = VLLMServerEngine(servers, sync, base.name, end, trainer.sampling, base.context)
     engine.give_up_reason = run.give_up_reason
     return engine

@@ -181,7 +181,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.algorithm, config = inputs.algorithm, inputs.runner.config
         self.sampling = Sampling.of(config)
         ours = {
-            "VLLMGeneration": partial(ColocatedGeneration, run_seed=inputs.arguments.seed),
+            "VLLMGeneration": ColocatedGeneration,
             "prepare_fsdp": prepare_reference,
         }
         with warnings.catch_warnings(), replaced(grpo_trainer, ours):

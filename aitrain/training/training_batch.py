@@ -54,7 +54,7 @@ class PlayedEpisode:
             trajectory.ended_by_policy,
             result.score is not None and not (masks_truncated and episode.is_truncated),
             f"Case {episode.case.case_idx} is dropped: its prompt has {episode.too_long} tokens"
-            if episode.is_dropped
+            if episode.too_long is not None
             else "",
         )
 
@@ -115,7 +115,7 @@ def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[P
     if runner.scores_groups:
         together = defaultdict[int, list[Episode]](list)
         for (group, _), episode in own.items():
-            if not episode.is_dropped and runner.part_of(episode.case).scores_groups:
+            if episode.too_long is None and runner.part_of(episode.case).scores_groups:
                 together[group].append(episode)
         groups = [Group(members[0].case, [one.as_member for one in members]) for members in together.values()]
         with rollouts.rollout.clock.running("environment"):
@@ -131,7 +131,7 @@ def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[P
 def episode_metrics(episode: Episode) -> dict[str, float]:
     """Values of one episode, of which the batch logs the mean: metrics, turns, thoughts, tool calls, how it ended.
     A dropped episode counts in the share of dropped ones only."""
-    if episode.is_dropped:
+    if episode.too_long is not None:
         return {"stopped/no_room": 1.0}
     kind = episode.result.failure.kind if episode.result.failure else None
     env, score = episode.case.env, episode.result.score

@@ -55,10 +55,10 @@ class VLLMClient:
         """
         return await self._call("POST", path, json=body)
 
-    async def is_up(self, seconds: float = HEALTH_SECONDS) -> bool:
-        """Whether the server says within these seconds that it is healthy."""
+    async def is_up(self) -> bool:
+        """Whether the server says within HEALTH_SECONDS that it is healthy."""
         try:
-            response = await self._http.get(f"{self.url}/health", timeout=seconds)
+            response = await self._http.get(f"{self.url}/health", timeout=HEALTH_SECONDS)
         except httpx.HTTPError:
             return False
         return response.status_code == 200
@@ -78,19 +78,8 @@ class VLLMClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerGoneError(f"{path}: {type(error).__name__}: {error}") from None
         if response.status_code >= 400:
-            what = f"{path}: {response.status_code}: {error_text(response)}"
+            what = f"{path}: {response.status_code}: {' '.join(response.text.split())[:500]}"
             if response.status_code >= 500:
                 raise ServerGoneError(what)
             raise ServerRefusedError(f"The vLLM server at {self.url} refuses {what}", response.status_code)
         return response.json() if "json" in response.headers.get("content-type", "") else response.text
-
-
-def error_text(response: httpx.Response) -> str:
-    """Why a server answers with an error, in one line."""
-    try:
-        body = response.json()
-        error = body["error"] if "error" in body else body["detail"]
-        text = error["message"] if isinstance(error, dict) else error
-    except (ValueError, KeyError, TypeError):
-        text = response.text
-    return " ".join(str(text).split())[:500]

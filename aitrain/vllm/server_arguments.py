@@ -23,7 +23,6 @@ OPTION_OF = {
     "max_lora_rank": "--lora-r",
     "max_model_len": "--model-max-length",
     "model": "--model",
-    "seed": "--seed",
     "tensor_parallel_size": "--vllm-tensor-parallel-size",
     "trust_remote_code": "--trust-remote-code",
 }
@@ -31,7 +30,7 @@ OPTION_OF = {
 
 NOT_THE_USERS = (
     "api_key", "hf_token",  # secrets, which it gets by the environment
-    "config", "generation_config", "host", "logprobs_mode", "max_logprobs", "model_tag", "port", "served_model_name",
+    "config", "generation_config", "host", "logprobs_mode", "model_tag", "port", "served_model_name",
     "worker_extension_cls", "api_server_count", "enable_ssl_refresh", "grpc", "headless", "nnodes", "root_path",
     "runner", "tokens_only", "uds", "quantization", "quantization_config",
 )  # fmt: skip
@@ -86,13 +85,11 @@ def common_arguments(
     }
 
 
-def training_arguments(gpus: Sequence[str], seed: int) -> dict[str, object]:
-    """The arguments of a server whose completions are trained on; `seed` is that of requests without one."""
+def training_arguments(gpus: Sequence[str]) -> dict[str, object]:
+    """The arguments of a server whose completions are trained on."""
     return {
-        "seed": seed,
         "generation_config": "vllm",  # its neutral sampling defaults, not the model's
         "logprobs_mode": "processed_logprobs",
-        "max_logprobs": -1,
         "disable_uvicorn_access_log": True,
         **({} if gpus else {"worker_extension_cls": EXTENSION}),
     }

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from aitrain.environment.contract import Case, call_reference
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.session import Message
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.engine import Completion, GenerationRequest, Leave, OutOfRepliesError
+from aitrain.rollout.engine import Completion, Engine, GenerationRequest, OutOfRepliesError
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import event_loop
 from aitrain.rollout.limits import EndOfTurn, Limits
@@ -104,7 +103,7 @@ def reference_of(environment: Any, case: Case) -> Script | None:
 
 
 @dataclass(frozen=True)
-class WrittenReplies:
+class WrittenReplies(Engine):
     """An engine whose completions are the replies of policies, by the sampling seeds of the episodes; untrained
     conversations have other seeds."""
 
@@ -124,11 +123,6 @@ class WrittenReplies:
             raise OutOfRepliesError
         message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
         return Completion(self.chat.completion_ids(message))
-
-    @asynccontextmanager
-    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """Nothing is shared."""
-        yield lambda: None
 
 
 def rollout_of(runner: EnvRunner, policies: defaultdict[int, Policy]) -> Rollout:

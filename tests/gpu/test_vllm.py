@@ -74,7 +74,7 @@ def test_a_colocated_vllm_that_sleeps_frees_its_memory_for_training(
 def server(model: str, folder: Path, **more: Any) -> Iterator[str]:
     """Address of a server of the user's, on one GPU or on the CPU."""
     gpus, dtype = ((), "float32") if IS_REHEARSAL else (visible_gpus()[:1], "bfloat16")
-    arguments = common_arguments(model, gpus, dtype=dtype, memory=SHARE, **more) | training_arguments(gpus, 0)
+    arguments = common_arguments(model, gpus, dtype=dtype, memory=SHARE, **more) | training_arguments(gpus)
     started = VLLMServer({**arguments, "max_model_len": 256}, folder / "vllm-server.log", gpus)
     with running([started]):
         yield started.url

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.sampling import Sampling
-from aitrain.errors import RunFailed
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import Limits
 from tests.rollout.scripted import END, Asks, Letters, Scripted, cases, play, text, trained
 from tests.served.environments import Objects
@@ -144,7 +143,7 @@ class Rounds(BatchingEngine):
         super().__init__(END, context)
         self.rounds: list[tuple[list[str], int]] = []
 
-    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+    def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
         self.rounds.append(([text(row.prompt_ids) for row in rows], max_tokens))
         return [Completion([ord("x")] * max_tokens) for _ in rows]
 
@@ -152,7 +151,7 @@ class Rounds(BatchingEngine):
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
-        (lambda made: made[1:], RunFailed),  # instead of waiting for the rest
+        (lambda made: made[1:], ValueError),  # instead of waiting for the rest
         (lambda made: [made[0], *(Completion(None) for _ in made[1:])], TypeError),  # after some were handed out
     ],
 )
@@ -160,7 +159,7 @@ def test_a_batch_that_fails_ends_the_rollout_with_its_error_and_leaves_no_sessio
     spoil: Any, error: type[Exception]
 ) -> None:
     class Fails(Rounds):
-        def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
             made: list[Completion] = spoil(super().sample(rows, sampling, max_tokens))
             return made
 
@@ -202,12 +201,14 @@ def test_a_completion_is_continued_in_the_next_round_where_a_longer_row_left_it_
     assert len(short.trajectory.turns) == 1
 
 
-def test_a_rank_without_episodes_takes_part_in_the_rounds_of_the_others() -> None:
+def test_a_rank_without_episodes_takes_part_in_the_rounds_of_the_others_with_their_longest_row() -> (
+    None
+):
     left = [3, 3, 3, 0]
 
     async def nothing() -> list[tuple[list[str], int]]:
-        engine = Rounds()
-        engine.largest = lambda rows, max_tokens: (left.pop(0), 5)
+        engine = Rounds(context=40)
+        engine._over_ranks = lambda *_: [left.pop(0), 35, 30]  # type: ignore[method-assign]
         async with engine.batch(0):
             pass
         return engine.rounds

@@ -19,7 +19,6 @@ def run_with(pool: DeadlinePool, batcher: ProxyBatcher, jobs: Sequence[Callable[
         nonlocal left
         outcome = await pool.call(job)
         left -= 1
-        batcher.on_call_end()
         return outcome
 
     async def all_of() -> list[Outcome[Any]]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from aitrain import TrainConfig
-from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
@@ -17,13 +16,13 @@ from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.training.chat_templates import chat_format
 from tests.rollout.scripted import Scripted, play
 
-Sample = Callable[[HFEngine, list[BatchRow], Sampling, int], list[Completion]]
+Sample = Callable[[HFEngine, list[GenerationRequest], Sampling, int], list[Completion]]
 
 
 def scripted(answer: Callable[[int, str], str]) -> Sample:
     """In the place of `HFEngine.sample`: what `answer` makes of each row's position in the batch and its text."""
 
-    def sample(self: HFEngine, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+    def sample(self: HFEngine, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
         tokenizer = self.tokenizer
         texts = [answer(position, tokenizer.decode(row.prompt_ids)) for position, row in enumerate(rows)]
         return [Completion(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]

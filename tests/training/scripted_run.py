@@ -23,7 +23,6 @@ from accelerate import state
 from accelerate.utils import DistributedType
 
 from aitrain.engines import scopes
-from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.weight_sync import AdapterSync, DiskSync
 from aitrain.environment.runner import start_runner
@@ -32,7 +31,7 @@ from aitrain.jobs.grpo import run
 from aitrain.jobs.worker import exit_now
 from aitrain.options import train
 from aitrain.options.train import FSDP_SMALL, TrainConfig
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.runs.checkpoint import PREFIX
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import passes, sharding
@@ -115,7 +114,7 @@ class Evaluated(Scripted):
         return {"score": super().score_episode(completion), "own": own}
 
 
-def scripted_sample(self: HFEngine, rows: list[BatchRow], *_: Any) -> list[Completion]:
+def scripted_sample(self: HFEngine, rows: list[GenerationRequest], *_: Any) -> list[Completion]:
     """In the place of sampling: the answer depends on what was said before, and on how many others of the group have
     said the same, so that it is the same for any number of processes."""
     seen: Counter[int] = Counter()

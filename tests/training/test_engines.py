@@ -12,11 +12,10 @@ from accelerate import Accelerator
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
-from aitrain.engines.batching import BatchRow
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 
 
@@ -65,7 +64,7 @@ def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_sampling_of_i
     """An environment's own batch has its own sampling."""
     given: dict[str, Any] = {"temperature": 0.7, "top_k": 5}
     engine, before = make_engine(**given), dict(vars(generation))
-    rows = [BatchRow([1], seed=SampleSeed(3)), BatchRow([2, 3], seed=SampleSeed(4))]
+    rows = [GenerationRequest(prompt, 4, SampleSeed(seed)) for prompt, seed in (([1], 3), ([2, 3], 4))]
     completions = engine.sample(rows, engine.sampling, 4)
     engine.sample(rows[:1], engine.sampling.greedy, 4)
     answers = engine.sample(rows, Sampling(top_p=0.9), 3)
@@ -106,5 +105,5 @@ def test_two_ranks_generate_together_where_they_share_vllm_or_the_weights(
         gather=lambda own: torch.cat([own, torch.tensor([[7, 2]])]),
     )  # fmt: skip
     engine = make_engine()
-    assert engine.is_shared is is_shared
-    assert (engine.largest(3, 5) if engine.largest else (3, 5)) == ((7, 5) if is_shared else (3, 5))
+    assert (engine.shared_by is not None) is is_shared
+    assert engine._over_ranks(3, 5) == ([7, 5] if is_shared else [3, 5])

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
 from aitrain.engines import proxy_batcher
-from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.proxy_batcher import ProxyBatcher, offer_model
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
@@ -26,7 +26,7 @@ from aitrain.errors import RunFailed
 from aitrain.execution import task
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
-from aitrain.rollout.engine import Completion
+from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 from tests.training.proxy_calls import run_with
 
@@ -212,9 +212,9 @@ class Parrot(BatchingEngine):
 
     def __init__(self) -> None:
         super().__init__(EndOfTurn([END]))
-        self.asked: list[tuple[list[BatchRow], Sampling, int]] = []
+        self.asked: list[tuple[list[GenerationRequest], Sampling, int]] = []
 
-    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+    def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
         self.asked.append((rows, sampling, max_tokens))
         return [Completion(row.prompt_ids[::-1][:max_tokens]) for row in rows]
 
@@ -242,9 +242,9 @@ def test_an_engine_is_told_how_to_sample(parrot: tuple[Parrot, Watched]) -> None
     watched.together([masked(3, max_new_tokens=4, do_sample=False, temperature=0.7)])
     sampled = {"do_sample": True, "top_p": 0.9, "num_return_sequences": 2}
     watched.together([masked(3, max_new_tokens=6, **sampled)])
-    assert [(len(rows), limit, {row.seed for row in rows}, sampling) for rows, sampling, limit in engine.asked] == [
-        (1, 4, {None}, Sampling(temperature=0.0)),
-        (2, 6, {None}, Sampling(temperature=1.0, top_k=50, top_p=0.9)),
+    assert [(len({row.seed for row in rows}), limit, sampling) for rows, sampling, limit in engine.asked] == [
+        (1, 4, Sampling(temperature=0.0)),
+        (2, 6, Sampling(temperature=1.0, top_k=50, top_p=0.9)),
     ]
 
 
@@ -262,7 +262,7 @@ def test_a_server_gets_each_call_by_itself_and_fails_it_alone(watched: Watched) 
     class Server(VLLMServerEngine):
         def __init__(self) -> None: ...
 
-        async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        async def complete(self, rows: list[GenerationRequest], sampling: Sampling) -> list[Completion]:
             nonlocal in_flight
             in_flight += 1
             while in_flight < 4:

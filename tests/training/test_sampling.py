@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine, with_noise
 from aitrain.engines.logprob_check import LogprobShift
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
+from aitrain.rollout.engine import Decoding, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn, StopStrings
 
 
@@ -57,13 +58,17 @@ SHAPES = [
 LENGTH = 12
 
 
+def seeded(prompt: list[int], seed: int) -> GenerationRequest:
+    return GenerationRequest(prompt, 60, SampleSeed(seed), Decoding.SEEDED, index=-1)
+
+
 def sample(
-    model: Any, tokenizer: Any, rows: Sequence[BatchRow], sampling: Sampling = SHAPES[0], most: int = LENGTH
+    model: Any, tokenizer: Any, rows: Sequence[GenerationRequest], sampling: Sampling = SHAPES[0], most: int = LENGTH
 ) -> list[list[int]]:
     """Answers of the engine, in one batch."""
     end = EndOfTurn([tokenizer.eos_token_id], sampling.stop_strings(tokenizer))
     engine = HFEngine(model, tokenizer, sampling, end)
-    return [completion.ids for completion in engine.sample(rows, sampling, most)]
+    return [completion.ids for completion in engine.sample(list(rows), sampling, most)]
 
 
 @pytest.mark.parametrize("sampling", SHAPES, ids=str)
@@ -74,11 +79,12 @@ def test_generate_samples_from_that_distribution_whatever_the_padding_and_the_mo
     own = {"min_p": 0.5, "no_repeat_ngram_size": 1, "suppress_tokens": [5, 6], "repetition_penalty": 3.0,
            "typical_p": 0.5, "forced_eos_token_id": 1, "top_k": 3}  # fmt: skip
     monkeypatch.setattr(model, "generation_config", GenerationConfig(**own))
-    prompts, begun, drawn = [tokenizer("say 2: aab").input_ids, tokenizer("a longer prompt").input_ids], [3, 0], []
+    prompts, drawn = [tokenizer("say 2: aab").input_ids, tokenizer("a longer prompt").input_ids], []
     monkeypatch.setattr(torch, "multinomial", lambda probabilities, **_: drawn.append(probabilities.clone()) or
                         probabilities.argmax(-1, keepdim=True))  # fmt: skip
 
-    sample(model, tokenizer, list(map(BatchRow, prompts, begun)), sampling, 1)
+    rows = [GenerationRequest(*each, SampleSeed(0), index=-1) for each in zip(prompts, [1, 1], strict=True)]
+    sample(model, tokenizer, [replace(rows[0], begun=3), rows[1]], sampling, 1)
     logits = [model(torch.tensor([prompt])).logits[0, -1].float().tolist() for prompt in prompts]
     for row in range(2):
         assert drawn[0][row].tolist() == pytest.approx(by_hand(logits[row], sampling), abs=1e-5)
@@ -107,7 +113,7 @@ def test_an_answer_ends_with_its_stop_string_which_it_keeps(model: Any, tokenize
     """And is at its end, not cut off."""
     sampling = Sampling(stop=tuple(STOPS))
     end, ended = EndOfTurn([tokenizer.eos_token_id], sampling.stop_strings(tokenizer)), 0
-    rows = [BatchRow(tokenizer(f"say {number}:").input_ids, seed=SampleSeed(number)) for number in range(12)]
+    rows = [seeded(tokenizer(f"say {number}:").input_ids, number) for number in range(12)]
     for ids in sample(model, tokenizer, rows, sampling, 60):
         text = re.sub(r"<\|\w+\|>", "x", tokenizer.decode(ids))
         assert not any(stop in text[:-1] for stop in STOPS if len(stop) == 1), text
@@ -136,7 +142,7 @@ def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(samp
 
 # -- with a seed for each row
 
-ROWS = [BatchRow(prompt, seed=SampleSeed(len(prompt))) for prompt in ([10, 20, 30], [40] * 9, [50, 60])]
+ROWS = [seeded(prompt, len(prompt)) for prompt in ([10, 20, 30], [40] * 9, [50, 60])]
 
 
 def test_an_answer_in_two_pieces_is_the_same_as_in_one(model: Any, tokenizer: Any) -> None:

@@ -14,7 +14,6 @@ import torch
 from peft import PeftModel
 
 from aitrain.engines import server as server_engine
-from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import PolicyServer, VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
@@ -55,8 +54,9 @@ def by(*servers: Fake, sync: Any = None, **settings: Any) -> VLLMServerEngine:
 def answers(
     engine: VLLMServerEngine, prompts: list[list[int]], max_tokens: int = 16, seeds: list[int] | None = None
 ) -> list[Completion]:
-    rows = [BatchRow(prompt, seed=SampleSeed(seeds[place]) if seeds else None) for place, prompt in enumerate(prompts)]
-    return run(engine.complete(rows, engine.sampling, max_tokens))
+    chosen = map(SampleSeed, seeds or range(len(prompts)))
+    rows = [GenerationRequest(prompt, max_tokens, seed) for prompt, seed in zip(prompts, chosen, strict=True)]
+    return run(engine.complete(rows, engine.sampling))
 
 
 def ids_of(completions: list[Completion]) -> list[list[int]]:
@@ -115,7 +115,14 @@ def test_a_request_says_every_sampling_option_and_keeps_within_the_context(fake:
         "return_token_ids": True, "return_tokens_as_token_ids": True, "stop": ["</a>"], "skip_special_tokens": False,
         "include_stop_str_in_output": True, "spaces_between_special_tokens": False,
     }  # fmt: skip
-    assert body == always | {"prompt": [[1, 2]], "max_tokens": 30, "temperature": 0.7, "top_p": 0.9, "top_k": 5}
+    assert body == always | {
+        "prompt": [[1, 2]],
+        "seed": 0,
+        "max_tokens": 30,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+    }
     answers(by(fake, context=100), [[1] * 60, [1] * 95], max_tokens=30)
     assert {body["max_tokens"] for body in fake.bodies("/v1/completions")[1:]} == {30, 5}
 

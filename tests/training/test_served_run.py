@@ -141,8 +141,9 @@ def test_a_server_is_asked_twice_and_accused_only_if_it_does_not_use_its_weights
     trained = {weight: torch.randn_like(weight).sign() for name, weight in model.named_parameters() if "lora_B" in name}
 
     def engine(name: str) -> VLLMServerEngine:
-        checks = {server.url: LogprobCheck(model, tokenizer).compare}
-        return by(server, sync=AdapterSync(model, tmp_path / name), checks=checks)
+        engine = by(server, sync=AdapterSync(model, tmp_path / name))
+        engine.servers[0].check = LogprobCheck(model, tokenizer).compare
+        return engine
 
     def compared() -> int:
         return len(server.bodies("/v1/completions")) // len(TEXTS)

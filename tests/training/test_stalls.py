@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from aitrain import activity
-from aitrain.engines.colocated import counting_tokens
+from aitrain.engines.colocated import counting_steps
 from aitrain.training.model import count_forward_passes
 from tests.training.conftest import random_adapter
 
 
 def test_a_token_of_a_colocated_engine_is_progress() -> None:
-    step = counting_tokens(list)
+    step = counting_steps(list)
     before = activity.own.slot.count
     assert step() == []
     assert activity.own.slot.count == before + 1
