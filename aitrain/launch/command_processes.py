@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted
+from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.events import DRY_RUN_VARIABLE, Event, Failed, Note
 from aitrain.execution.process_tree import end_with_parent, on_stop_signals
 from aitrain.launch.machines import LaunchedRank
@@ -38,26 +38,15 @@ def dry_run(plan: RunPlan) -> list[Note]:
     with tempfile.TemporaryDirectory(prefix="aitrain-dry-run-") as parent:
         folder = RunFolder(Path(parent))
         folder.write_config(plan.config)
-        processes = _AtOnce(replace(plan, launched=None), folder, hear, ranks=[LaunchedRank()])
-        processes.variables = {DRY_RUN_VARIABLE: str(plan.batch.processes)}
-        end = processes.run()
+        variables = {DRY_RUN_VARIABLE: str(plan.batch.processes)}
+        end = Processes(replace(plan, launched=None), folder, hear, ranks=[LaunchedRank()], variables=variables).run()
     if not isinstance(end, Failed):
         return notes
-    if end.exit_code == Interrupted.exit_code:
-        raise Interrupted(end.message)
     if end.status == "stalled":  # the log with the stacks is gone
         raise EnvironmentFailed(end.message.partition(" train.log")[0])
     error = AitrainError(end.message)
     error.exit_code = end.exit_code
     raise error
-
-
-class _AtOnce(Processes):
-    """Has nothing to save: a request to stop ends it at once."""
-
-    def stop(self, times: int = 1) -> None:
-        """End the process."""
-        super().stop(2)
 
 
 # -- on the terminal
