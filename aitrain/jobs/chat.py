@@ -167,12 +167,10 @@ def open_session(request: ChatSetup) -> ChatSession:
     of weights.
 
     Raises:
-        ConfigError: a model cannot be loaded, or the base is not known.
+        ConfigError: a model cannot be loaded.
     """
     reference = read_model(request.model)
     before = before_training(reference)
-    if before is None and request.only == "base":
-        raise ConfigError(f"only: it is not known what {reference.given} was trained from")
     label = reference.label if reference.step is None else f"{reference.label}, step {reference.step}"
     named = [("model" if before is None else "tuned", label, reference)]
     is_one_model = False
