@@ -11,16 +11,6 @@ from aitrain.redaction import redact
 
 
 @dataclass(frozen=True)
-class Started:
-    """A training process is up."""
-
-    rank: int
-    """Its number among the training processes."""
-    pid: int
-    """Its process id."""
-
-
-@dataclass(frozen=True)
 class RunStarted:
     """The run has a folder. The first event for programs (`--json`); the parent makes it."""
 
@@ -154,7 +144,7 @@ COMMAND_VARIABLE = "AITRAIN_COMMAND"
 BYE = "\0bye "
 """Begins the last line of a launched training process, which ends with its rank."""
 
-Event: TypeAlias = RunStarted | Started | Phase | Note | Step | Evaluated | Playing | Failed | Ended | RunResult
+Event: TypeAlias = RunStarted | Phase | Note | Step | Evaluated | Playing | Failed | Ended | RunResult
 Announce: TypeAlias = Callable[[Event], None]
 
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}

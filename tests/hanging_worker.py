@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aitrain import activity
-from aitrain.events import Started, encode
+from aitrain.events import Phase, encode
 from aitrain.runs.watchdog import DUMP
 
 
@@ -54,7 +54,7 @@ def main(what: str, folder: Path) -> None:
     (folder / "pid").write_text(str(os.getpid()))
     activity.own.enter("training")
     with activity.own.doing(f"planting {what}"):
-        print(encode(Started(0, os.getpid())), end="", flush=True)
+        print(encode(Phase("training")), end="", flush=True)
         HANGS[what]()
 
 

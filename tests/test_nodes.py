@@ -21,7 +21,7 @@ from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, launched_ra
 from aitrain.launch.nodes import MachineStore, NodeGroup, difference, facts, open_store
 from aitrain.launch.preflight import check
 from aitrain.runs.run_folder import RunFolder, read_object
-from tests.conftest import free_port
+from tests.conftest import free_port, write
 
 FACTS = {"trl": "1.0", "lr": 1.0}
 
@@ -185,8 +185,7 @@ def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoin
 
 
 def test_what_differs_is_named_with_both_values(tmp_path: Path) -> None:
-    for name in ("__init__.py", "env.py", "judge.py", "config.json"):
-        (tmp_path / name).write_text("")
+    write(tmp_path, {"env.py": "import judge", "judge.py": "", "config.json": ""})
     given: dict[str, Any] = {"lr": 1e-5, "model": str(tmp_path)}
 
     def of_this_machine(processes: int = 2, **options: Any) -> dict[str, Any]:
@@ -199,7 +198,7 @@ def test_what_differs_is_named_with_both_values(tmp_path: Path) -> None:
     assert difference(own, {}) != ""
     (tmp_path / "config.json").write_text("[]")
     assert difference(own, of_this_machine()).startswith("the model's files ")
-    (tmp_path / "judge.py").write_text("stricter = True")  # a module of the environment's package
+    (tmp_path / "judge.py").write_text("stricter = True")  # which the environment imports
     assert difference(own, of_this_machine()).startswith("the environment's code ")
 
 

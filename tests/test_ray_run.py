@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aitrain.errors import ConfigError
-from aitrain.events import Announce, Ended, Event, Failed, Note, Started, Step, decode, encode
+from aitrain.events import Announce, Ended, Event, Failed, Note, Step, decode, encode
 from aitrain.launch import ray_processes
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan, check
@@ -69,14 +69,12 @@ def test_a_rank_knows_the_others_by_its_variables_and_a_stop_request_reaches_it_
     end = Ended("stopped", 1)
     body = f"signal.signal(signal.SIGTERM, lambda *_: (say({encode(end)!r}), os._exit(0)))\n"
     body += f"values = ' '.join(os.environ[name] for name in {names!r})\n"
-    body += (
-        f"say({encode(Note('VALUES'))!r}.replace('VALUES', values)); say({encode(Started(1, 7))!r}); time.sleep(600)"
-    )
+    body += f"say({encode(Note('VALUES'))!r}.replace('VALUES', values)); time.sleep(600)"
     heard: list[Event] = []
 
     def hear(event: Event) -> None:
         heard.append(event)
-        if isinstance(event, Started):
+        if isinstance(event, Note):
             (folder.path / PRIVATE / STOP).touch()
 
     assert run_rank(plan, folder, body, hear, monkeypatch)[1] == end

@@ -64,8 +64,6 @@ class ModelChat:
     """Why the last answer ends before its end, and what to do; empty if the model ended it."""
     show: Callable[[str], None] = lambda _: None
     """Called with the whole answer so far."""
-    asking: asyncio.Task[object] | None = None
-    """The task of the present question; Ctrl-C cancels it."""
     ids: list[int] = field(default_factory=list)
     """The tokens of the answer so far."""
 
@@ -74,9 +72,9 @@ class ModelChat:
         return str(self.chat.tokenizer.decode(self.ids, skip_special_tokens=True))
 
     def on_tokens(self, tokens: list[int]) -> None:
-        """Take the newest token of each row, of which there is one. Ends the generation if its task was cancelled."""
+        """Take the newest token of each row, of which there is one. Ends the generation if Ctrl-C has cancelled it."""
         self.ids += tokens[:1]
-        if self.asking is not None and self.asking.cancelling():
+        if (task := asyncio.current_task()) is not None and task.cancelling():
             raise asyncio.CancelledError
         self.show(self._text().rstrip("\ufffd"))  # the rest of a character may come with the next token
 
@@ -86,7 +84,6 @@ class ModelChat:
         Raises:
             ConfigError: the conversation leaves no room for an answer.
         """
-        self.asking = asyncio.current_task()
         asked = [*self.messages, {"role": "user", "content": question}]
         text = "".join(str(message["content"]) for message in asked)
         ids = self.chat.prompt_ids(asked if self.has_template else text)
@@ -165,22 +162,19 @@ def open_session(request: ChatSetup) -> ChatSession:
     of weights.
 
     Raises:
-        ConfigError: a model cannot be loaded, or the base is not known.
+        ConfigError: a model cannot be loaded.
     """
     reference = read_model(request.model)
     before = before_training(reference)
-    if before is None and request.only == "base":
-        raise ConfigError(f"only: it is not known what {reference.given} was trained from")
-    label = reference.label if reference.step is None else f"{reference.label}, step {reference.step}"
-    named = [("model" if before is None else "tuned", label, reference)]
-    is_one_model = False
-    if before is not None:
-        named.insert(0, ("base", before.label, before))
-        is_one_model = reference.adapter is not None and before.adapter is None and before.base == reference.base
+    named = {"model": reference} if before is None else {"base": before, "tuned": reference}
+    is_one_model = (
+        before is not None and reference.adapter is not None and (before.adapter, before.base) == (None, reference.base)
+    )
     chats, policy = list[ModelChat](), None
-    for name, label, each in named:
+    for name, each in named.items():
         if request.only not in (None, name) and before is not None:
             continue
+        label = each.label if each.step is None else f"{each.label}, step {each.step}"
         if policy is None or not is_one_model:
             policy = load_policy(reference if is_one_model else each, request.config)
         config, engine = policy.config, policy.engine()

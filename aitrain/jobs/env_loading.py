@@ -205,13 +205,20 @@ class EnvServer:
 
     def __init__(self, request: dict[str, Any], folder: str, address: str, token: str) -> None:
         request["serve"] = {"host": address, "port": 0}
-        with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False, encoding="utf-8") as self._file:
-            json.dump(request, self._file)
-        command = [sys.executable, "-P", "-m", "aitrain.ui.output", "aitrain.jobs.env_terminal", self._file.name]
-        variables = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, TOKEN_VARIABLE: token}
         if not os.path.isdir(folder):
             raise EnvironmentFailed(f"{socket.gethostname()} has no folder {folder}")
-        self._tree = ProcessTree(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder)
+        with tempfile.TemporaryFile("w", encoding="utf-8") as file:
+            json.dump(request, file)
+            file.seek(0)
+            place = f"/dev/fd/{file.fileno()}"
+            self._tree = ProcessTree(
+                [sys.executable, "-P", "-m", "aitrain.ui.output", "aitrain.jobs.env_terminal", place],
+                env={"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, TOKEN_VARIABLE: token},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                pass_fds=[file.fileno()],
+            )
 
     def url(self) -> str:
         """Its address, when the environment is ready.
@@ -223,7 +230,6 @@ class EnvServer:
         for line in self._tree.stdout:
             said += line.decode(errors="replace")
             if found := SERVED_AT.search(said):
-                os.unlink(self._file.name)
                 return found[1]
         said = said.strip()[-MOST_SHOWN:]
         raise EnvironmentFailed(f"The environment cannot be served on {socket.gethostname()}: {said}")

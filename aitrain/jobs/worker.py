@@ -35,7 +35,6 @@ from aitrain.events import (
     Event,
     Failed,
     Phase,
-    Started,
     encode,
 )
 from aitrain.execution.process_tree import on_stop_signals
@@ -65,8 +64,8 @@ class EventChannel:
     """Held while an event is written, as the heartbeat's thread sends some."""
 
     def __call__(self, event: Event) -> None:
-        """Send an event; other ranks than the first send only Started and Failed."""
-        if self.rank != 0 and not isinstance(event, (Started, Failed)):
+        """Send an event; other ranks than the first send only Failed."""
+        if self.rank != 0 and not isinstance(event, Failed):
             return
         try:
             with self._lock:
@@ -88,7 +87,6 @@ def main(arguments: list[str], channel: EventChannel) -> int:
     """Run a training process; returns its exit code."""
     faulthandler.register(DUMP, file=2, all_threads=True)
     activity.share(channel.rank)
-    channel(Started(channel.rank, os.getpid()))
     try:
         inherit_lock()
         folder, progress = RunFolder(Path(arguments[0]), epoch=int(arguments[1])), Progress()

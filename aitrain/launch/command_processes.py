@@ -1,22 +1,20 @@
-"""Processes that a command starts for itself: a dry run, which is one training process that loads no weights; and one
-in which the user's environment or model runs, on the terminal of the command.
+"""A dry run, which is one training process that loads no weights; and what a command becomes in which the user's
+environment or model runs.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
-from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted
+from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.events import DRY_RUN_VARIABLE, Event, Failed, Note
-from aitrain.execution.process_tree import end_with_parent, on_stop_signals
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
@@ -38,13 +36,10 @@ def dry_run(plan: RunPlan) -> list[Note]:
     with tempfile.TemporaryDirectory(prefix="aitrain-dry-run-") as parent:
         folder = RunFolder(Path(parent))
         folder.write_config(plan.config)
-        processes = _AtOnce(replace(plan, launched=None), folder, hear, ranks=[LaunchedRank()])
-        processes.variables = {DRY_RUN_VARIABLE: str(plan.batch.processes)}
-        end = processes.run()
+        variables = {DRY_RUN_VARIABLE: str(plan.batch.processes)}
+        end = Processes(replace(plan, launched=None), folder, hear, ranks=[LaunchedRank()], variables=variables).run()
     if not isinstance(end, Failed):
         return notes
-    if end.exit_code == Interrupted.exit_code:
-        raise Interrupted(end.message)
     if end.status == "stalled":  # the log with the stacks is gone
         raise EnvironmentFailed(end.message.partition(" train.log")[0])
     error = AitrainError(end.message)
@@ -52,35 +47,23 @@ def dry_run(plan: RunPlan) -> list[Note]:
     raise error
 
 
-class _AtOnce(Processes):
-    """Has nothing to save: a request to stop ends it at once."""
-
-    def stop(self, times: int = 1) -> None:
-        """End the process."""
-        super().stop(2)
-
-
 # -- on the terminal
 
 
-def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
-    """Let `main` of a module do the request, in a process with the terminal of this one; a file holds it as JSON.
+def run_on_terminal(module: str, request: Mapping[str, object]) -> NoReturn:
+    """Become the program in which `main` of a module does the request; an open file without a name holds it as JSON.
 
-    The file, and not an argument, as other users of the machine can read the arguments of a process. Returns the exit
-    code; 128 + N if signal N killed the process.
+    The file, and not an argument, as other users of the machine can read the arguments of a process.
     """
-    with tempfile.NamedTemporaryFile("w", prefix="aitrain-env-", suffix=".json", encoding="utf-8") as file:
+    with tempfile.TemporaryFile("w", encoding="utf-8") as file:
         json.dump(request, file)
-        file.flush()
+        file.seek(0)
+        os.set_inheritable(file.fileno(), True)
         # -P keeps the working directory off the path: a file json.py there must not hide the library
-        command = [sys.executable, "-P", "-m", "aitrain.ui.output", module, file.name]
+        command = [sys.executable, "-P", "-m", "aitrain.ui.output", module, f"/dev/fd/{file.fileno()}"]
         # the hash seed as in training, so that the order of sets is the same
         quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_VERBOSITY": "error"}  # else each try of the Hub is shown
-        environment = {"PYTHONHASHSEED": "0", **quiet, **os.environ}
-        child = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent)
-        with on_stop_signals(lambda number, _: child.terminate() if number == signal.SIGTERM else None):
-            code = child.wait()  # it gets Ctrl-C from the terminal as well
-    return code if code >= 0 else 128 - code
+        os.execve(command[0], command, {"PYTHONHASHSEED": "0", **quiet, **os.environ})
 
 
 def limit_threads(model: str) -> None:

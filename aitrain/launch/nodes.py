@@ -9,7 +9,6 @@ reads the states of all others, and these read that of node 0.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -30,6 +29,7 @@ from aitrain.events import Failed
 from aitrain.launch.machines import Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
+from aitrain.runs.environment_source import source_hash, with_imported
 from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.run_folder import RunFolder, read_object
 
@@ -45,7 +45,7 @@ STORE_SECONDS = 60.0
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft")
 """Packages whose versions must be equal."""
 SMALL_FILE = 1 << 20
-"""Bytes below which a file of a model is compared by its content: configurations, not weights."""
+"""Bytes below which a file of a model is compared: configurations, not weights."""
 SEES_WITHIN = 5.0
 """Seconds for the run folder to appear on the other machines; network file systems are late."""
 ANSWER_SECONDS = 120.0
@@ -147,16 +147,14 @@ def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], 
 
 def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int) -> Facts:
     """What must be equal on all machines. The options are those of node 0, in its config.yaml."""
-    model = Path(config.model).expanduser()
+    files = Path(config.model).expanduser().glob("*")
+    settings = [file for file in files if file.is_file() and file.stat().st_size < SMALL_FILE]
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: version_of(name) for name in PACKAGES},
-        "aitrain's code": _hash(PACKAGE, "**/*.py"),
-        "the environment's code": ", ".join(
-            _hash(file.parent, "**/*.py" if (file.parent / "__init__.py").exists() else file.name)
-            for file in filter(None, env_files)
-        ),
-        "the model's files": _hash(model, "*"),
+        "aitrain's code": source_hash(sorted(PACKAGE.rglob("*.py"))),
+        "the environment's code": source_hash(with_imported(filter(None, env_files))),
+        "the model's files": source_hash(sorted(settings)),
         "number of training processes": processes,
     }
 
@@ -165,16 +163,6 @@ def difference(own: Facts, theirs: Facts) -> str:
     """The first facts that differ, as `trl 1.17.0 (node 0: 1.16.0)`; empty if none does."""
     names = [name for name in own if own[name] != theirs.get(name)]
     return "; ".join(f"{name} {str(theirs.get(name))[:60]} (node 0: {str(own[name])[:60]})" for name in names[:3])
-
-
-def _hash(folder: Path, pattern: str) -> str:
-    """Of names and sizes of the files in a folder, and the content of the small ones."""
-    total = hashlib.sha256()
-    for file in sorted(file for file in folder.glob(pattern) if file.is_file()):
-        size = file.stat().st_size
-        content = file.read_bytes() if size < SMALL_FILE else b""
-        total.update(f"{file.relative_to(folder).as_posix()} {size}\0".encode() + content)
-    return total.hexdigest()[:12]
 
 
 # -- the machines

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.loader import EnvSource, find_environments
@@ -41,7 +39,7 @@ from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ModelReference, read_model
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
-from aitrain.vllm.server_arguments import check_server_arguments, needed_rank
+from aitrain.vllm.server_arguments import check_server_arguments, is_here, needed_rank
 from aitrain.vllm.server_process import adapter_rank
 
 
@@ -346,19 +344,18 @@ def check_packages(config: TrainConfig) -> None:
     Raises:
         ConfigError: one is not.
     """
-    if config.use_vllm and config.vllm_server_url is None and installed("vllm") is None:  # else the server has its own
-        raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
-    if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
-        option = "launcher" if config.launcher == "ray" else "rl_env_workers"
-        raise ConfigError(f'{option}: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
-    for tracker in config.log.split(","):
-        if tracker != "none" and installed(tracker) is None:
-            raise ConfigError(f'log: {tracker} is not installed\nInstall it with: pip install "aitrain[{tracker}]"')
+    wanted = {tracker: "log" for tracker in config.log.split(",") if tracker != "none"}
+    if config.use_vllm and config.vllm_server_url is None:  # else the server has its own
+        wanted["vllm"] = "use_vllm"
+    if config.launcher == "ray" or config.is_env_on_ray:
+        wanted["ray"] = "launcher" if config.launcher == "ray" else "rl_env_workers"
+    for package, option in wanted.items():
+        if installed(package) is None:
+            advice = f'Install it with: pip install "aitrain[{package}]"'
+            raise ConfigError(f"{option}: {package} is not installed\n{advice}")
 
 
 # -- processes and GPUs
-
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
 
 def _divided_gpus(
@@ -372,8 +369,7 @@ def _divided_gpus(
     """
     held = config.vllm_servers * config.vllm_server_gpus
     if not config.starts_vllm_servers:
-        here = (*LOCAL_HOSTS, socket.gethostname().lower())
-        held = config.vllm_server_gpus * sum(urlsplit(url).hostname in here for url in config.vllm_server_urls)
+        held = config.vllm_server_gpus * sum(map(is_here, config.vllm_server_urls))
     if gpus and held > len(gpus) - trains:
         raise ConfigError(
             f"vllm_server_gpus: vLLM servers take {held} GPUs of {len(gpus)}"

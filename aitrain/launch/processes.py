@@ -19,11 +19,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from aitrain.activity import SLOT, Snapshot, read
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
+from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Phase, decode
 from aitrain.execution.process_tree import ProcessTree, on_stop_signals
 from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
 from aitrain.launch.machines import LaunchedRank, without_ranks
@@ -54,16 +55,6 @@ LOOK_SECONDS = 5.0
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 
 
-def shared_memory(processes: int) -> tuple[mmap.mmap, Path]:
-    """Memory for the activities of several processes: a mapped file, in /dev/shm where that exists, as writing to a
-    full or lost disk would end or block the process."""
-    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.NamedTemporaryFile(prefix="aitrain-activity-", dir=in_memory, delete=False) as file:
-        file.write(bytes(SLOT * processes))  # allocates it
-        file.flush()
-        return mmap.mmap(file.fileno(), SLOT * processes), Path(file.name)
-
-
 @dataclass
 class Processes:
     """The training processes of one run on this machine, in their parent."""
@@ -83,8 +74,6 @@ class Processes:
     """Further environment variables."""
     trees: dict[int, ProcessTree | LaunchedProcess] = field(default_factory=dict)
     """The processes by rank, each with all that it has started."""
-    pids: dict[int, int] = field(default_factory=dict)
-    """Process ids by rank."""
     last: Failed | Ended | None = None
     stops: int = 0
     lost: Failed | None = None
@@ -94,8 +83,9 @@ class Processes:
     """Socket of torch's store, which rank 0 runs, if this process starts all ranks."""
     store: MachineStore | None = None
     """Store of this process, which all ranks use, if there is no listener."""
-    activity: Path | None = None
-    """The file of the memory with phases and progress counts, written by the training processes."""
+    activity: IO[bytes] | None = None
+    """The memory with phases and progress counts, written by the training processes; a file without a name, of which
+    nothing is left whoever is killed."""
     cause: Failed | None = None
     """The loss of a machine or a process, which explains the errors of the ranks."""
     is_started: bool = False
@@ -129,9 +119,12 @@ class Processes:
             if isinstance(self.last, Failed):  # another machine has
                 return self._end()
             numbers = [rank.rank for rank in self.ranks]
-            memory, self.activity = shared_memory(self.world)
-            stack.callback(self.activity.unlink, missing_ok=True)
-            seconds, look = self.plan.config.stall_timeout, partial(read, memory)
+            # in memory where that is possible: writing to a full or lost disk would end or block the processes
+            in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+            self.activity = stack.enter_context(tempfile.TemporaryFile(dir=in_memory))
+            self.activity.write(bytes(SLOT * self.world))  # allocates it
+            self.activity.flush()
+            seconds, look = self.plan.config.stall_timeout, partial(read, mmap.mmap(self.activity.fileno(), 0))
             are_all = len(numbers) == self.world
             self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self._waits, are_all)
             self.watchdog.start()
@@ -163,7 +156,6 @@ class Processes:
                 for thread in waiting:
                     thread.join()
                 log.close()
-                self.pids.clear()
             return self._end()
 
     @property
@@ -209,13 +201,14 @@ class Processes:
         """
         command, first = self._command(), self.ranks[0]
         if self.group is not None and self.plan.launched is not None:
+            files_here = f"/proc/{os.getpid()}/fd"
             job = {
                 "command": command,
                 "defaults": self._defaults(),
-                "variables": self._added(),
+                "variables": self._added(files_here),
                 "address": first.address,
                 "port": first.port,
-                "pipes": [f"/proc/{os.getpid()}/fd/{file}" for file in (writing, log.pipe.fileno())],
+                "pipes": [f"{files_here}/{file}" for file in (writing, log.pipe.fileno())],
             }
             self.trees |= hand_over(self.ranks, self.node, self.group.store, job)
             return
@@ -225,13 +218,14 @@ class Processes:
             if self.listener is not None and rank is first:
                 files[STORE_VARIABLE] = self.listener.fileno()
             numbers = {name: str(file) for name, file in files.items()}
+            shared = [self.activity.fileno()] if self.activity else []
             self.trees[rank.rank] = ProcessTree(
                 command,
                 self.plan.config.stall_timeout,
                 env={**self._environment(), **rank.variables, **numbers},
                 stdout=writing,
                 stderr=log.pipe,
-                pass_fds=files.values(),
+                pass_fds=[*files.values(), *shared],
             )
 
     def _command(self) -> list[str]:
@@ -257,17 +251,14 @@ class Processes:
             **interface,
         }
 
-    def _added(self) -> dict[str, str]:
-        """What this run adds to the variables of the command."""
-        activity = {ACTIVITY_VARIABLE: str(self.activity)} if self.activity else {}
+    def _added(self, open_files: str = "/dev/fd") -> dict[str, str]:
+        """What this run adds to the variables of the command, for a process that has the open files of this one in this
+        folder."""
+        activity = {ACTIVITY_VARIABLE: f"{open_files}/{self.activity.fileno()}"} if self.activity else {}
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}  # the plan chose them
         return {**gpus, **activity, **self.variables}
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, Started):
-            self.pids[event.rank] = event.pid
-            if self.activity is not None and len(self.pids) == len(self.ranks):
-                self.activity.unlink(missing_ok=True)  # all have it open: none is left if this process is killed
         if isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)
@@ -290,10 +281,9 @@ class Processes:
 
     def _waits(self, rank: int, seen: Snapshot) -> bool:
         """Whether a stalled rank waits for another rank, by its stacks, which go to train.log."""
-        pid = self.pids.get(rank)
-        if pid is not None:
+        if seen.phase:  # else it has not begun, and would be killed by the signal
             with suppress(OSError):  # the log cannot be written: the run is ended without the stacks
-                return waits_for_another_rank(ask_for_stacks(self.log, rank, pid, seen))
+                return waits_for_another_rank(ask_for_stacks(self.log, rank, self.trees[rank].send, seen))
         return False
 
     def _on_stall(self, stall: Stall) -> None:

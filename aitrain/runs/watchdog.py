@@ -6,13 +6,11 @@ are no stall; when one rank hangs, the others soon wait for it, and none makes p
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -144,18 +142,17 @@ def message(stall: Stall, folder: RunFolder, processes: int) -> str:
 # -- stacks
 
 
-def ask_for_stacks(log: Path, rank: int, pid: int, seen: Snapshot) -> str:
-    """Make a training process write the stacks of its threads to the log; returns them, or empty text if the process is
-    in an uninterruptible system call.
+def ask_for_stacks(log: Path, rank: int, send: Callable[[signal.Signals], object], seen: Snapshot) -> str:
+    """Make a training process, to which `send` sends a signal, write the stacks of its threads to the log; returns
+    them, or empty text if the process is in an uninterruptible system call.
 
     Raises:
         OSError: the log cannot be written.
     """
     with log.open("ab") as file:
-        file.write(f"\nStalled: rank {rank}, process {pid}, {seen.name}. Stacks of all threads:\n".encode())
+        file.write(f"\nStalled: rank {rank}, {seen.name}. Stacks of all threads:\n".encode())
         start = file.tell()
-    with suppress(ProcessLookupError):
-        os.kill(pid, DUMP)
+    send(DUMP)
     size, deadline = start, time.monotonic() + DUMP_SECONDS
     while time.monotonic() < deadline:
         time.sleep(0.1)
