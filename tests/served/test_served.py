@@ -123,22 +123,36 @@ def test_a_failure_has_its_kind_and_the_line_of_the_servers_code_and_calls_that_
 # -- connections, deadlines, servers that end
 
 
-def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = list[str]()
-    with served(Counts()) as client:
-        cases, exchange = list(build_cases(client, None)[0]), served_environment.EnvConnection.request
+def test_a_call_whose_answer_is_lost_is_missing_data_and_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = Counts()
+    with served(environment) as client:
+        cases, exchange = list(build_cases(client, None)[0]), served_environment.exchange
 
-        def lose_the_first(self: Any, method: str, path: str, body: Any = None) -> Any:
-            found = exchange(self, method, path, body)
-            answers.append(path)
-            if len(answers) == 1:
+        def lose_the_first(*given: Any, **named: Any) -> Any:
+            found = exchange(*given, **named)
+            if environment.count == 1:
                 raise ConnectionResetError("lost")
             return found
 
-        monkeypatch.setattr(served_environment.EnvConnection, "request", lose_the_first)
-        played, _ = play_with_notes(client, Scripted(answer), of=cases[:2])
-    assert answers == ["/v1/score"] * 3
-    assert {episode.result.score for episode in played} == {0.01, 0.02}
+        monkeypatch.setattr(served_environment, "exchange", lose_the_first)
+        played, _ = play_with_notes(client, Scripted(answer), of=cases[:2], rl_env_workers=1)
+    assert [episode.result.score for episode in played] == [None, 0.02]
+    assert "was not answered: lost" in played[0].failure_message
+
+
+def test_a_call_that_takes_longer_than_the_silence_of_a_lost_server_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(Counts):
+        def score_episode(self, text: str) -> float:
+            time.sleep(1.0)
+            return 1.0
+
+    monkeypatch.setattr(served_environment.exchange, "__defaults__", (None, 0.4))
+    monkeypatch.setattr(env_service, "ALIVE_SECONDS", 0.1)
+    with served(Slow()) as client:
+        (played,), _ = play_with_notes(client, Scripted(answer), of=list(build_cases(client, None)[0])[:1])
+    assert played.result.score == 1.0
 
 
 def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_on(
@@ -182,8 +196,7 @@ def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone_or_refuses_
         assert (first.episodes, second.episodes) == (0, 0)
         first.close()
         assert opened() == (0, 6)
-        time.sleep(11 * served_environment.RETRY_SECONDS)  # then it is tried again
-        with closing(Running(Objects(rows=3), port)) as first:  # another environment: it would play the fewest
+        with closing(Running(Objects(rows=3), port)) as first:  # another environment
             assert opened() == (0, 6)
 
 
