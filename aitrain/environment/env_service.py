@@ -6,10 +6,10 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript
@@ -25,7 +25,6 @@ from aitrain.environment.served_environment import (
 from aitrain.environment.session import Group
 from aitrain.execution.failure import ABANDONED_LIMIT, Failure
 from aitrain.execution.task import Outcome
-from aitrain.redaction import to_jsonable
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -64,6 +63,10 @@ class EnvService:
     """Ends the server."""
     _episodes: dict[str, ClientEpisode] = field(default_factory=dict)
 
+    @cached_property
+    def _description(self) -> bytes:
+        return encode(asdict(self.description))
+
     async def serve(self, on_ready: Callable[[str], object]) -> None:
         """Serve until `stop` is set; `on_ready` is called with the URL.
 
@@ -76,6 +79,7 @@ class EnvService:
         server = http_server(with_token(self._answer, env_token(), lambda error: {"error": str(error)}))
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
+            _ = self._description  # which takes long with many rows: clients take a server that is silent for lost
             on_ready(f"http://{host}:{listener.getsockname()[1]}")
             while not self.stop.is_set():
                 with suppress(TimeoutError):
@@ -89,11 +93,9 @@ class EnvService:
     async def _answer(self, request: Request) -> Response:
         from starlette.responses import Response, StreamingResponse
 
-        path = request.url.path
         if request.method == "GET":
-            # in a thread, as many rows take long, and clients take a server that is silent for lost
-            rows = await asyncio.to_thread(lambda: encode(self.read(path, request.query_params)))
-            return Response(rows, media_type="application/json")
+            return Response(self._description, media_type="application/json")
+        path = request.url.path
         body = await json_body(request)
         if path == "/v1/close":
             episode = self._episodes.pop(str(body.get("session")), None)
@@ -101,23 +103,6 @@ class EnvService:
             return Response(b"{}", media_type="application/json")
         answer = self.answer(self.made(path, body))
         return StreamingResponse(answer, media_type="application/json", headers={"X-Accel-Buffering": "no"})
-
-    # -- what clients read
-
-    def read(self, path: str, query: Mapping[str, str]) -> JsonObject:
-        """The answer to a GET request.
-
-        Raises:
-            RefusedRequestError: there is no such path, or no such rows.
-        """
-        if path == "/v1/environment":
-            return asdict(self.description)
-        count, dataset = self.description.train, query.get("dataset")
-        datasets = {"train": self.cases[:count], "held_out": self.cases[count:]}
-        if path != "/v1/rows" or dataset not in datasets:
-            raise RefusedRequestError(404, f"there is no {path} with these arguments")
-        rows = [to_jsonable(case.row, redacts=False) for case in datasets[dataset]]
-        return {"environment": self.description.id, "rows": rows}
 
     # -- calls
 
@@ -139,13 +124,11 @@ class EnvService:
 
         Raises:
             RefusedRequestError: the request is wrong.
+            ValueError: it has another form.
         """
-        try:
-            call = decode(EnvCall, body)
-        except ValueError as error:
-            raise RefusedRequestError(400, f"the call cannot be read: {error}"[:500]) from error
+        call = decode(EnvCall, body)
         if call.environment != self.description.id:
-            what = f"({self.description.name}, {self.description.train} rows)"
+            what = f"({self.description.name}, {len(self.description.rows)} rows)"
             raise RefusedRequestError(409, f"this server now serves another environment {what}")
         runner, episode = self.runner, self._episodes.get(call.session)
         if episode is None:

@@ -46,10 +46,10 @@ class EnvDescription:
     """Name of its class."""
     kind: EnvKind
     """The method that plays an episode."""
-    train: int
-    """Number of rows."""
-    held_out: int | None = None
-    """Number of rows of build_eval_dataset; None without that method."""
+    rows: list[JsonObject]
+    """The dataset, in the form in which rollout records have it."""
+    held_out: list[JsonObject] | None = None
+    """The dataset of build_eval_dataset; None without that method."""
     scores_groups: bool = False
     sees_thoughts: bool = False
     tools: Tools | None = None
@@ -130,8 +130,8 @@ RETRY_SECONDS = 0.5
 """Seconds between attempts to reach a server."""
 PATIENCE = 60.0
 """Seconds of attempts for a call without a deadline."""
-UNAUTHORIZED, GONE = 401, 410
-"""Statuses for a wrong token, and for a session that the server does not have."""
+UNAUTHORIZED = 401
+"""Status for a wrong token."""
 
 
 def checked_urls(given: str) -> list[str]:
@@ -158,9 +158,7 @@ class UnreachedError(ConnectionError):
     """A server that did not get the request."""
 
 
-def exchange(
-    url: str, method: str, path: str, body: bytes | None = None, seconds: float | None = SILENCE_SECONDS
-) -> JsonObject:
+def exchange(url: str, method: str, path: str, body: bytes | None = None) -> JsonObject:
     """The JSON object that a server answers.
 
     Raises:
@@ -169,7 +167,10 @@ def exchange(
         ServerRefusedError: it refuses the request.
         CallFailed: the calling task was abandoned meanwhile.
     """
-    timeout, headers = httpx.Timeout(seconds, connect=CONNECT_SECONDS), {"Authorization": f"Bearer {env_token()}"}
+    timeout, headers = (
+        httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
+        {"Authorization": f"Bearer {env_token()}"},
+    )
     received = bytearray()
     try:
         with _http(os.getpid()).stream(method, url + path, content=body, headers=headers, timeout=timeout) as response:
@@ -240,13 +241,8 @@ class ServedSession:
                 received = self._send(path, replace(self.first, timeout=timeout, **arguments))
             answer = decode(Outcome[Any], received)
             value = None if answer.failure is not None else decode(kind, answer.value)
-        except ConnectionError as error:
-            raise CallFailed(Failure("server", f"was not answered: {error}")) from error
-        except ServerRefusedError as error:
-            why = f"{self._url} does not have it any more" if error.status == GONE else str(error)
-            raise CallFailed(Failure("server", f"was refused by its server: {why}")) from error
-        except ValueError as error:
-            raise CallFailed(Failure("server", f"was answered in another form: {error}"[:500])) from error
+        except (ConnectionError, ServerRefusedError, ValueError) as error:
+            raise CallFailed(Failure("server", f"was not answered: {error}"[:500])) from error
         if task is not None:
             task.add_seconds(answer.seconds)
         if answer.failure is not None:
@@ -290,7 +286,7 @@ class ServedEnvironment:
         }
 
     def build_dataset(self, tokenizer: object) -> list[JsonObject]:
-        """The rows, in the form in which rollout records have them."""
+        """The server's rows."""
         built = self.description.tokenizer
         trained = "" if built is None else str(getattr(tokenizer, "name_or_path", ""))
         if built is not None and trained and PurePosixPath(trained).name != PurePosixPath(built).name:
@@ -298,7 +294,7 @@ class ServedEnvironment:
                 f"The environment's server built the rows with the tokenizer of {built}, and this model has that of"
                 f" {trained}\nStart the server with: aitrain env serve ... --tokenizer {trained}"
             )
-        return self.rows("train")
+        return self.description.rows
 
     def session(self, case: Case | None) -> ServedSession:
         """The session of a new episode."""
@@ -314,20 +310,6 @@ class ServedEnvironment:
 
     def close(self) -> None:
         """No-op: the servers keep their environment."""
-
-    def rows(self, dataset: str) -> list[JsonObject]:
-        """The rows of the dataset `train` or `held_out`.
-
-        Raises:
-            EnvironmentFailed: the server does not answer, or serves another environment by now.
-        """
-        try:
-            found = exchange(self.urls[0], "GET", f"/v1/rows?dataset={dataset}", seconds=None)
-        except (ConnectionError, ServerRefusedError) as error:
-            raise EnvironmentFailed(f"The environment's server did not answer for its rows: {error}") from error
-        if found["environment"] != self.description.id:
-            raise EnvironmentFailed("The environment's server was restarted with another environment")
-        return list(found["rows"])
 
 
 # -- connecting
@@ -351,7 +333,7 @@ def connect(urls: str, /) -> ServedEnvironment:
             )
     methods: dict[str, Any] = {first.kind: _played_elsewhere}
     if first.held_out is not None:
-        methods["build_eval_dataset"] = lambda self: self.rows("held_out")
+        methods["build_eval_dataset"] = lambda self: self.description.held_out
     if first.scores_groups:
         methods["score_group"] = _played_elsewhere
     if first.tools is not None:

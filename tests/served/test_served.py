@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +18,7 @@ from aitrain.environment.contract import ScoreResult, env_kind
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import check_by_reading, find_env
 from aitrain.environment.runner import EnvRunner, score_groups, start_runner
-from aitrain.environment.served_environment import PROTOCOL, ServedEnvironment, connect
+from aitrain.environment.served_environment import PROTOCOL, ServedEnvironment, connect, encode
 from aitrain.environment.session import AssistantTurn, Group
 from aitrain.environment.tools import Tools
 from aitrain.redaction import to_jsonable
@@ -148,7 +149,7 @@ def test_a_call_that_takes_longer_than_the_silence_of_a_lost_server_is_answered(
             time.sleep(1.0)
             return 1.0
 
-    monkeypatch.setattr(served_environment.exchange, "__defaults__", (None, 0.4))
+    monkeypatch.setattr(served_environment, "SILENCE_SECONDS", 0.4)
     monkeypatch.setattr(env_service, "ALIVE_SECONDS", 0.1)
     with served(Slow()) as client:
         (played,), _ = play_with_notes(client, Scripted(answer), of=list(build_cases(client, None)[0])[:1])
@@ -169,7 +170,7 @@ def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_
             respond(runner, sessions[1:], [AssistantTurn("a")])
             gone, unknown = (str(session.failure) for session in sessions)
             assert "was not answered" in gone
-            assert "does not have it any more" in unknown
+            assert "does not have the episode" in unknown
             end(runner, sessions)
             later = open_sessions(runner, cases[:1], [0])
             assert later[0].failure is None
@@ -237,12 +238,11 @@ def test_only_clients_with_the_token_are_answered(monkeypatch: pytest.MonkeyPatc
             connect(server.url)
 
 
-def test_servers_of_another_protocol_or_of_different_environments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_of_another_protocol_or_of_different_environments_are_refused() -> None:
     with closing(Running(Single())) as server, closing(Running(Objects())) as other:
         with pytest.raises(EnvironmentFailed, match="different environments"):
             connect(f"{server.url},{other.url}")
-        described = server.service.read("/v1/environment", {})
-        monkeypatch.setattr(server.service, "read", lambda *_: {**described, "protocol": PROTOCOL + 1})
+        server.service._description = encode({**json.loads(server.service._description), "protocol": PROTOCOL + 1})
         with pytest.raises(EnvironmentFailed, match=f"speaks version {PROTOCOL + 1} of the protocol"):
             connect(server.url)
     with pytest.raises(EnvironmentFailed, match="Start it first: aitrain env serve"):
