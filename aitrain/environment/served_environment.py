@@ -207,20 +207,20 @@ class ServedSession:
 
     def open(self, arguments: Mapping[str, Any]) -> ResetResult:
         """Begin the episode."""
-        return self.call("/v1/open", ResetResult, seed=arguments["seed"])
+        return self.call("/v1/open", Outcome[ResetResult], seed=arguments["seed"])
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
         """The environment's response."""
-        return self.call("/v1/respond", EnvResponse, turn=turn)
+        return self.call("/v1/respond", Outcome[EnvResponse], turn=turn)
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """The score of the episode."""
         said = {name: arguments.get(name, "") for name in ("completion", "thought")}
-        return self.call("/v1/score", ScoreResult, **said)
+        return self.call("/v1/score", Outcome[ScoreResult], **said)
 
     def score_group(self, group: Group) -> list[ScoreResult]:
         """The results of `score_group`."""
-        return self.call("/v1/score_group", list[ScoreResult], members=tuple(group.members))
+        return self.call("/v1/score_group", Outcome[list[ScoreResult]], members=tuple(group.members))
 
     def close(self) -> None:
         """End the session."""
@@ -228,7 +228,7 @@ class ServedSession:
             with suppress(ConnectionError, ServerRefusedError):  # the server ends sessions that have no more calls
                 exchange(self._url, "POST", "/v1/close", encode({"session": self.first.session}))
 
-    def call(self, path: str, kind: type[T], **arguments: Any) -> T:
+    def call(self, path: str, kind: type[Outcome[T]], **arguments: Any) -> T:
         """The value of a call; the clock of this process stands still, as that of the server counts.
 
         Raises:
@@ -239,15 +239,14 @@ class ServedSession:
         try:
             with paused():
                 received = self._send(path, replace(self.first, timeout=timeout, **arguments))
-            answer = decode(Outcome[Any], received)
-            value = None if answer.failure is not None else decode(kind, answer.value)
+            answer = decode(kind, received)
         except (ConnectionError, ServerRefusedError, ValueError) as error:
             raise CallFailed(Failure("server", f"was not answered: {error}"[:500])) from error
         if task is not None:
             task.add_seconds(answer.seconds)
         if answer.failure is not None:
             raise CallFailed(answer.failure)
-        return value  # type: ignore[return-value]
+        return answer.value  # type: ignore[return-value]
 
     def _send(self, path: str, call: EnvCall) -> JsonObject:
         """Send a call, until a server gets it or was out of reach for as long as the call's deadline. An episode that
