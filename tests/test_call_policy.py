@@ -234,7 +234,17 @@ class WritesNoState(NoState):
         return super().score_episode(completion, case_idx)
 
 
-@pytest.mark.parametrize("kind", [HoldsClients, DeclaresThatItMay, WritesNoState])
+class RunsCode(NoState):
+    """The code of an answer, with variables of its own."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float:
+        names: dict[str, Any] = {"number": case_idx}
+        exec("def double():\n    return 2 * number\nfound = double()", names)
+        super().score_episode(completion, case_idx)
+        return float(names["found"] / 2 / EPISODES)
+
+
+@pytest.mark.parametrize("kind", [HoldsClients, DeclaresThatItMay, WritesNoState, RunsCode])
 def test_environments_that_change_nothing_or_say_that_they_may_run_at_the_same_time(kind: Any, meter: Meter) -> None:
     environment = kind()
 

@@ -17,8 +17,8 @@ from aitrain.environment.contract import (
     arguments_for,
     call_with_tokenizer,
     check_contract,
-    check_methods,
 )
+from aitrain.environment.dataset import build_cases
 
 TEXT = Transcript(Case(7, "38 + 47 =", {"prompt": "38 + 47 =", "answer": 85, "text": "a column"}), " 85")
 QUESTION = [{"role": "system", "content": "Add."}, {"role": "user", "content": "38 + 47 ="}]
@@ -85,7 +85,7 @@ def test_a_method_gets_the_words_that_it_names_and_no_others(method: str, names:
 )
 def test_methods_that_cannot_be_are_refused_before_a_model_is_loaded(members: dict[str, Any], word: str) -> None:
     with pytest.raises(EnvironmentFailed, match=word):
-        check_methods(type("Hotel", (), {"build_dataset": print, **members})())
+        build_cases(type("Hotel", (), {"build_dataset": print, **members})(), None)
 
 
 def by_position(self: Any, completion: str, /) -> float:

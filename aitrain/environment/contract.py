@@ -198,19 +198,6 @@ def env_kind(environment: object) -> EnvKind:
     return found[0]
 
 
-def check_methods(environment: object) -> None:
-    """Check that the environment has the methods it needs, without building a dataset.
-
-    Raises:
-        EnvironmentFailed: a method is missing, or there is one too many.
-    """
-    if not callable(getattr(environment, "build_dataset", None)):
-        raise EnvironmentFailed(
-            f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
-        )
-    env_kind(environment)
-
-
 def check_contract(environment: Any, columns: Iterable[str]) -> None:
     """Check the parameters of the environment's methods; `columns` are those that every row of its dataset has.
 
@@ -239,16 +226,6 @@ def _check_parameters(environment: object, method: str, arguments: Sequence[str]
                 f"It may have: {', '.join(arguments)}\n"
                 f"and the columns that every row has: {', '.join(sorted(columns - {'prompt'})) or 'none but prompt'}"
             )
-
-
-def call_reference(environment: Any, case: Case) -> Any:
-    """What the environment's `reference` returns for a case.
-
-    Raises:
-        EnvironmentFailed: it has a required parameter that is neither known nor a column of the case.
-    """
-    _check_parameters(environment, "reference", ("case_idx", "prompt", "case"), set(case.row))
-    return call_by_name(environment.reference, case.arguments())
 
 
 def call_by_name(method: Callable[..., Any], arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Any:

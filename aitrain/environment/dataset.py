@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_kind, is_message
 from aitrain.errors import AitrainError, EnvironmentFailed
@@ -124,10 +124,15 @@ def build_cases(environment: object, tokenizer: object) -> Datasets:
     """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`.
 
     Raises:
-        EnvironmentFailed: a dataset is missing or empty, has invalid prompts, or building it raised.
+        EnvironmentFailed: a method or a dataset is missing, has no rows or invalid prompts, or building it raised.
     """
     needs_prompt = env_kind(environment) == "score_episode"
-    train = _call(cast(Any, environment).build_dataset, tokenizer, needs_prompt)
+    build = getattr(environment, "build_dataset", None)
+    if not callable(build):
+        raise EnvironmentFailed(
+            f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
+        )
+    train = _call(build, tokenizer, needs_prompt)
     build_eval = getattr(environment, "build_eval_dataset", None)
     if not callable(build_eval):
         return train, None

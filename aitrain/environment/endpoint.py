@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, TypeAdapter
 
-from aitrain.environment.completion_parser import ToolCall, ToolJson, clean, short
+from aitrain.environment.completion_parser import ToolJson, clean, parse_call, short
 from aitrain.environment.http_server import RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.session import AssistantTurn, Message, TokenUsage
 from aitrain.environment.tools import InvalidToolError, shown_tool
@@ -92,25 +92,13 @@ class _ChatMessage(BaseModel):
         read: Message = {"role": "system" if self.role == "developer" else self.role, "content": clean(text)}
         if self.role == "assistant" and self.tool_calls:
             names |= {call.id: call.function.name for call in self.tool_calls}
-            read["tool_calls"] = [
-                ToolCall(call.function.name, _object_of(call.function.arguments)).as_message_part()
-                for call in self.tool_calls
-            ]
+            read["tool_calls"] = [parse_call(call.function.model_dump()).as_message_part() for call in self.tool_calls]
         if self.role == "tool":
             name = names.get(self.tool_call_id, self.name or "")
             if not name:
                 raise ValueError("a tool's message has no tool_call_id of a call in the messages before it")
             read["name"] = name
         return read
-
-
-def _object_of(written: object) -> ToolJson | None:
-    """The arguments of a call, which are JSON text; None if they are no object."""
-    try:
-        arguments = json.loads(written) if isinstance(written, str) else written
-    except ValueError:
-        return None
-    return arguments if isinstance(arguments, dict) else None
 
 
 _MESSAGES = TypeAdapter(list[_ChatMessage])

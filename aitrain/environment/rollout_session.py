@@ -68,7 +68,6 @@ class RolloutSession(LocalSession):
         self._answers = self._untrained = 0
         self._calls: tuple[ToolCall, ...] = ()
         """The tool calls of the last trained answer."""
-        self._is_over = False
 
     # -- the calls of an episode
 
@@ -101,11 +100,10 @@ class RolloutSession(LocalSession):
     def score(self, arguments: Mapping[str, object]) -> ScoreResult:
         """What the rollout returned. If a limit ended the episode, EpisodeTruncated is raised in the rollout, which may
         catch it and return a score; otherwise the episode is unfinished."""
-        if not self._is_over:
-            self._limit = self._limit or "a limit ended the episode"
+        self._limit = self._limit or "a limit ended the episode"
+        self._answer(AssistantTurn("", limit=self._limit))
+        while self._next() is not None:
             self._answer(AssistantTurn("", limit=self._limit))
-            while self._next() is not None:
-                self._answer(AssistantTurn("", limit=self._limit))
         with within("rollout"):
             is_scored = self._returned.exception() is None
             return parse_score(self._returned.result()) if is_scored else UNFINISHED
@@ -162,7 +160,6 @@ class RolloutSession(LocalSession):
                     return request
                 self._fail_pending(EpisodeTruncated(f"no answer: {self._limit}"))
             error = self._returned.exception()  # when it has ended
-        self._is_over = True
         if error is not None and not self._is_truncation(error):
             failure = as_failure(error)
             raise CallFailed(replace(failure, place=failure.place or "rollout")) from error

@@ -254,9 +254,7 @@ class EnvRunner:
         """What the environment does after a turn of the policy; an episode that fails is over."""
         if one.session is None:
             return EnvResponse(is_over=True)
-        place = "step" if self.kind == "start" else self.kind  # where a call that hangs or crashes is
-        if turn.calls and self.kind != "rollout" and not one.reset.takes_calls:
-            place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
+        place = "step" if self.kind == "start" else self.kind
         return await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
 
     async def score(self, transcripts: Mapping[EnvSession, Transcript]) -> None:

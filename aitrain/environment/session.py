@@ -104,8 +104,6 @@ class ResetResult:
     """What the environment says first; `prompt` holds it."""
     runs_tools: bool = False
     """Whether tool calls in the answers are parsed; if not, the environment gets the answers unchanged."""
-    takes_calls: bool = False
-    """Whether the environment runs the calls itself."""
     prompt: Prompt | None = None
     """The whole conversation before the first answer; None: the row's prompt."""
     untrained: UntrainedChat | None = None
@@ -208,7 +206,7 @@ class Session(LocalSession):
             what = "said nothing, and the row has no prompt: return or yield what the model is to answer"
             raise _wrong_type(self._place("opening"), what)
         is_parsed = len(self.tools) > 0 or (self._takes_calls and bool(self.tools.schemas))
-        return ResetResult(tuple(self.tools.schemas), messages, is_parsed, self._takes_calls, prompt)
+        return ResetResult(tuple(self.tools.schemas), messages, is_parsed, prompt)
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
         """Run the answer's tool calls; an answer without calls goes to the environment, and so do the calls if `step`

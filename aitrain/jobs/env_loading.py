@@ -23,7 +23,6 @@ import numpy
 
 from aitrain import activity
 from aitrain.environment.adapters import adapter_named
-from aitrain.environment.contract import check_methods
 from aitrain.environment.loader import load_env, locate_environments
 from aitrain.environment.requirements import requirements_of, with_largest, with_requirements
 from aitrain.environment.runner import EnvRunner, MixedRunner, Runner, start_runner
@@ -74,7 +73,6 @@ def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = 
                     announce(Note(f"A machine of the Ray cluster is left out: {problem}"))
             else:
                 environment = load_env(sources[name], own.rl_env_config or {})
-            check_methods(environment)
             own, note = with_requirements(own, environment)
             if note:
                 announce(Note(note, "info"))

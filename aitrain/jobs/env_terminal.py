@@ -169,10 +169,10 @@ async def _serve_until_stopped(service: EnvService, say: Say) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, service.stop.set)
     one = service.description
-    held_out = "" if one.held_out is None else f", {one.held_out} held-out ones"
+    held_out = "" if one.held_out is None else f", {len(one.held_out)} held-out ones"
 
     def on_ready(url: str) -> None:
-        say(f"{one.name}: {one.train} cases{held_out}. Ctrl-C ends the server.")
+        say(f"{one.name}: {len(one.rows)} cases{held_out}. Ctrl-C ends the server.")
         say(f"Train on it with: aitrain grpo --rl-env {url}")
 
     try:
@@ -190,15 +190,17 @@ def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | No
         "config": without_secrets(config.rl_env_config or {}),
         "served_by_version": version("aitrain"),
     }
-    rows = [fingerprint(cases) for cases in (opened.cases, opened.held_out)]
-    identity = [facts["sha256"], facts["class"], json.dumps(config.rl_env_config, sort_keys=True), *rows]
+    datasets = opened.cases, opened.held_out
+    hashes = map(fingerprint, datasets)
+    identity = [facts["sha256"], facts["class"], json.dumps(config.rl_env_config, sort_keys=True), *hashes]
+    rows, held_out = ([to_jsonable(case.row, redacts=False) for case in cases] for cases in datasets)
     return EnvDescription(
         protocol=PROTOCOL,
         id=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32],
         name=type(environment).__name__,
         kind=kind,
-        train=len(opened.cases),
-        held_out=len(opened.held_out) or None,
+        rows=rows,
+        held_out=held_out or None,
         scores_groups=scores_groups(environment),
         sees_thoughts=getattr(environment, "sees_thoughts", False) is True,
         tools=replace(Tools.of(environment), by_name={}) if hasattr(environment, "get_tools") else None,

@@ -16,7 +16,7 @@ from accelerate.utils import set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from aitrain.environment.contract import Case, as_messages, check_contract, check_methods, env_kind
+from aitrain.environment.contract import Case, as_messages, check_contract, env_kind
 from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note, number_apart
 from aitrain.environment.runner import EnvRunner, Runner
 from aitrain.environment.tools import Tools
@@ -33,15 +33,10 @@ Note = Callable[[str], object]
 
 
 def begin(context: RunContext) -> None:
-    """What comes first in a training and in an eval.
-
-    Raises:
-        EnvironmentFailed: an environment lacks a method.
-    """
+    """What comes first in a training and in an eval."""
     transformers_logging.disable_progress_bar()
     for name, runner in context.runner.parts.items():
         runner.notify = partial(_note, context.note, name)
-        check_methods(runner.environment)
 
 
 def _note(note: Callable[[str], None], name: str, text: str) -> None:

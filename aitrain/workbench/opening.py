@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.contract import Case, check_contract, check_methods
+from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.dataset import build_cases, columns, number_apart
 from aitrain.environment.loader import find_env, load_env, locate_environments
 from aitrain.environment.requirements import with_requirements
@@ -66,7 +66,6 @@ def open_environment(
     environment = construct(config) if environment is None else environment
     config, note = with_requirements(config, environment)
     attributes = frozenset(getattr(environment, "__dict__", ()))
-    check_methods(environment)
     cases, held_out = built = build_cases(environment, tokenizer)
     check_contract(environment, columns(built))
     return OpenedEnvironment(environment, cases, held_out or (), note, attributes), config

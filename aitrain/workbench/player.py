@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.completion_parser import ToolJson
-from aitrain.environment.contract import Case, call_reference
+from aitrain.environment.contract import Case, call_by_name
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.session import Message
 from aitrain.options.train import TrainConfig
@@ -93,7 +93,9 @@ def reference_of(environment: Any, case: Case) -> Script | None:
     Raises:
         Exception: what the environment's method raises.
     """
-    found = call_reference(environment, case) if callable(getattr(environment, "reference", None)) else None
+    if not callable(getattr(environment, "reference", None)):
+        return None
+    found = call_by_name(environment.reference, case.arguments())
     if found is None:
         return None
     return Script(tuple(map(str, found)) if isinstance(found, (list, tuple)) else (str(found),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +18,7 @@ from aitrain.environment.contract import ScoreResult, env_kind
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import check_by_reading, find_env
 from aitrain.environment.runner import EnvRunner, score_groups, start_runner
-from aitrain.environment.served_environment import PROTOCOL, ServedEnvironment, connect
+from aitrain.environment.served_environment import PROTOCOL, ServedEnvironment, connect, encode
 from aitrain.environment.session import AssistantTurn, Group
 from aitrain.environment.tools import Tools
 from aitrain.redaction import to_jsonable
@@ -123,22 +124,36 @@ def test_a_failure_has_its_kind_and_the_line_of_the_servers_code_and_calls_that_
 # -- connections, deadlines, servers that end
 
 
-def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = list[str]()
-    with served(Counts()) as client:
-        cases, exchange = list(build_cases(client, None)[0]), served_environment.EnvConnection.request
+def test_a_call_whose_answer_is_lost_is_missing_data_and_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = Counts()
+    with served(environment) as client:
+        cases, exchange = list(build_cases(client, None)[0]), served_environment.exchange
 
-        def lose_the_first(self: Any, method: str, path: str, body: Any = None) -> Any:
-            found = exchange(self, method, path, body)
-            answers.append(path)
-            if len(answers) == 1:
+        def lose_the_first(*given: Any, **named: Any) -> Any:
+            found = exchange(*given, **named)
+            if environment.count == 1:
                 raise ConnectionResetError("lost")
             return found
 
-        monkeypatch.setattr(served_environment.EnvConnection, "request", lose_the_first)
-        played, _ = play_with_notes(client, Scripted(answer), of=cases[:2])
-    assert answers == ["/v1/score"] * 3
-    assert {episode.result.score for episode in played} == {0.01, 0.02}
+        monkeypatch.setattr(served_environment, "exchange", lose_the_first)
+        played, _ = play_with_notes(client, Scripted(answer), of=cases[:2], rl_env_workers=1)
+    assert [episode.result.score for episode in played] == [None, 0.02]
+    assert "was not answered: lost" in played[0].failure_message
+
+
+def test_a_call_that_takes_longer_than_the_silence_of_a_lost_server_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(Counts):
+        def score_episode(self, text: str) -> float:
+            time.sleep(1.0)
+            return 1.0
+
+    monkeypatch.setattr(served_environment, "SILENCE_SECONDS", 0.4)
+    monkeypatch.setattr(env_service, "ALIVE_SECONDS", 0.1)
+    with served(Slow()) as client:
+        (played,), _ = play_with_notes(client, Scripted(answer), of=list(build_cases(client, None)[0])[:1])
+    assert played.result.score == 1.0
 
 
 def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_on(
@@ -155,7 +170,7 @@ def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_
             respond(runner, sessions[1:], [AssistantTurn("a")])
             gone, unknown = (str(session.failure) for session in sessions)
             assert "was not answered" in gone
-            assert "does not have it any more" in unknown
+            assert "does not have the episode" in unknown
             end(runner, sessions)
             later = open_sessions(runner, cases[:1], [0])
             assert later[0].failure is None
@@ -182,8 +197,7 @@ def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone_or_refuses_
         assert (first.episodes, second.episodes) == (0, 0)
         first.close()
         assert opened() == (0, 6)
-        time.sleep(11 * served_environment.RETRY_SECONDS)  # then it is tried again
-        with closing(Running(Objects(rows=3), port)) as first:  # another environment: it would play the fewest
+        with closing(Running(Objects(rows=3), port)) as first:  # another environment
             assert opened() == (0, 6)
 
 
@@ -224,12 +238,11 @@ def test_only_clients_with_the_token_are_answered(monkeypatch: pytest.MonkeyPatc
             connect(server.url)
 
 
-def test_servers_of_another_protocol_or_of_different_environments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_of_another_protocol_or_of_different_environments_are_refused() -> None:
     with closing(Running(Single())) as server, closing(Running(Objects())) as other:
         with pytest.raises(EnvironmentFailed, match="different environments"):
             connect(f"{server.url},{other.url}")
-        described = server.service.read("/v1/environment", {})
-        monkeypatch.setattr(server.service, "read", lambda *_: {**described, "protocol": PROTOCOL + 1})
+        server.service._description = encode({**json.loads(server.service._description), "protocol": PROTOCOL + 1})
         with pytest.raises(EnvironmentFailed, match=f"speaks version {PROTOCOL + 1} of the protocol"):
             connect(server.url)
     with pytest.raises(EnvironmentFailed, match="Start it first: aitrain env serve"):
