@@ -132,7 +132,9 @@ class RewardFunctions(ScoredRows):
         super().__post_init__()
         self.functions = reward_functions(self.id, self.weights)
         self.requirements = requires(self.score_range, "reward")
-        self.use(Judges({ANY_SOURCE: [function.judge() for function in self.functions]}))
+        # without names, each may compare until the trial
+        judges = [one.judge(self.group is None or one.own.name in self.group) for one in self.functions]
+        self.use(Judges({ANY_SOURCE: judges}))
         self.source_files = self.score_episode.source_files
 
     def build_dataset(self, tokenizer: Any) -> list[Row]:  # type: ignore[override]
