@@ -188,13 +188,15 @@ class RequestQueue:
             self.close()
         return request.answer
 
-    def take(self) -> ChatRequest | None:
-        """Wait for the next request; None: there are no more."""
-        while (request := self._requests.get()) is not None:
-            if request.answer.set_running_or_notify_cancel():
-                return request
-        self.close()
-        return None
+    def take(self, seconds: float) -> list[ChatRequest | None]:
+        """Wait for the next request; None if there are no more, and an empty list if none comes in this time."""
+        with suppress(Empty):
+            while (request := self._requests.get(timeout=seconds)) is not None:
+                if request.answer.set_running_or_notify_cancel():
+                    return [request]
+            self.close()
+            return [None]
+        return []
 
     def close(self) -> None:
         """Refuse the requests that wait, and all later ones."""

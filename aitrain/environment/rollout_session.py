@@ -37,7 +37,7 @@ from aitrain.environment.session import (
 from aitrain.errors import EpisodeTruncated
 from aitrain.execution.deadline_pool import CANCELLED
 from aitrain.execution.failure import CallFailed, Failure, as_failure
-from aitrain.execution.task import Task, current_task, on_cancel
+from aitrain.execution.task import Task, current_task, wait_until
 from aitrain.execution.user_code import stack_of_thread
 
 MAX_UNTRAINED = 1_000
@@ -133,13 +133,11 @@ class RolloutSession(LocalSession):
         """Cancel a coroutine. Python cannot end a thread: what it waits for has to wake it."""
         self._requests.close()
         self._task.abandoned = failure
-        if (wait := self._task.wait) is not None:
-            wait.cancel(failure)
 
     def _stack(self) -> StackSummary:
         """The present stack of the rollout, outermost frame first."""
-        wait = self._task.wait
-        return stack_of_thread(self._thread) if wait is None else wait.stack()
+        stack = self._task.stack
+        return stack_of_thread(self._thread) if stack is None else stack()
 
     # -- requests and answers
 
@@ -149,21 +147,28 @@ class RolloutSession(LocalSession):
         Raises:
             CallFailed: it raised, or has asked too many untrained requests.
         """
-        with on_cancel(self._cancel, self._stack):  # at the deadline; the call waits until the rollout has ended
-            while (request := self._requests.take()) is not None:
-                self._pending = request
-                self._untrained += bool(self._limit) or not request.is_trained
-                if self._untrained > MAX_UNTRAINED:
-                    what = f"made more than {MAX_UNTRAINED:,} requests with trained=False, or after EpisodeTruncated"
-                    raise self._failed(RefusedRequestError(410, f"{what}: end the loop that asks them", "episode_over"))
-                if not (self._limit and request.is_trained):
-                    return request
-                self._fail_pending(EpisodeTruncated(f"no answer: {self._limit}"))
-            error = self._returned.exception()  # when it has ended
+        while (request := self._taken()) is not None:
+            self._pending = request
+            self._untrained += bool(self._limit) or not request.is_trained
+            if self._untrained > MAX_UNTRAINED:
+                what = f"made more than {MAX_UNTRAINED:,} requests with trained=False, or after EpisodeTruncated"
+                raise self._failed(RefusedRequestError(410, f"{what}: end the loop that asks them", "episode_over"))
+            if not (self._limit and request.is_trained):
+                return request
+            self._fail_pending(EpisodeTruncated(f"no answer: {self._limit}"))
+        error = self._returned.exception()  # when it has ended
         if error is not None and not self._is_truncation(error):
             failure = as_failure(error)
             raise CallFailed(replace(failure, place=failure.place or "rollout")) from error
         return None
+
+    def _taken(self) -> ChatRequest | None:
+        try:
+            return wait_until(self._requests.take, self._stack)[0]
+        except CallFailed as error:  # at the deadline
+            self._cancel(error.failure)
+            wait([self._returned])  # if it hangs, this call is abandoned, and counted
+            raise
 
     def _is_truncation(self, error: BaseException | None) -> bool:
         """Whether an error is the one that a limit raised, or was raised from it; a client's error has its code. One

@@ -25,7 +25,7 @@ from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Reset
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import GRACE, DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.processes import ProcessPool, WorkerLease
+from aitrain.execution.processes import ProcessPool, Worker
 from aitrain.execution.task import Outcome, is_abandoned
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
@@ -36,18 +36,18 @@ class RemoteSession:
     """A session in another process, where all calls but `close` are made. `is_spent`: the process ends after it, so
     that the next episode begins with an environment as build_dataset left it."""
 
-    lease: WorkerLease
+    worker: Worker
     is_spent: bool
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        return partial(self.lease.call, method)
+        return partial(self.worker.call, method)
 
     def close(self) -> None:
         with suppress(CallFailed):
-            self.lease.call("close")
+            self.worker.call("close")
             if self.is_spent:
-                self.lease.call("close_environment")
-        self.lease.release(self.is_spent)
+                self.worker.call("close_environment")
+        self.worker.release(self.is_spent)
 
 
 # -- model and tokenizer where there is none
@@ -363,14 +363,12 @@ class EnvRunner:
     def close(self) -> None:
         """Close the environment, here and in its processes, each within the deadline of a call, and end the processes.
         A failure is shown and changes nothing else: the run is over."""
-        leases = [] if self.processes is None else self.processes.lease_idle()
+        workers = [] if self.processes is None else self.processes.free
         if callable(getattr(self.environment, "close", None)):
-            closers = [self.environment.close, *(partial(lease.call, "close_environment") for lease in leases)]
+            closers = [self.environment.close, *(partial(worker.call, "close_environment") for worker in workers)]
             failures = [outcome.failure for outcome in self.pool.call_all(closers) if outcome.failure is not None]
             if failures:
                 self.notify(f"{type(self.environment).__name__}.close {failures[0].message}")
-        for lease in leases:
-            lease.release()
         if self.processes is not None:
             self.processes.close()
 

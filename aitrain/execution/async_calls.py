@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import functools
 import inspect
 import os
 import sys
 import threading
 from collections.abc import Awaitable
+from concurrent.futures import wait
 from functools import partial
 from typing import TypeVar
 
-from aitrain.execution.task import on_cancel
+from aitrain.execution.task import wait_until
 from aitrain.execution.user_code import stack_of_awaitable
 
 T = TypeVar("T")
@@ -27,21 +27,19 @@ def run_if_async(value: T | Awaitable[T]) -> T:
 def run_async(awaitable: Awaitable[T]) -> T:
     """The result of an awaitable, which runs on the shared loop even if the calling thread has a running loop."""
 
-    async def wait() -> T:
+    async def awaited() -> T:
         return await awaitable
 
     loop = running_loop()
     if (begin := getattr(sys.gettrace(), "begin_on_loop", None)) is not None:  # the calls of the user are watched
         loop.call_soon_threadsafe(begin)
-    future = asyncio.run_coroutine_threadsafe(wait(), loop)
+    future = asyncio.run_coroutine_threadsafe(awaited(), loop)
     try:
-        with on_cancel(lambda _: future.cancel(), partial(stack_of_awaitable, awaitable)):
-            return future.result()
-    except concurrent.futures.CancelledError:
-        replace_if_blocked(loop)
-        raise
-    except BaseException:  # also of a deadline that came before the wait was known
-        future.cancel()
+        wait_until(lambda seconds: wait([future], seconds).done, partial(stack_of_awaitable, awaitable))
+        return future.result()
+    except BaseException:
+        if future.cancel():  # it has not ended by itself
+            replace_if_blocked(loop)
         raise
 
 

@@ -1,14 +1,14 @@
 """Calls into the user's code, each in a thread of its own and with a deadline.
 
-Python cannot end a thread. A thread whose call hangs is abandoned: the call fails with its stack, and the thread is
-counted, and ends when its call ends.
+A call that waits for something outside its thread keeps its deadline itself (`task.py: wait_until`). Python cannot end
+a thread. One whose call hangs is abandoned: the call fails with its stack, and the thread is counted, and ends when its
+call ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ from aitrain import activity
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import Failure, as_failure
 from aitrain.execution.task import Outcome, Task, current_task
-from aitrain.execution.user_code import stack_of_thread, users_line
+from aitrain.execution.user_code import stack_of_thread
 
 T = TypeVar("T")
 
 GRACE = 5.0
-"""Seconds that a call has to fail after its wait was cancelled; then its thread is abandoned."""
+"""Seconds after its deadline that a call which waits has to fail by itself; then its thread is abandoned."""
 POLL = 2.0
-"""Seconds between looks at a call whose clock is stopped."""
+"""Seconds between looks at a call: its clock may be stopped meanwhile."""
 CANCELLED = Failure("raised", "cancelled: the result is no longer needed")
 
 
@@ -35,13 +35,17 @@ class DeadlinePool:
 
     def __init__(self, max_calls: int, timeout: float) -> None:
         self.max_calls, self.timeout = max_calls, timeout
-        self.abandoned = 0
-        """Threads of abandoned calls that are still running."""
         self.last_hang = ""
         """The line of the user's code at which the last abandoned call hangs."""
+        self._hanging = set[Task]()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # decides whether a call has ended or was abandoned first
         self._slots = defaultdict[asyncio.AbstractEventLoop, asyncio.Semaphore](lambda: asyncio.Semaphore(max_calls))
+
+    @property
+    def abandoned(self) -> int:
+        """Number of threads of abandoned calls that are still running."""
+        return len(self._hanging)
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
         """The outcome of `job`, called in a thread; an awaitable that it returns is awaited on the shared loop. A call
@@ -59,7 +63,9 @@ class DeadlinePool:
                 outcome = Outcome(None, task.ran(), as_failure(error))
             with self._lock:
                 task.is_done = True
-                self.abandoned -= task.abandoned is not None
+                self._hanging.discard(task)
+            if task.abandoned is not None:
+                outcome = Outcome(None, task.ran(), task.abandoned)
             activity.own.tick()
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(outcome))
@@ -70,8 +76,6 @@ class DeadlinePool:
                 return await self._outcome(task, ended)
             except BaseException:
                 self._abandon(task, CANCELLED)
-                if (wait := task.wait) is not None:
-                    wait.cancel(CANCELLED)
                 raise
 
     async def _start(self, run: Callable[[], None]) -> None:
@@ -82,35 +86,27 @@ class DeadlinePool:
             await asyncio.sleep(0.1)
 
     async def _outcome(self, task: Task, ended: asyncio.Future[Outcome[T]]) -> Outcome[T]:
-        """Wait for the end of a call. At its deadline, cancel what it waits for; abandon a call that waits for nothing,
-        or does not fail in time."""
-        late: Failure | None = None
+        """Wait for the end of a call, and abandon it at its deadline, or if it does not keep that itself in time."""
         while not ended.done():
-            left = task.left()
-            await asyncio.wait([ended], timeout=min(POLL, task.timeout) if left == math.inf else left)
-            if task.left() > 0 or ended.done():
+            fails_by_itself = task.stack is not None or task.abandoned is not None
+            left = task.left() + (GRACE if fails_by_itself else 0.0)
+            if left > 0:
+                await asyncio.wait([ended], timeout=min(POLL, left))
                 continue
-            wait = task.wait if late is None else None
-            stack = stack_of_thread(task.thread) if wait is None else await asyncio.to_thread(wait.stack)
-            if late is None:
-                lines = [f"timed out: no answer within {task.timeout:g} s", users_line(stack)]
-                late = Failure("timed_out", "\n".join(line for line in lines if line), "".join(stack.format()))
-            if wait is not None:
-                task.grace = GRACE
-                await asyncio.to_thread(wait.cancel, late)
-            elif self._abandon(task, late):
-                self.last_hang = users_line(stack)
-                return Outcome(None, task.ran(), late, is_running=True)
-        return ended.result() if late is None else Outcome(None, ended.result().seconds, late)
+            failure = task.time_out(stack_of_thread(task.thread))
+            if self._abandon(task, failure):
+                self.last_hang = failure.message.partition("\n")[2]
+                return Outcome(None, task.ran(), failure, is_running=True)
+            await ended
+        return ended.result()
 
     def _abandon(self, task: Task, failure: Failure) -> bool:
         """Drop the result of a call; returns whether it still runs."""
         with self._lock:
-            if task.is_done:
-                return False
-            task.abandoned = failure
-            self.abandoned += 1
-        return True
+            if not task.is_done:
+                task.abandoned = task.abandoned or failure
+                self._hanging.add(task)
+            return not task.is_done
 
     def call_all(self, jobs: Sequence[Callable[[], Any]]) -> list[Outcome[Any]]:
         """The outcomes of calls, for which the calling thread waits."""

@@ -3,7 +3,7 @@
 A supervisor runs between aitrain and the program: this file, without site-packages, so that nothing in the user's can
 break it: `python -I -S process_tree.py SECONDS COMMAND...`. Its standard input is a socket. It reads numbers of signals
 for the program; SIGKILL is for all processes; 0, or the end of the connection, means that the program has SECONDS to
-end by itself. It writes the program's exit code, and ends after the last process.
+end by itself. It ends after the last process, with the program's exit code or by its signal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, NoReturn
 
 POLL = 0.05
 """Seconds between two looks of the supervisor at what has ended and at what it is asked for."""
@@ -28,7 +28,7 @@ PATIENCE_WITH_ORPHANS = 3.0
 """Seconds for processes that are left after the program has ended."""
 LAST_PATIENCE = 10.0
 """Seconds to wait after SIGKILL; a process that still exists then hangs in a driver, and cannot be ended."""
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 
 @contextmanager
@@ -61,8 +61,6 @@ class ProcessTree:
     ) -> None:
         """Start it, with these open files. `patience`: the seconds that it gets to end by itself if aitrain is killed,
         or asks it to end. Without `stdout`, its output goes to `stderr`."""
-        self._code: int | None = None
-        self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._supervisor = subprocess.Popen(
@@ -84,15 +82,7 @@ class ProcessTree:
 
     def poll(self) -> int | None:
         """The program's exit code, negative for a signal, once all its processes have ended; else None."""
-        return None if self._supervisor.poll() is None else self.wait_for_program()
-
-    def wait_for_program(self) -> int:
-        """Wait for the end of the program; returns its exit code. What it has started may still be there."""
-        with self._lock:
-            if self._code is None:
-                said = self._socket.recv(16)
-                self._code = int(said) if said else self._supervisor.wait()  # the supervisor was killed
-            return self._code
+        return self._supervisor.poll()
 
     def wait(self, seconds: float | None = None) -> int:
         """Wait for the end of all processes; returns the program's exit code.
@@ -100,8 +90,7 @@ class ProcessTree:
         Raises:
             subprocess.TimeoutExpired: they have not ended within these seconds.
         """
-        self._supervisor.wait(seconds)
-        code = self.wait_for_program()
+        code = self._supervisor.wait(seconds)
         self._socket.close()
         return code
 
@@ -155,10 +144,8 @@ def main(patience: str, *command: str) -> None:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == program.pid:
                     code = program.returncode = os.waitstatus_to_exitcode(ended[1])
-                    with suppress(OSError):  # aitrain is gone
-                        os.write(0, str(code).encode())
         except ChildProcessError:  # none is left
-            return
+            end_as(code)
         for number in numbers:
             if code is None and number not in (0, signal.SIGKILL):
                 os.kill(program.pid, number)
@@ -175,7 +162,18 @@ def main(patience: str, *command: str) -> None:
         if stage == "killed":
             send_to_all(program.pid, signal.SIGKILL)
             if now >= end:
-                return
+                end_as(code)
+
+
+def end_as(code: int | None) -> NoReturn:
+    """End with an exit code, or by the signal of a negative one, without a core dump; None: the program hangs."""
+    code = -signal.SIGKILL if code is None else code
+    if code < 0:
+        set_process(PR_SET_DUMPABLE, 0)
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
 
 
 def send_to_all(program: int, number: int, but: Collection[int] = ()) -> set[int]:

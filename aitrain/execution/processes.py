@@ -10,7 +10,6 @@ import gc
 import os
 import pickle
 import random
-import select
 import signal
 import sys
 import threading
@@ -19,7 +18,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -30,7 +28,7 @@ from typing import Any
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.process_tree import PR_SET_PDEATHSIG, set_process
-from aitrain.execution.task import on_cancel, paused
+from aitrain.execution.task import paused, wait_until
 from aitrain.execution.user_code import stack_of_dump
 from aitrain.machine import allow_open_files
 
@@ -60,14 +58,13 @@ def run_fork_server(environment: object, make: Make, connection: Connection, clo
             command, value = connection.recv()
             answer: object = None
             if command == "spawn":
-                fds = [recv_handle(connection) for _ in range(2)]
+                fd = recv_handle(connection)
                 try:
-                    answer = fork(partial(_run_worker, environment, make, fds, connection))
+                    answer = fork(partial(_run_worker, environment, make, fd, connection))
                     workers.add(answer)
                 except OSError as error:
                     answer = str(error)
-                for fd in fds:
-                    os.close(fd)
+                os.close(fd)
             elif command == "reap":
                 workers.remove(value)
                 answer = kill_group(value)
@@ -87,13 +84,12 @@ def run_fork_server(environment: object, make: Make, connection: Connection, clo
 # -- in a worker process
 
 
-def _run_worker(environment: object, make: Make, fds: Sequence[int], control: Connection) -> None:
+def _run_worker(environment: object, make: Make, fd: int, control: Connection) -> None:
     control.close()
-    for fd in fds:
-        os.set_inheritable(fd, False)
-        os.register_at_fork(after_in_child=partial(os.close, fd))  # its children must not use the connection
-    connection = Connection(fds[0])
-    faulthandler.register(DUMP_SIGNAL, file=fds[1], all_threads=True)
+    os.set_inheritable(fd, False)
+    os.register_at_fork(after_in_child=partial(os.close, fd))  # its children must not use the connection
+    connection = Connection(fd)
+    faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True)  # in the place of an answer: it is ended afterwards
     _seed_generators(environment)
     made: list[object] = []
     with suppress(EOFError, OSError):  # the training process has ended
@@ -184,18 +180,6 @@ def kill_group(pid: int) -> int:
 SERVER_GONE = Failure("crashed", "crashed: the process that starts environment processes was killed")
 
 
-@dataclass(eq=False)
-class _Worker:
-    """The training process's side of a worker process."""
-
-    pid: int
-    connection: Connection
-    dump: int
-    """File descriptor of a pipe to which it writes its stacks on DUMP_SIGNAL."""
-    has_ended: bool = False
-    """Whether it was ended; its process id may then belong to another process."""
-
-
 class ProcessPool:
     """Worker processes, forked on demand by a fork server and reused; `start` it before torch is imported, so that they
     do not contain it."""
@@ -204,7 +188,8 @@ class ProcessPool:
         self.server_pid = pid
         self._server = server
         self._lock = threading.Lock()
-        self._free: list[_Worker] = []
+        self.free = set[Worker]()
+        """Processes that are not leased."""
 
     @classmethod
     def start(cls, environment: object, make: Make, close: Sequence[int] = ()) -> ProcessPool:
@@ -225,28 +210,23 @@ class ProcessPool:
         Raises:
             CallFailed: an attribute cannot be unpickled in the fork server, or the fork server is gone.
         """
-        failure = self._ask("update", attributes)
+        failure = self.ask("update", attributes)
         if isinstance(failure, Failure):
             raise CallFailed(failure)
 
-    def lease(self) -> WorkerLease:
-        """Lease a process, in which the first call makes the object.
+    def lease(self) -> Worker:
+        """A process that runs no episode, in which the first call makes the object.
 
         Raises:
             CallFailed: no process can be started.
         """
-        with suppress(IndexError):
+        with suppress(KeyError):
             while True:
-                worker = self._free.pop()
+                worker = self.free.pop()
                 if not worker.connection.poll():  # it has not ended
-                    return WorkerLease(self, worker)
-                self._retire(worker)
-        return WorkerLease(self, self._spawn())
-
-    def lease_idle(self) -> list[WorkerLease]:
-        """Lease every process that runs and is not leased; none is started."""
-        free, self._free = self._free, []
-        return [WorkerLease(self, worker) for worker in free]
+                    return worker
+                worker.end()
+        return self._spawn()
 
     def close(self) -> None:
         """End all processes, and wait for them."""
@@ -258,53 +238,23 @@ class ProcessPool:
                 if time.monotonic() > until:
                     os.kill(self.server_pid, signal.SIGKILL)
                 time.sleep(0.002)
-        while self._free:
-            self._retire(self._free.pop())
+        while self.free:
+            self.free.pop().end()
 
-    def take_back(self, worker: _Worker, is_broken: bool) -> None:
-        """Keep a worker for the next lease, or end it."""
-        if not is_broken:
-            with suppress(OSError):  # it has ended
-                worker.connection.send_bytes(b"")
-                self._free.append(worker)
-                return
-        self._retire(worker)
-
-    def end(self, worker: _Worker) -> Failure:
-        """End a worker; returns how it ended."""
-        worker.has_ended = True
-        try:
-            code = os.waitstatus_to_exitcode(self._ask("reap", worker.pid))
-        except CallFailed as error:
-            return error.failure
-        if code >= 0:
-            return Failure("crashed", f"crashed: its process exited with code {code}")
-        name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"
-        return Failure("crashed", f"crashed: its process was ended by signal {-code} ({name})")
-
-    def _retire(self, worker: _Worker) -> None:
-        if not worker.has_ended:
-            self.end(worker)
-        worker.connection.close()
-        os.close(worker.dump)
-
-    def _spawn(self) -> _Worker:
+    def _spawn(self) -> Worker:
         ours, theirs = Pipe()
-        reading, writing = os.pipe()
         try:
-            pid = self._ask("spawn", None, [theirs.fileno(), writing])
+            pid = self.ask("spawn", send=theirs)
             if not isinstance(pid, int):
                 raise CallFailed(Failure("crashed", f"crashed: no process can be started: {pid}"))
         except BaseException:
             ours.close()
-            os.close(reading)
             raise
         finally:
             theirs.close()
-            os.close(writing)
-        return _Worker(pid, ours, reading)
+        return Worker(self, pid, ours)
 
-    def _ask(self, command: str, value: object = None, fds: Sequence[int] = ()) -> Any:
+    def ask(self, command: str, value: object = None, send: Connection | None = None) -> Any:
         """The fork server's answer; the clock of the calling task is paused meanwhile.
 
         Raises:
@@ -313,8 +263,8 @@ class ProcessPool:
         with paused(), self._lock:
             try:
                 self._server.send((command, value))
-                for fd in fds:
-                    send_handle(self._server, fd, self.server_pid)
+                if send is not None:
+                    send_handle(self._server, send.fileno(), self.server_pid)
                 return self._server.recv()
             except (OSError, EOFError):
                 raise CallFailed(SERVER_GONE) from None
@@ -323,19 +273,15 @@ class ProcessPool:
                 raise
 
 
-class WorkerLease:
-    """Exclusive use of one worker process, which holds one object made from the environment; not thread-safe."""
+class Worker:
+    """The training process's side of one worker process, which holds one object made from the environment. It is used
+    by one episode at a time."""
 
-    def __init__(self, pool: ProcessPool, worker: _Worker) -> None:
-        self._pool, self._worker = pool, worker
-        self._lock = threading.Lock()  # a call may end while another thread ends it
-        self._is_calling = self._is_released = False
+    def __init__(self, pool: ProcessPool, pid: int, connection: Connection) -> None:
+        self.pid, self.connection = pid, connection
+        self._pool = pool
+        self._lock = threading.Lock()  # an abandoned call may still run
         self._failure: Failure | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id of the worker."""
-        return self._worker.pid
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call a method of the object; inside a task, it is ended at the task's deadline.
@@ -343,23 +289,21 @@ class WorkerLease:
         Raises:
             CallFailed: it raised, hung or crashed; after a hang or a crash, all further calls fail too.
         """
-        if self._is_released:
-            raise RuntimeError("this lease was released")
         request = pickle.dumps((method, arguments))
         with self._lock:
             if self._failure is not None:
                 raise CallFailed(self._failure)
-            self._is_calling = True
-        answer = b""
-        with on_cancel(self.end, self.stack), suppress(OSError, EOFError):
-            self._worker.connection.send_bytes(request)
-            answer = self._worker.connection.recv_bytes()
-        with self._lock:
-            self._is_calling = False
-            if not answer:
-                self._failure = self._failure or self._pool.end(self._worker)
-            if self._failure is not None:
-                raise CallFailed(self._failure)
+            try:
+                self.connection.send_bytes(request)
+                wait_until(self.connection.poll, self._stack)
+                answer = self.connection.recv_bytes()
+            except BaseException as error:
+                self._failure = self.end()
+                if isinstance(error, CallFailed):  # at the deadline
+                    self._failure = error.failure
+                elif not isinstance(error, (OSError, EOFError)):
+                    raise
+                raise CallFailed(self._failure) from None
         value, failure = pickle.loads(answer)
         if failure is not None:
             raise CallFailed(failure)
@@ -368,27 +312,30 @@ class WorkerLease:
     def release(self, is_spent: bool = False) -> None:
         """Return the process to the pool; its object is dropped, and a process that is broken or spent is ended."""
         with self._lock:
-            was_released, self._is_released = self._is_released, True
-        if not was_released:
-            self._pool.take_back(self._worker, is_spent or self._is_calling or self._failure is not None)
+            if self._failure is None and is_spent:
+                self._failure = self.end()
+            elif self._failure is None:
+                with suppress(OSError):  # it has ended, which the next lease finds
+                    self.connection.send_bytes(b"")
+                self._pool.free.add(self)
 
-    def end(self, failure: Failure) -> None:
-        """End the call, which then fails with `failure`; in another thread than that of the call."""
-        with self._lock:
-            if self._is_calling:
-                self._failure = failure
-                self._pool.end(self._worker)
+    def end(self) -> Failure:
+        """End the process; returns how it ended."""
+        self.connection.close()
+        try:
+            code = os.waitstatus_to_exitcode(self._pool.ask("reap", self.pid))
+        except CallFailed as error:
+            return error.failure
+        if code >= 0:
+            return Failure("crashed", f"crashed: its process exited with code {code}")
+        name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"
+        return Failure("crashed", f"crashed: its process was ended by signal {-code} ({name})")
 
-    def stack(self) -> StackSummary:
-        """The stack of the user's code in the process; its id is still valid, as only `end` waits for the process."""
-        with self._lock:
-            if not self._is_calling or self._worker.has_ended:
-                return StackSummary()
-            with suppress(ProcessLookupError):
-                os.kill(self._worker.pid, DUMP_SIGNAL)
-            poll, text, part = select.poll(), b"", b"nothing yet"
-            poll.register(self._worker.dump, select.POLLIN)
-            while part and poll.poll(50 if text else 2000):
-                part = os.read(self._worker.dump, 1 << 16)
-                text += part
-            return stack_of_dump(text.decode("ascii", "replace"), (__file__, _answered.__name__))
+    def _stack(self) -> StackSummary:
+        """The stack of the user's code in the process, which has to be ended then: it does not answer any more."""
+        text, seconds = b"", 2.0
+        with suppress(OSError):  # it has ended
+            os.kill(self.pid, DUMP_SIGNAL)
+            while self.connection.poll(seconds) and (part := os.read(self.connection.fileno(), 1 << 16)):
+                text, seconds = text + part, 0.05
+        return stack_of_dump(text.decode("ascii", "replace"), (__file__, _answered.__name__))

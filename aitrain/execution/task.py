@@ -13,8 +13,13 @@ from traceback import StackSummary
 from typing import Generic, TypeVar
 
 from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.user_code import users_line
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+POLL = 1.0
+"""Seconds between two looks at the deadline of a call that waits: its clock may be stopped meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -29,25 +34,16 @@ class Outcome(Generic[T_co]):
     again."""
 
 
-@dataclass(frozen=True)
-class Wait:
-    """Something outside its thread that a task waits for: functions to cancel it and to get its stack."""
-
-    cancel: Callable[[Failure], object]
-    stack: Callable[[], StackSummary]
-
-
 class Task:
     """One call: its clock and what it waits for."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
-        self.grace = 0.0
-        """Seconds that it has after its deadline."""
-        self.wait: Wait | None = None
+        self.stack: Callable[[], StackSummary] | None = None
+        """The stack of what it waits for outside its thread; None: it waits for nothing."""
         self.is_done = False
         self.abandoned: Failure | None = None
-        """Its failure, if it was abandoned, so that its result is dropped."""
+        """Its failure, if its deadline has come or nobody waits for it, so that its result is dropped."""
         self._lock = threading.Lock()
         self.thread: threading.Thread | None = None
         self._ran, self._since, self._pauses = 0.0, 0.0, 1  # until it begins
@@ -77,7 +73,14 @@ class Task:
 
     def left(self) -> float:
         """Seconds to its deadline; inf while the clock is stopped."""
-        return math.inf if self._pauses else self.timeout + self.grace - self.ran()
+        return math.inf if self._pauses else self.timeout - self.ran()
+
+    def time_out(self, stack: StackSummary) -> Failure:
+        """Abandon it with the line that it has reached; returns its failure, which may be an earlier one."""
+        if self.abandoned is None:
+            lines = [f"timed out: no answer within {self.timeout:g} s", users_line(stack)]
+            self.abandoned = Failure("timed_out", "\n".join(line for line in lines if line), "".join(stack.format()))
+        return self.abandoned
 
 
 current_task: ContextVar[Task | None] = ContextVar("current_task", default=None)
@@ -104,22 +107,21 @@ def paused() -> Iterator[None]:
         task.pause(-1)
 
 
-@contextmanager
-def on_cancel(cancel: Callable[[Failure], object], stack: Callable[[], StackSummary]) -> Iterator[None]:
-    """Context in which the calling task waits for something outside its thread: at the deadline, `cancel` is called
-    with the failure, whose stack is that of `stack`.
+def wait_until(look: Callable[[float], T], stack: Callable[[], StackSummary]) -> T:
+    """Wait for something outside the calling thread, whose stack is that of `stack`: until `look`, which waits for some
+    seconds, returns something true.
 
     Raises:
-        CallFailed: the task was abandoned, so that nothing would cancel the wait.
+        CallFailed: the deadline of the calling task came first, or the task was abandoned.
     """
-    task = current_task.get()
-    if task is None:
-        yield
-        return
-    before, task.wait = task.wait, Wait(cancel, stack)
+    task = current_task.get() or Task(math.inf)
+    before, task.stack = task.stack, stack
     try:
-        if task.abandoned is not None:
-            raise CallFailed(task.abandoned)
-        yield
+        while not (found := look(min(POLL, max(0.0, task.left())))):
+            if task.left() <= 0:
+                task.time_out(stack())
+            if task.abandoned is not None:
+                raise CallFailed(task.abandoned)
+        return found
     finally:
-        task.wait = before
+        task.stack = before

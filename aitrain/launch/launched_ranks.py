@@ -137,14 +137,11 @@ class LaunchedProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    def wait_for_program(self) -> int | None:
+    def wait(self) -> int | None:
         """Wait for its end; returns 0, or None if it has not said that it ends: only the launcher knows its code."""
         while not self.has_left.wait(POLL) and started_at(self.pid) is not None:
             pass
         return 0 if self.has_left.wait(POLL) else None
-
-    def wait(self) -> None:
-        """No-op: the launcher waits for what it has started."""
 
 
 def hand_over(

@@ -327,7 +327,7 @@ class Processes:
 
     def _wait(self, rank: int, tree: ProcessTree | LaunchedProcess) -> None:
         """Wait for a process, in a thread. If it was not ended by us, the others would wait for it."""
-        code = tree.wait_for_program()
+        code = tree.wait()
         if code != 0 and not self._is_killed:
             died = self._how_it_ended(rank, code)
             if self.lost is None:
@@ -338,7 +338,6 @@ class Processes:
                 self._say_end(died, is_cause=True)
             if self.world > 1 and self.last is None:
                 self._kill_in(PATIENCE if code is not None and code > 0 else 0.0)  # its error may still be in the pipe
-        tree.wait()
 
     def _how_it_ended(self, rank: int, code: int | None) -> Failed:
         """`Rank 1 of 2 ended without an error message: SIGKILL (out of memory?)`, from an exit code, which only its

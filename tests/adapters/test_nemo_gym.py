@@ -17,7 +17,7 @@ from aitrain.environment.adapters.openenv import OpenEnv, OpenEnvText
 from aitrain.environment.adapters.ors import OpenRewardServer
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner
-from tests.adapters.conftest import play_row, rows_of
+from tests.adapters.conftest import cases_of, play_row, rows_of
 from tests.adapters.http_servers import NemoHandler, Server
 from tests.rehearsal import Rehearsed, call
 from tests.runner_calls import open_sessions
@@ -95,8 +95,8 @@ def test_a_server_that_dies_is_a_failure_of_the_server_for_each_episode(kind: An
     (here / "tasks.jsonl").write_text('{"responses_create_params": {"input": "?"}}')
     made = kind("http://127.0.0.1:9", score_range="0,1")
     if kind in (OpenRewardServer, OpenEnv):
-        with pytest.raises(EnvironmentFailed, match=r"Start the .* server at http://127\.0\.0\.1:9 first"):
-            rows_of(made)
+        with pytest.raises(EnvironmentFailed, match=r"The server at http://127\.0\.0\.1:9 did not answer /"):
+            cases_of(made)
     if kind is OpenEnv:
         made.text = OpenEnvText({"properties": {}})
     row = {"index": 1, "reset": {}, "task": {"responses_create_params": {}}}

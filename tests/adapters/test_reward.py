@@ -138,6 +138,7 @@ def test_functions_that_compare_are_named_or_found_by_a_trial(
     name: str, settings: dict[str, Any], comparing: list[str]
 ) -> None:
     env = environment(f"my_rewards.py:{name}", **settings)
+    assert env.score_group is not None, "groups are played whole where it is not known yet"
     cases_of(env)
     assert env.comparing == comparing
     assert (env.score_group is None) == (not comparing)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, Score, judges
-from aitrain.environment.judges.model_judge import VerdictStore, quoted
+from aitrain.environment.judges.model_judge import quoted, stored_verdict
 from aitrain.execution.async_calls import run_async
 from aitrain.execution.failure import CallFailed
 from tests.judges.conftest import JudgeModel, quoted_in
@@ -159,9 +159,8 @@ def test_the_same_question_is_asked_once_also_at_the_same_time(model: JudgeModel
 
 
 def _use(file: Path) -> None:
-    store = VerdictStore(file)
     for number in range(40):
-        store.keep(str(number), [os.getpid()])
+        stored_verdict(file, str(number), [os.getpid()])
 
 
 def test_several_processes_share_a_file_and_the_first_verdict_counts(here: Path) -> None:
@@ -172,7 +171,7 @@ def test_several_processes_share_a_file_and_the_first_verdict_counts(here: Path)
     for process in processes:
         process.join()
     assert all(process.exitcode == 0 for process in processes)
-    (first,) = VerdictStore(file).keep("0", [0.9])
+    (first,) = stored_verdict(file, "0", [0.9])
     assert first in {process.pid for process in processes}
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Any
 
@@ -15,26 +14,21 @@ from aitrain.environment.adapters.settings import requires
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.http_server import check_url, is_local
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import ConfigError
 
 ChatMessages = list[dict[str, object]]
 StepResponse = ChatMessages | ToolResult | str | None
 """What a `step` returns."""
 
 
-@dataclass
-class StepRewards:
-    """The rewards of one episode. Its score is their sum or the last of them; without any it is 0, as the policy did
-    nothing that is rewarded."""
+class RewardedEpisode:
+    """An episode whose steps are rewarded. Its score is their sum or the last of them; without any it is 0, as the
+    policy did nothing that is rewarded."""
 
-    use: str = "sum"
-    values: list[float] = field(default_factory=list)
-    details: dict[str, float] = field(default_factory=dict)
-    """Numbers that came with rewards, such as their components; the last of each name."""
-
-    def __post_init__(self) -> None:
-        if self.use not in ("sum", "last"):
-            raise ConfigError(f"rl_env_config: rewards must be sum or last, not {self.use}")
+    def __init__(self, use: str) -> None:
+        self.use, self.values = use, list[float]()
+        self.details = dict[str, float]()
+        """Numbers that came with rewards, such as their components; the last of each name."""
 
     def add(self, answer: Mapping[str, Any]) -> None:
         """Add the reward of a step's answer, None is no reward, and the numbers of its metadata."""
@@ -43,7 +37,6 @@ class StepRewards:
         if isinstance(answer.get("metadata"), Mapping):
             self.details |= numbers_in(answer["metadata"])
 
-    @property
     def score(self) -> Score:
         """The score, with the sum and the number of rewards as metrics."""
         metrics = {**self.details, "return": sum(self.values), "rewards": float(len(self.values))}
@@ -137,7 +130,7 @@ class ServerEnvironment:
     """Base class of environments that a server plays: the server's URL and the settings that all adapters have.
 
     Raises:
-        ConfigError: the URL is none or holds credentials, or there is no score_range.
+        ConfigError: the URL is none or holds credentials, there is no score_range, or `rewards` is neither.
     """
 
     url: str
@@ -146,28 +139,17 @@ class ServerEnvironment:
     seed: int | None = None
     system: str | None = None
     score_range: object = None
+    rewards = "sum"
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        if self.rewards not in ("sum", "last"):
+            raise ConfigError(f"rl_env_config: rewards must be sum or last, not {self.rewards}")
         try:
             self.url = check_url(self.url, "servers that want a key are not supported")
         except ValueError as error:
             raise ConfigError(f"rl_env: {name}: {error}") from None
         self.requirements = requires(self.score_range, name, None)
-
-
-@asynccontextmanager
-async def starting(what: str, url: str) -> AsyncIterator[EnvServer]:
-    """The server, for the calls that build the dataset; their errors become one message for the user.
-
-    Raises:
-        EnvironmentFailed: the server cannot be reached, or refuses a call.
-    """
-    try:
-        async with EnvServer(url) as server:
-            yield server
-    except (ConnectionError, RuntimeError) as error:
-        raise EnvironmentFailed(f"{error}\nStart the {what} server at {url} first, or read its log.") from error
 
 
 @cache

@@ -10,16 +10,16 @@ from typing import Any
 
 from aitrain.environment.adapters.env_server import (
     CONNECT_SECONDS,
+    EnvServer,
+    RewardedEpisode,
     ServerEnvironment,
     StepResponse,
-    StepRewards,
     run_calls,
-    starting,
     tool_schemas,
 )
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, prompted
 from aitrain.environment.completion_parser import ToolCall, ToolJson
-from aitrain.environment.contract import Score, ToolResult
+from aitrain.environment.contract import ToolResult
 from aitrain.environment.http_server import is_local
 from aitrain.errors import AitrainError
 
@@ -83,19 +83,18 @@ class OpenEnv(ServerEnvironment):
         super().__post_init__()
         self.requirements = replace(self.requirements, episodes_at_once=self.sessions)
         self.tools: list[ToolJson] = []
-        StepRewards(self.rewards)
 
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each case, with what its session is reset with."""
         own = dict(self.reset or {})
-        async with starting("OpenEnv", self.url) as server:
+        async with EnvServer(self.url) as server:
             self.text = OpenEnvText((await server.json("GET", "/schema"))["action"])
-            if self.text.has_tools:
-                session = OpenEnvSession(self)
-                await session.open()
-                listed = await session.ask("step", data={"type": "list_tools"})
-                self.tools = tool_schemas(listed["observation"]["tools"])
-                await session.close()
+        if self.text.has_tools:
+            session = OpenEnvSession(self)
+            await session.open()
+            listed = await session.ask("step", data={"type": "list_tools"})
+            self.tools = tool_schemas(listed["observation"]["tools"])
+            await session.close()
         system = self.system
         if system is None and not self.tools and self.text.text_field is None:
             system = f"Answer with a JSON object with these fields: {json.dumps(self.text.fields)}"
@@ -111,15 +110,15 @@ class OpenEnv(ServerEnvironment):
         return self.tools
 
 
-class OpenEnvSession:
+class OpenEnvSession(RewardedEpisode):
     """One session, which is one episode. It lasts as long as its connection: an episode whose connection is lost
     fails."""
 
     _socket: Any = None
 
     def __init__(self, owner: OpenEnv, reset: JsonObject | None = None) -> None:
+        super().__init__(owner.rewards)
         self.owner, self.reset, self.server = owner, reset or {}, f"The OpenEnv server at {owner.url}"
-        self.rewards = StepRewards(owner.rewards)
 
     async def open(self) -> None:
         """Connect.
@@ -178,7 +177,7 @@ class OpenEnvSession:
             Exception: see `ask`.
         """
         answer = await self.ask(kind, data=data)
-        self.rewards.add(answer)
+        self.add(answer)
         return self.owner.text.text_of(answer["observation"]), bool(answer.get("done"))
 
     async def opening(self) -> str:
@@ -198,10 +197,6 @@ class OpenEnvSession:
 
     async def _call(self, call: ToolCall) -> tuple[str, bool]:
         return await self.play("step", {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments})
-
-    def score(self) -> Score:
-        """The score of the rewards."""
-        return self.rewards.score
 
     async def close(self) -> None:
         """End the session."""

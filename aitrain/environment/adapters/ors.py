@@ -10,16 +10,14 @@ from dataclasses import dataclass
 
 from aitrain.environment.adapters.env_server import (
     EnvServer,
+    RewardedEpisode,
     ServerEnvironment,
     StepResponse,
-    StepRewards,
     run_calls,
-    starting,
     tool_schemas,
 )
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted
 from aitrain.environment.completion_parser import ToolCall, ToolJson
-from aitrain.environment.contract import Score
 
 
 @dataclass(eq=False, kw_only=True)
@@ -31,61 +29,43 @@ class OpenRewardServer(ServerEnvironment):
     split: str = "train"
     rewards: str = "last"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        StepRewards(self.rewards)
-
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each task, by its index: nothing else of a task is asked for before its episode begins."""
-        async with starting("ORS", self.url) as server:
+        async with EnvServer(self.url) as server:
             self.env = self.env or (await server.json("GET", "/list_environments"))[0]
             count = (await server.json("POST", f"/{self.env}/num_tasks", {"split": self.split}))["num_tasks"]
         prompt = prompted([], self.system)
         return [{"prompt": prompt, "index": index} for index in choose(range(count), self.size, self.seed)]
 
-    async def start(self, index: int) -> OpenRewardSession:
+    def start(self, index: int) -> OpenRewardSession:
         """The session of a task."""
-        session = OpenRewardSession(self)
-        try:
-            await session.open(self.split, index)
-        except BaseException:
-            await session.close()
-            raise
-        return session
+        return OpenRewardSession(self, {"env_name": self.env, "split": self.split, "index": index})
 
 
-class OpenRewardSession:
+class OpenRewardSession(RewardedEpisode):
     """One session, which is one episode: its prompt, its tools, and their calls."""
 
-    tools: list[ToolJson]
-    messages: list[JsonObject]
-    """The prompt."""
-    terminal: JsonObject | None
-    """The tool that an answer without a call goes to, with the name of its argument, `arg`."""
+    def __init__(self, owner: OpenRewardServer, task: JsonObject) -> None:
+        super().__init__(owner.rewards)
+        self.server, self.env, self.task = EnvServer(owner.url), owner.env, task
+        self.terminal: JsonObject | None = None
+        """The tool that an answer without a call goes to, with the name of its argument, `arg`."""
 
-    def __init__(self, owner: OpenRewardServer) -> None:
-        self.server, self.env = EnvServer(owner.url), owner.env
-        self.rewards = StepRewards(owner.rewards)
-
-    async def open(self, split: str, index: int) -> None:
-        """Begin the session of a task."""
+    async def get_tools(self) -> list[ToolJson]:
+        """Begin the session; returns the task's tools, which are asked for first."""
         created = await self.server.ask("POST", "/create_session", {})
         for name, data in events_in(created.text):
             if name == "task_id":
                 self.server.headers["X-Session-ID"] = data.strip()
-        await self.server.ask("POST", "/create", {"env_name": self.env, "split": split, "index": index})
-        given = await self.server.json("GET", f"/{self.env}/messages")
-        self.messages = [{"role": one["role"], "content": text_of(one["blocks"])} for one in given]
+        await self.server.ask("POST", "/create", self.task)
         listed = await self.server.json("GET", f"/{self.env}/task_tools")
-        self.tools, self.terminal = tool_schemas(listed["tools"]), listed.get("terminal_tool")
+        self.terminal = listed.get("terminal_tool")
+        return tool_schemas(listed["tools"])
 
-    def opening(self) -> list[JsonObject]:
+    async def opening(self) -> list[JsonObject]:
         """The task's messages."""
-        return self.messages
-
-    def get_tools(self) -> list[ToolJson]:
-        """The task's tools."""
-        return self.tools
+        given = await self.server.json("GET", f"/{self.env}/messages")
+        return [{"role": one["role"], "content": text_of(one["blocks"])} for one in given]
 
     async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
         """Run the calls; an answer without one goes to the terminal tool, if there is one."""
@@ -114,12 +94,8 @@ class OpenRewardSession:
         if not result["ok"]:
             return f"error: {result['error']}", False
         output = result["output"]
-        self.rewards.add(output)
+        self.add(output)
         return output["text"] if "text" in output else text_of(output["blocks"]), bool(output.get("finished"))
-
-    def score(self) -> Score:
-        """The score of the rewards."""
-        return self.rewards.score
 
     async def close(self) -> None:
         """End the session."""

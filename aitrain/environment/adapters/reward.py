@@ -15,7 +15,7 @@ from typing import Any
 
 from aitrain.environment.adapters.rows import Row, ScoredRows
 from aitrain.environment.adapters.settings import requires
-from aitrain.environment.contract import Score, arguments_for
+from aitrain.environment.contract import arguments_for
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges, load
 from aitrain.environment.user_modules import parse_id
 from aitrain.errors import ConfigError
@@ -42,28 +42,36 @@ def reward_functions(id: str, weights: Sequence[float] | None = None) -> list[Re
     return list(map(RewardFunction, load([{"judge": place, "weight": one, "range": "any"} for place, one in given])))
 
 
+TRIED_ANSWERS = (
+    "No.",
+    "<think>One and one are two.</think>\n<answer>2</answer>",
+    "So it is \\boxed{12}.\n#### 12",
+    "The answer is B.",
+    "C",
+    '{"answer": 12}',
+)
+"""Answers of the trial that finds the functions that compare answers, in the forms that answers are asked for in."""
+
+
 @dataclass(frozen=True)
 class RewardFunction:
     """A reward function of TRL as a judge."""
 
     own: Judge
     """The function with its name and weight; it takes other arguments than judges do."""
+    tokenizer: Any = None
 
     def judge(self, compares: bool = False) -> Judge:
         """The judge of one answer, or of the answers of a group."""
         return replace(self.own, function=self.together if compares else self.alone)
 
-    def alone(
-        self, completion: Completion, text: str, case: Row,
-        tokenizer: Any = None, environment: object = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    def alone(self, completion: Completion, text: str, case: Row, environment: object = None) -> dict[str, Any]:
         """The reward of one answer, with what the function logs."""
-        return self.together([completion], [text], case, tokenizer, environment)[0]
+        return self.together([completion], [text], case, environment)[0]
 
     def together(
-        self, completions: Sequence[Completion], texts: Sequence[str], case: Row,
-        tokenizer: Any = None, environment: object = None,
-    ) -> list[dict[str, Any]]:  # fmt: skip
+        self, completions: Sequence[Completion], texts: Sequence[str], case: Row, environment: object = None
+    ) -> list[dict[str, Any]]:
         """The rewards of several answers, each with the mean of what the function logs under a name, as in TRL.
 
         Raises:
@@ -81,23 +89,33 @@ class RewardFunction:
         arguments |= {"log_extra": lambda column, values: None, "log_metric": log_metric, "trainer_state": None}
         function = self.own.function
         if "completion_ids" in inspect.signature(function).parameters:
-            arguments["completion_ids"] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+            tokenized = (self.tokenizer(text, add_special_tokens=False) for text in texts)
+            arguments["completion_ids"] = [tokens["input_ids"] for tokens in tokenized]
         rewards = list(run_if_async(function(**arguments_for(function, arguments))))
         if len(rewards) != count:
             raise ValueError(f"{self.own.name} returned {len(rewards)} rewards for {count} completions")
         metrics = {name: fmean(values) for name, values in logged.items()}
         return [{**metrics, "score": reward} for reward in rewards]
 
+    def compares(self, row: Row) -> bool:
+        """Whether it rewards answers otherwise together than one by one. One that fails at the trial gets them
+        together, as in TRL.
 
-TRIED_ANSWERS = (
-    "No.",
-    "<think>One and one are two.</think>\n<answer>2</answer>",
-    "So it is \\boxed{12}.\n#### 12",
-    "The answer is B.",
-    "C",
-    '{"answer": 12}',
-)
-"""Answers of the trial that finds the functions that compare answers, in the forms that answers are asked for in."""
+        A function may compare only what it finds in an answer, or only right ones: so the trial also has the values of
+        the row's columns, plain and in a form, and each answer twice.
+        """
+        values = [value for name, value in row.items() if name != "prompt" and isinstance(value, (str, int, float))]
+        forms = [f"<answer>\\boxed{{{value}}}</answer>\n#### {value}" for value in values]
+        texts = [*TRIED_ANSWERS, *map(str, values), *forms] * 2
+        answers: list[Completion] = [*texts]
+        if not isinstance(row["prompt"], str):
+            answers = [[{"role": "assistant", "content": text}] for text in texts]
+        try:
+            together = self.together(answers, texts, row)
+            alone = [self.alone(*pair, row) for pair in zip(answers, texts, strict=True)]
+        except Exception:
+            return True
+        return [one["score"] for one in together] != [one["score"] for one in alone]
 
 
 @dataclass(eq=False)
@@ -114,49 +132,24 @@ class RewardFunctions(ScoredRows):
         super().__post_init__()
         self.functions = reward_functions(self.id, self.weights)
         self.requirements = requires(self.score_range, "reward")
-        self.source_files = Judges({ANY_SOURCE: [function.own for function in self.functions]}).source_files
+        # without names, each may compare until the trial
+        judges = [one.judge(self.group is None or one.own.name in self.group) for one in self.functions]
+        self.use(Judges({ANY_SOURCE: judges}))
+        self.source_files = self.score_episode.source_files
 
     def build_dataset(self, tokenizer: Any) -> list[Row]:  # type: ignore[override]
         """The rows of `data`."""
-        self.tokenizer = tokenizer
+        functions = [replace(function, tokenizer=tokenizer) for function in self.functions]
         rows = self.cases()
-        if unknown := set(self.group or ()) - {function.own.name for function in self.functions}:
+        if unknown := set(self.group or ()) - {function.own.name for function in functions}:
             raise ConfigError(f"rl_env_config: group: there is no function {', '.join(unknown)}")
         self.comparing = list(self.group or ())
         if self.group is None:
-            self.comparing = [one.own.name for one in self.functions if self._compares(one, rows[0])]
+            self.comparing = [one.own.name for one in functions if one.compares(rows[0])]
             self.dataset_note = (
                 f"reward: functions that compare the answers of a group: {', '.join(self.comparing) or 'none'}"
                 ' ("group" in --rl-env-config names them).'
             )
-        judges = [function.judge(function.own.name in self.comparing) for function in self.functions]
+        judges = [function.judge(function.own.name in self.comparing) for function in functions]
         self.use(Judges({ANY_SOURCE: judges}))
         return self._checked(rows)
-
-    def score_episode(self, **episode: Any) -> Score:
-        """The weighted sum of the functions that reward one answer."""
-        return self.judge_set(**{**episode, "tokenizer": self.tokenizer})
-
-    def score_group(self, **group: Any) -> list[Score]:
-        """The scores of a group, with the functions that compare its answers."""
-        return self.judge_set.compare(**group, tokenizer=self.tokenizer)
-
-    def _compares(self, function: RewardFunction, row: Row) -> bool:
-        """Whether a function rewards answers otherwise together than one by one. One that fails at the trial gets them
-        together, as in TRL.
-
-        A function may compare only what it finds in an answer, or only right ones: so the trial also has the values of
-        the row's columns, plain and in a form, and each answer twice.
-        """
-        values = [value for name, value in row.items() if name != "prompt" and isinstance(value, (str, int, float))]
-        forms = [f"<answer>\\boxed{{{value}}}</answer>\n#### {value}" for value in values]
-        texts = [*TRIED_ANSWERS, *map(str, values), *forms] * 2
-        answers: list[Completion] = [*texts]
-        if not isinstance(row["prompt"], str):
-            answers = [[{"role": "assistant", "content": text}] for text in texts]
-        try:
-            together = function.together(answers, texts, row, self.tokenizer)
-            alone = [function.alone(*pair, row, self.tokenizer) for pair in zip(answers, texts, strict=True)]
-        except Exception:
-            return True
-        return [one["score"] for one in together] != [one["score"] for one in alone]

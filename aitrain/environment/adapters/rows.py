@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -173,7 +173,10 @@ class ScoredRows(RowSource):
 
     eval_data: Data | None = None
     """Rows that are not trained on; None: some of the others are held out."""
-    judge_set: Judges = field(init=False)
+    score_episode: Judges = field(init=False)
+    """The weighted sum of the judges that look at one answer."""
+    score_group: Callable[..., list[Score]] | None = field(init=False)
+    """The scores of a group, with the judges that compare its answers; None without any."""
 
     def __post_init__(self) -> None:
         if self.eval_data is None:
@@ -181,9 +184,8 @@ class ScoredRows(RowSource):
 
     def use(self, judges: Judges) -> None:
         """Score by these judges."""
-        self.judge_set = judges
-        if not judges.compares:
-            self.score_group = None  # type: ignore[method-assign, assignment]
+        self.score_episode = judges
+        self.score_group = judges.compare if judges.compares else None
 
     def build_dataset(self) -> list[Row]:
         """The rows of `data`."""
@@ -193,17 +195,9 @@ class ScoredRows(RowSource):
         """The rows of `eval_data`."""
         return self._checked(self.cases(self.eval_data))
 
-    def score_episode(self, **episode: Any) -> Score:
-        """The weighted sum of the judges that look at one answer."""
-        return self.judge_set(**episode)
-
-    def score_group(self, **group: Any) -> list[Score]:
-        """The scores of a group, with the judges that compare its answers."""
-        return self.judge_set.compare(**group)
-
     def reference(self, case: Row) -> str | None:
         """The right answer of a row, if it has one."""
-        for judge in self.judge_set.judges_of(case) if "ground_truth" in case else ():
+        for judge in self.score_episode.judges_of(case) if "ground_truth" in case else ():
             if judge.place in EXAMPLES:
                 return EXAMPLES[judge.place].format(case["ground_truth"])
         return None if case.get("answer") in (None, "") else str(case["answer"])
@@ -211,7 +205,7 @@ class ScoredRows(RowSource):
     def _checked(self, rows: list[Row]) -> list[Row]:
         for number, row in enumerate(rows):
             try:
-                self.judge_set.check_row(row)
+                self.score_episode.check_row(row)
             except EnvironmentFailed as error:
                 raise EnvironmentFailed(f"row {number}: {error}") from None
         return rows
@@ -229,10 +223,10 @@ class JudgedRows(ScoredRows):
         super().__post_init__()
         self.data = self.id.split(",")
         self.use(load(self.judges))
-        self.source_files = self.judge_set.source_files
-        low, high = self.judge_set.score_range
+        self.source_files = self.score_episode.source_files
+        low, high = self.score_episode.score_range
         # code of the user's and math-verify may hang: a process can be ended
-        may_hang = any(judge.place == "math" or users_place(judge.place) for judge in self.judge_set)
+        may_hang = any(judge.place == "math" or users_place(judge.place) for judge in self.score_episode)
         self.requirements = EnvRequirements(
             "process" if may_hang else None,
             score_range=(low, high) if math.isfinite(high - low) else "any",

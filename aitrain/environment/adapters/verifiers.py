@@ -15,7 +15,6 @@ import inspect
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
@@ -31,6 +30,7 @@ from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
 from aitrain.environment.user_modules import module_specs, package_files
 from aitrain.errors import ConfigError
+from aitrain.execution.process_tree import on_stop_signals
 
 KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which verifiers' clients read the key of the address
 
@@ -95,14 +95,11 @@ class LegacyVerifiers(VerifiersEnvironment):
         import verifiers
 
         module, _, function = self.id.partition(":")
-        kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        if function:
-            self.env = getattr(import_module(module.replace("-", "_")), function)(**self.arguments)
-        else:
-            self.env = verifiers.load_environment(self.id, **self.arguments)
-        if threading.current_thread() is threading.main_thread():  # it has replaced the handlers of Ctrl-C and SIGTERM
-            for number, handler in kept.items():
-                signal.signal(number, handler)
+        with on_stop_signals(signal.default_int_handler):  # it replaces them, and ours are put back
+            if function:
+                self.env = getattr(import_module(module.replace("-", "_")), function)(**self.arguments)
+            else:
+                self.env = verifiers.load_environment(self.id, **self.arguments)
         rubric = self.env.rubric
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")

@@ -3,7 +3,6 @@ where verifiers' own starts a program for each episode. Imported by verifiers un
 
 from __future__ import annotations
 
-import json
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -13,6 +12,8 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harness import Harness
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
+
+from aitrain.environment.completion_parser import parse_call
 
 
 class ChatLoopConfig(HarnessConfig):  # type: ignore[misc]
@@ -48,16 +49,15 @@ class ChatLoop(Harness[ChatLoopConfig]):  # type: ignore[misc]
                 messages.append(message)
                 if not message.get("tool_calls"):
                     return ProgramResult(exit_code=0, stdout="", stderr="")
-                for call in message["tool_calls"]:
-                    function, content = call["function"], None
-                    try:
-                        arguments = json.loads(function["arguments"])
-                    except ValueError as error:
-                        content = f"error: the arguments are not valid JSON: {error}"
-                    if function["name"] not in dispatch:
-                        content = f"error: there is no tool {function['name']}; tools: {', '.join(dispatch)}"
-                    content = content or await call_mcp(servers, dispatch, function["name"], arguments)
-                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+                for part in message["tool_calls"]:
+                    call = parse_call(part["function"])
+                    if call.name not in dispatch:
+                        content = f"error: there is no tool {call.name}; tools: {', '.join(dispatch)}"
+                    elif call.problem:
+                        content = f"error: {call.problem}"
+                    else:
+                        content = await call_mcp(servers, dispatch, call.name, call.arguments)
+                    messages.append({"role": "tool", "tool_call_id": part["id"], "content": content})
 
 
 __all__ = ["ChatLoop"]

@@ -200,40 +200,25 @@ BUSY_SECONDS = 30.0
 TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, verdict TEXT NOT NULL)"
 
 
-@dataclass(frozen=True)
-class VerdictStore:
-    """Verdicts by the hash of what was asked. No text of a policy is kept."""
+def stored_verdict(file: Path, key: str, verdict: list[Any] | None = None) -> Any:
+    """The verdict in a file by the hash of what was asked, None if there is none. A `verdict` is stored first, unless
+    there is one already. No text of a policy is kept.
 
-    file: Path
-
-    def __post_init__(self) -> None:
-        own_files.add(os.path.abspath(self.file))
-
-    def find(self, key: str) -> list[Any] | None:
-        """The stored verdict; None if there is none."""
-        rows = self._run("SELECT verdict FROM replies WHERE key = ?", key)
-        return json.loads(rows[0][0]) if rows else None
-
-    def keep(self, key: str, verdict: list[Any]) -> list[Any]:
-        """Store a verdict; returns the one that counts, which is the first for its key."""
-        self._run("INSERT OR IGNORE INTO replies VALUES (?, ?)", key, json.dumps(verdict))
-        return self.find(key) or verdict
-
-    def _run(self, statement: str, *values: object) -> list[Any]:
-        """The rows of one statement, which is its own transaction, on a connection of its own, as threads and forked
-        processes must not share one.
-
-        Raises:
-            CallFailed: the file cannot be read or written.
-        """
-        try:
-            with closing(sqlite3.connect(self.file, timeout=BUSY_SECONDS, isolation_level=None)) as database:
-                database.execute("PRAGMA synchronous = OFF")  # what a power failure loses is asked for again
-                database.execute(TABLE)
-                return database.execute(statement, values).fetchall()
-        except sqlite3.Error as error:
-            what = f"the judges' file {self.file} cannot be used: {error}\nName another one with cache, or delete it."
-            raise CallFailed(Failure("raised", what)) from error
+    Raises:
+        CallFailed: the file cannot be read or written.
+    """
+    own_files.add(str(file))
+    try:  # on a connection of its own, as threads and forked processes must not share one
+        with closing(sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None)) as database:
+            database.execute("PRAGMA synchronous = OFF")  # what a power failure loses is asked for again
+            database.execute(TABLE)
+            if verdict is not None:
+                database.execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", (key, json.dumps(verdict)))
+            found = database.execute("SELECT verdict FROM replies WHERE key = ?", (key,)).fetchone()
+    except sqlite3.Error as error:
+        what = f"the judges' file {file} cannot be used: {error}\nName another one with cache, or delete it."
+        raise CallFailed(Failure("raised", what)) from error
+    return json.loads(found[0]) if found else None
 
 
 CACHE = "judge_cache.sqlite"
@@ -251,11 +236,6 @@ class ModelJudge(JudgeServer, frozen=True):
     """Whether the server is given the JSON schema of the reply; some servers refuse it."""
     cache: str | bool = True
     """File of the verdicts; False: equal questions are asked again."""
-
-    @property
-    def store(self) -> VerdictStore:
-        """The file of the verdicts."""
-        return VerdictStore(Path(self.cache if isinstance(self.cache, str) else CACHE).expanduser().absolute())
 
     async def ask(self, rule: str, prompt: Prompt, texts: Mapping[str, Prompt], fields: Mapping[str, Any]) -> list[Any]:
         """The verdict of the model by a rule on the task and texts by their names, all of which are quoted: the values
@@ -277,10 +257,11 @@ class ModelJudge(JudgeServer, frozen=True):
         if self.cache is False:
             return await self._asked(body, reply)
         key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
+        file = Path(self.cache if isinstance(self.cache, str) else CACHE).expanduser().absolute()
         locks = _Connections.of_running_loop().locks
         async with locks.setdefault(key, asyncio.Lock()):  # equal answers of a group
-            found = self.store.find(key)
-            return self.store.keep(key, await self._asked(body, reply)) if found is None else found
+            found = stored_verdict(file, key)
+            return stored_verdict(file, key, await self._asked(body, reply)) if found is None else found
 
     async def _asked(self, body: Mapping[str, Any], reply: TypeAdapter[Any]) -> list[Any]:
         answer = await self.post("/chat/completions", body)
