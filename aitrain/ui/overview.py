@@ -31,7 +31,7 @@ from aitrain.runs.held_out import (
 )
 from aitrain.runs.json_values import JsonObject, as_float, regular
 from aitrain.runs.model_reference import read_options
-from aitrain.runs.records import MetricsLine, read_metrics
+from aitrain.runs.records import read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.statistics import (
@@ -78,11 +78,6 @@ class Overview:
     def metrics(self) -> bytes:
         """The whole lines at the end of metrics.jsonl, as the table of runs has no time to parse them."""
         return end_of(self.run.metrics, MOST_METRICS).rpartition(b"\n")[0]
-
-    @cached_property
-    def steps(self) -> list[MetricsLine]:
-        """The lines of the training in metrics.jsonl."""
-        return [line for line in read_metrics(self.run.metrics) if not line.is_scoring]
 
     # -- how far it is
 
@@ -206,7 +201,8 @@ class Overview:
     @cached_property
     def curves(self) -> tuple[list[int], Series]:
         """Steps, evenly spread if there are many, and the numbers of the training by their names, each as long."""
-        lines = [(line.step, line.series) for line in evenly(self.steps, POINTS)]
+        steps = [line for line in read_metrics(self.run.metrics) if not line.is_scoring]
+        lines = [(line.step, line.series) for line in evenly(steps, POINTS)]
         names = {name: None for _, series in lines for name in series}
         drawn = {name: [series.get(name) for _, series in lines] for name in names}
         return [step for step, _ in lines], {name: y for name, y in drawn.items() if set(y) != {None}}
