@@ -167,12 +167,7 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
             raise ConfigError(f"--script: {options.script} cannot be read: {error}") from None
         policy = Script(tuple(map(str, replies)))
     elif options.policy == "reference":
-        try:
-            reference = reference_of(opened.environment, case)
-        except EnvironmentFailed:
-            raise
-        except Exception as error:
-            raise EnvironmentFailed(f"reference of case {case.case_idx} raised: {error!r}") from error
+        reference = reference_of(opened.environment, case)
         if reference is None:
             raise ConfigError(
                 f"--policy reference: {type(opened.environment).__name__} knows no right answer to case"

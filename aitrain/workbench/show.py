@@ -12,7 +12,6 @@ from aitrain.environment.rollout_session import session_for
 from aitrain.environment.session import ResetResult
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
-from aitrain.execution.user_code import describe_error
 from aitrain.runs.environment_source import files_of
 from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment, spread
@@ -58,8 +57,8 @@ def show(
         try:
             script = reference_of(environment, one)
             reference = "none" if script is None else "\n           ".join(script.replies)
-        except Exception as error:  # such as for held-out cases, which many methods do not know
-            reference = f"raised: {describe_error(error)}"
+        except EnvironmentFailed as error:  # such as for held-out cases, which many methods do not know
+            reference = str(error)
         console.print()
         show_heading(console, f"{case_name(one)}{', held out' * is_held_out}: {len(ids)} tokens")
         show_text(console, text)

@@ -64,9 +64,9 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
         return
     if not (subject.referenced or subject.reference_errors):
         yield EnvFinding("info", "reference returns no answer: what needs one is not checked.")
-    for number, error in list(subject.reference_errors.items())[:1]:
+    for error in subject.reference_errors[:1]:
         fix = "Return the right answer for each case_idx; check which case a row's case_idx means."
-        yield EnvFinding("fail", f"reference raised for row {number}: {error}", fix=fix)
+        yield EnvFinding("fail", error, fix=fix)
     low, high = subject.config.score_bounds
     zero = 0.0 if low <= 0.0 < high else low
     played = [(one.result.score, one) for one in subject.play(subject.referenced)]
@@ -133,15 +133,13 @@ REMEDIES = {
 def exceptions(subject: Subject) -> Iterator[EnvFinding]:
     """All replies get a score in the range: nothing raises or hangs, and no service fails that the environment asks."""
     try:
-        count = 2 if subject.limit > 4 else 1
-        texts = [*HOSTILE, *subject.tool_calls]
-        subject.play((case, Constant(text)) for text in texts for case in subject.sample[:count])
-        # a column is often the right answer, and there may be no reference
-        values = [(case, str(value)[:2000]) for case in subject.sample[:count] for value in case.row.values()]
-        subject.play((case, Constant(text)) for case, text in values)
-        for case, reply in subject.answered[:count]:
-            texts = [rewrapped(reply, text) for text in HOSTILE_ANSWERS]
-            subject.play((case, Script((text,))) for text in [*texts, core_of(reply), *reply.split()[-1:]])
+        replies = {case.number: reply for case, reply in subject.answered}
+        for case in subject.sample[:2]:
+            # a column is often the right answer, and there may be no reference
+            texts = [*HOSTILE, *subject.tool_calls, *(str(value)[:2000] for value in case.row.values())]
+            if reply := replies.get(case.number):
+                texts += [*(rewrapped(reply, text) for text in HOSTILE_ANSWERS), core_of(reply), *reply.split()[-1:]]
+            subject.play((case, Constant(text)) for text in texts)
     finally:  # what the first ones did is worth knowing if the time is over, perhaps because of them
         yield from _failures(subject)
 

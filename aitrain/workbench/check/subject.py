@@ -14,8 +14,7 @@ from typing import Any, Literal
 from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import function_part
-from aitrain.errors import AitrainError
-from aitrain.execution.user_code import describe_error
+from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.replies import FORMS, core_of, text_of
@@ -105,8 +104,8 @@ class Subject:
     model: ModelGuard = field(default_factory=ModelGuard)
     notes: list[str] = field(default_factory=list)
     """What aitrain said about how the environment's calls run."""
-    reference_errors: dict[int, str] = field(default_factory=dict)
-    """What `reference` raised, by the number of the case."""
+    reference_errors: list[str] = field(default_factory=list)
+    """What `reference` raised."""
     _references: dict[int, Script | None] = field(default_factory=dict)
     _cache: dict[tuple[int, Policy], Episode] = field(default_factory=dict)
 
@@ -160,8 +159,8 @@ class Subject:
             self._references[case.number] = None
             try:
                 self._references[case.number] = reference_of(self.environment, case)
-            except Exception as error:
-                self.reference_errors[case.number] = describe_error(error)
+            except EnvironmentFailed as error:
+                self.reference_errors.append(str(error))
         return self._references[case.number]
 
     def take_column(self) -> str:
