@@ -74,11 +74,6 @@ class Overview:
         """config.yaml."""
         return dict(read_options(self.run.config))
 
-    @cached_property
-    def metrics(self) -> bytes:
-        """The whole lines at the end of metrics.jsonl, as the table of runs has no time to parse them."""
-        return end_of(self.run.metrics, MOST_METRICS).rpartition(b"\n")[0]
-
     # -- how far it is
 
     @cached_property
@@ -242,12 +237,6 @@ class Overview:
         return self.job == "grpo" and has_ended and self.status in ("finished", "stopped")
 
     @property
-    def learned(self) -> bool:
-        """Whether the completions of a group differed in score in a step, so that it changed the weights."""
-        shares = re.findall(rb'"frac_reward_zero_std": ([\d.]+)', self.metrics)
-        return not shares or any(float(share) != 1.0 for share in shares)
-
-    @property
     def advice(self) -> str:
         """What the result of a training suggests; empty if there is nothing to add to the verdict."""
         if not self.is_over:
@@ -258,15 +247,9 @@ class Overview:
             return "A lower learning rate may help, and --save-best, which keeps the best step as the model."
         if self.verdict == "better":
             return ""
-        if self.learned:
-            return (
-                "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
-                " smaller differences."
-            )
         return (
-            "In no step did the completions of a group differ in score, so nothing was learned. Where the reward is"
-            " low, use easier cases, give partial credit, or raise --rl-num-generations or --rl-temperature; where it"
-            " is high, use harder cases, and see with aitrain env check whether wrong answers score less."
+            "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
+            " smaller differences."
         )
 
     @property
@@ -317,15 +300,15 @@ class Overview:
             "episodes": self.episodes,
             "verdict": self.verdict,
             "verdicts": {name: verdict_of(row["change"]) for name, row in self.scores.items()},
-            "learned": self.learned,
             "findings": [asdict(finding) for finding in findings_of(self.run)],
             "advice": self.advice,
             "next_steps": self.next_steps,
         }
 
     def row(self) -> dict[str, Any]:
-        """The run in the table of runs, from small files and the end of metrics.jsonl."""
-        rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
+        """The run in the table of runs, which has no time to parse: from small files and the end of metrics.jsonl."""
+        metrics = end_of(self.run.metrics, MOST_METRICS).rpartition(b"\n")[0]
+        rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', metrics)
         row = next(iter(self.scores.values()), self._bare_scores())
         state, change = self.state, row["change"]
         return {
@@ -340,7 +323,6 @@ class Overview:
             "before": row["before"],
             "after": row["after"],
             "change": change,
-            "learned": self.learned,
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
         }
