@@ -70,14 +70,19 @@ class RescoredEpisode:
 
 
 def rescore(
-    opened: OpenedEnvironment, config: TrainConfig, tokenizer: object, records: Iterable[RolloutRecord]
+    opened: OpenedEnvironment,
+    config: TrainConfig,
+    tokenizer: object,
+    records: Iterable[RolloutRecord],
+    first: int = 0,
 ) -> Iterator[RescoredEpisode]:
-    """Each episode with today's score, batch by batch.
+    """Each episode with today's score, batch by batch. In a run with several environments, `first` is the number of
+    this one's first row among all.
 
     Raises:
         ConfigError: the environment scores groups of episodes together, or plays them itself.
     """
-    known = {case.number: case for case in opened.all_cases}
+    known = {case.number + first: case for case in opened.all_cases}
     records = iter(records)
     with closing(Player(opened.environment, config)) as player:
         if player.runner.scores_groups or env_kind(opened.environment) == "rollout":
