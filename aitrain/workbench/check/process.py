@@ -134,7 +134,7 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
         if opened := message.get("opened"):
             held_out = f", {opened['held_out']} held out" if opened["held_out"] else ""
             cases = f"{opened['cases']} case{'' if opened['cases'] == 1 else 's'}"
-            show(_plain(f"{opened['name']}: {cases}{held_out}, opened in {opened['seconds']:.1f}s\n{opened['note']}"))
+            show(_plain(f"{opened['name']}: {cases}{held_out}\n{opened['note']}"))
         if result := message.get("result"):
             document["checks"].append(result)
             for line in _result_lines(result, is_verbose):
@@ -148,7 +148,7 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
     if document["checks"]:
         named = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
         checks = f"{len(made)} check{'' if len(made) == 1 else 's'} with {document.get('episodes', 0)} episodes"
-        show(f"\n{checks} in {sum(one['seconds'] for one in made):.1f}s: {named or 'nothing found'}")
+        show(f"\n{checks}: {named or 'nothing found'}")
     return document
 
 

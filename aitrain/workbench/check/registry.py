@@ -97,7 +97,7 @@ def chosen(only: Iterable[str]) -> list[EnvCheck]:
 
 def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
     """Run a check; it is skipped if there is no time for it, or the environment has not what it needs."""
-    start, found, skipped = time.monotonic(), list[EnvFinding](), ""
+    found, skipped = list[EnvFinding](), ""
     try:
         if check.of_process and isinstance(subject.environment, ServedEnvironment):
             raise NotCheckedError("seen only where the environment runs: check it there")
@@ -114,7 +114,7 @@ def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
         raise
     except Exception as error:  # one check that fails must not hide what the others find
         skipped = f"the check itself failed: {describe_error(error)}"
-    return CheckResult(check.name, check.description, found, skipped, time.monotonic() - start)
+    return CheckResult(check.name, check.description, found, skipped)
 
 
 # -- the process
@@ -127,7 +127,6 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
     Raises:
         AitrainError: the environment cannot be constructed, or not be checked before a training.
     """
-    start = time.monotonic()
     options, seconds = request["options"], request.get("seconds")
     if seconds is not None:
 
@@ -151,7 +150,7 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
     note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
     facts = {"name": type(opened.environment).__name__, "cases": len(opened.cases), "held_out": len(opened.held_out)}
-    send({"opened": {**facts, "note": note, "seconds": time.monotonic() - start}})
+    send({"opened": {**facts, "note": note}})
     limit = SAMPLE if seconds is None else FAST_SAMPLE
     with closing(Subject(opened, config, tokenizer, limit, SECONDS)) as subject:
         for one in checks:

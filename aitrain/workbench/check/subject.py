@@ -67,7 +67,6 @@ class CheckResult:
     description: str = ""
     findings: Sequence[EnvFinding] = ()
     skipped: str = ""
-    seconds: float = 0.0
 
 
 class NotCheckedError(AitrainError):
@@ -125,15 +124,6 @@ class Subject:
     def close(self) -> None:
         """End the environment's threads and processes."""
         self.player.close()
-
-    def check_time(self) -> None:
-        """Stop a check if the time is over.
-
-        Raises:
-            NotCheckedError: it is.
-        """
-        if time.monotonic() > self._end:
-            raise NotCheckedError(NO_TIME)
 
     # -- cases and references
 
@@ -258,7 +248,8 @@ class Subject:
         at_once = at_once or self.at_once
         played: list[Episode] = []
         for start in range(0, len(new), at_once):
-            self.check_time()
+            if time.monotonic() > self._end:
+                raise NotCheckedError(NO_TIME)
             part = self.player.play([pair for _, pair in new[start : start + at_once]])
             played += part
             if not again:
