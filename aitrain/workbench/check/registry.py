@@ -59,12 +59,11 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects, of_process=True),
     EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, False, of_process=True),
     EnvCheck("model-use", "the scorer does not generate", scores.model_use, False),
-    EnvCheck("concurrency", "episodes at the same time do not disturb each other", scores.concurrency),
+    EnvCheck("repeatable", "the same replies get the same score, also at the same time", scores.repeatable),
     EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
     # those after it also look at a column that is taken for the reference
     EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, False, is_fast=True),
     EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, False, is_fast=True),
-    EnvCheck("repeatable", "the same replies get the same conversation and score", scores.repeatable),
     # before those that play much: slow environments leave no time for what comes last
     EnvCheck("latency", "steps wait little for the environment", episodes.latency),
     EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers),

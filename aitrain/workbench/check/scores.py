@@ -177,26 +177,42 @@ def _last_reply(episode: Episode) -> str:
 
 
 def repeatable(subject: Subject) -> Iterator[EnvFinding]:
-    """The same case, seed and replies give the same conversation and score, whatever was played before."""
+    """The same case, seed and replies give the same conversation and score: one episode after another, whatever was
+    played before, and many at the same time."""
     pairs: list[tuple[Case, Policy]] = [*subject.referenced[:6]]
     pairs += [(case, THE_ANSWER) for case in subject.sample[:6]]
     pairs += [(subject.sample[0], Constant(call)) for call in subject.tool_calls]
     rows = [] if subject.referenced else subject.sample[:2]  # a column is often the right answer
     pairs += [(case, Constant(str(value))) for case in rows for value in case.row.values() if may_be_answer(value)]
-    first = subject.play(pairs)
-    for _ in range(REPEATS):
+    first = subject.play(pairs, at_once=1)
+    many = MANY if subject.episode_seconds < QUICK else subject.at_once
+    for at_once in (*[1] * REPEATS, many):
         pairs, first = pairs[::-1], first[::-1]
-        for before, after in zip(first, subject.play(pairs, again=True), strict=True):
+        played = subject.play(islice(cycle(pairs), max(len(pairs), at_once)), again=True, at_once=at_once)
+        for before, after in zip(cycle(first), played, strict=False):
             change, what = difference(before, after)
-            if change > 1e-6:
+            case_idx = before.case.case_idx
+            if at_once > 1 and change > NOISE:
+                yield EnvFinding(
+                    "fail",
+                    f"With {many} episodes at the same time, and one by one, the same replies got {what}.",
+                    "A training step plays its episodes at the same time: scores belong to the wrong replies.",
+                    OWN_STATE,
+                    case_idx,
+                )
+                subject.at_once = 1  # the other checks look for other things
+                return
+            if at_once == 1 and change > 1e-6:
                 yield EnvFinding(
                     "warning" if change < NOISE else "fail",
                     f"The same case, seed and replies got {what}: {_last_reply(before)}.",
                     "Episodes of a group then differ by luck: the difference of their scores is noise.",
                     "Draw from random.Random(seed), not from global random numbers; keep nothing from call to call.",
-                    before.case.case_idx,
+                    case_idx,
                 )
                 return
+    for note in subject.notes[:1]:
+        yield EnvFinding("info", " ".join(note.split()))
 
 
 def difference(before: Episode, after: Episode) -> tuple[float, str]:
@@ -210,31 +226,6 @@ def difference(before: Episode, after: Episode) -> tuple[float, str]:
     if failure := one.failure or other.failure:
         return math.inf, f"a score, and in the other episode: {failure.message}"
     return abs((one.score or 0.0) - (other.score or 0.0)), f"scores of {one.score} and {other.score}"
-
-
-def concurrency(subject: Subject) -> Iterator[EnvFinding]:
-    """Episodes at the same time are as they are one after another."""
-    pairs = subject.pairs
-    alone = [subject.play_one(*pair, again=True) for pair in pairs]
-    count = MANY if subject.episode_seconds < QUICK else subject.at_once
-    beside = subject.play(islice(cycle(pairs), count), again=True, at_once=count)
-    found = [(one, *difference(one, other)) for one, other in zip(cycle(alone), beside, strict=False)]
-    found = [one for one in found if one[1] > NOISE]
-    # else it is noise, which `repeatable` finds
-    if found and all(
-        difference(one, subject.play_one(*pair, again=True))[0] <= NOISE for pair, one in zip(pairs, alone, strict=True)
-    ):
-        episode, _, what = found[0]
-        yield EnvFinding(
-            "fail",
-            f"With {count} episodes at the same time, and one by one, the same replies got {what}.",
-            "A training step plays its episodes at the same time: scores belong to the wrong replies.",
-            OWN_STATE,
-            episode.case.case_idx,
-        )
-        subject.at_once = 1  # the other checks look for other things
-    for note in subject.notes[:1]:
-        yield EnvFinding("info", " ".join(note.split()))
 
 
 def model_use(subject: Subject) -> Iterator[EnvFinding]:
