@@ -122,7 +122,7 @@ GRADERS: dict[str, tuple[Callable[[str, str], float], str, tuple[str, ...]]] = {
     "strict": (_strict, "#### {}", ()),
     "leaky": (_leaky, "#### {}", ("shotgun", "denied-answer", "floor")),
     "raises": (_raises, "#### {}", ("exceptions",)),
-    "alternating": (_alternating, "#### {}", ("repeatable", "concurrency")),
+    "alternating": (_alternating, "#### {}", ("repeatable",)),
     "rejecting": (_rejecting, "#### {}", ("wrong-answer",)),
     "truncating": (_truncating, "#### {}", ("wrong-answer",)),
     "hedged": (_hedged, "#### {}", ("denied-answer",)),
@@ -134,7 +134,7 @@ GRADERS: dict[str, tuple[Callable[[str, str], float], str, tuple[str, ...]]] = {
 """Graders with the form of a right answer, and the checks of which one must find its defect."""
 
 TALKS: dict[str, tuple[str, ...]] = {
-    "state_of_episodes": ("repeatable", "concurrency"),
+    "state_of_episodes": ("repeatable",),
     "endless": ("episode-end",),
     "reveals": ("floor",),
     "reveals_and_knows": (),

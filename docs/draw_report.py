@@ -44,7 +44,7 @@ def shown(run: Path) -> dict[str, Any]:
     summary["environment"] = {"class": summary["environment"].get("class")}
     summary["machines"] = []
     summary["result"].pop("model")  # its folder on this machine
-    return {**data, "cases": {"rows": [], "count": 0}, "source": [], "episodes": [], "shared": []}
+    return {**data, "cases": {"rows": [], "count": 0}, "source": [], "episodes": []}
 
 
 def digest(content: bytes) -> str:

@@ -26,12 +26,13 @@ from rich.console import Console
 from aitrain.environment.contract import env_kind, scores_groups
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
+from aitrain.environment.loader import load_env, locate_environments
 from aitrain.environment.requirements import requirements_of
 from aitrain.environment.runner import AbsentModel, EnvRunner, start_runner
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
 from aitrain.environment.session import Message
 from aitrain.environment.tools import Tools
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, errors_of
 from aitrain.jobs.env_check import LazyTokenizer
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
@@ -44,7 +45,7 @@ from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import read_rollouts
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import run_job
-from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment, open_environments
+from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 
 Request = dict[str, Any]
@@ -116,15 +117,18 @@ def _rescore(request: Request) -> Document:
     step, folder = wanted["step"], RunFolder(Path(wanted["run"]))
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
-    episodes: list[RescoredEpisode] = []
-    for name, (opened, own) in open_environments(config, tokenizer).items():
+    sources, first, episodes = locate_environments(config), 0, list[RescoredEpisode]()
+    for name, own in config.environments.items():
+        with errors_of(name):
+            opened, own = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config or {}))
         records = (
             record
             for file in folder.rollout_files
             for record in read_rollouts(file)
             if name in ("", record.environment) and (step is None or (record.step == step and not record.eval_phase))
         )
-        episodes += rescore(opened, own, tokenizer, records)
+        episodes += rescore(opened, own, tokenizer, records, first)
+        first += len(opened.all_cases)
     if not episodes:
         raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
     found = report(episodes, wanted["most"])

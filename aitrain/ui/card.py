@@ -45,17 +45,17 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
     def finalize(value: object) -> str:
         return str(value) if isinstance(value, Markup) else escaped(value)
 
-    made, rewards = overview.environment, overview.rewards
+    made, rewards, is_adapter = overview.environment, overview.rewards, (place / "adapter_config.json").exists()
     env_config = without_secrets(config.rl_env_config)
     masked = config.model_copy(update={"rl_env_config": env_config, "trl": without_secrets(config.trl)})
     options = (f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in masked.changed().items())
     templates = Environment(loader=FunctionLoader(asset), trim_blocks=True, finalize=finalize)
     text: str = templates.get_template("card.md").render(
-        header=_header(place, config.model),
+        header=_header(config.model, is_adapter),
         config=config,
         model=public_base(config.model),
         result=overview.result,
-        is_adapter=_is_adapter(place),
+        is_adapter=is_adapter,
         is_merged_beside=(place / "merged").exists(),
         scores=table_texts(recorded_table(overview.result.get("scores")) or {}),
         curve=reward_line(rewards).plain if len(rewards) > 1 else "",
@@ -66,15 +66,10 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
     return text
 
 
-def _is_adapter(place: Path) -> bool:
-    return (place / "adapter_config.json").exists()
-
-
-def _header(place: Path, base: str) -> str:
+def _header(base: str, is_adapter: bool) -> str:
     """The card's YAML header for the Hub, without the base model if that is a local folder."""
     from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
 
-    is_adapter = _is_adapter(place)
     is_on_hub = base not in NAMED_MODELS and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) and not Path(base).exists()
     data = ModelCardData(
         base_model=base if is_on_hub else None,

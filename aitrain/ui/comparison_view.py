@@ -30,7 +30,6 @@ MOST_CASES: dict[Outcome, int] = {"lost": 40, "won": 40, "equal": 10, "unscored"
 """Maximum number of cases with transcripts, of each outcome."""
 MOST_ROWS = 5_000
 """Maximum number of cases that are listed."""
-SHOWN_OUTCOMES: tuple[Outcome, ...] = ("lost", "won")
 
 
 def comparison_texts(comparisons: Sequence[Comparison], most_cases: int = 2) -> Iterator[Text]:
@@ -58,8 +57,7 @@ def comparison_texts(comparisons: Sequence[Comparison], most_cases: int = 2) -> 
             yield Text(escape_controls(sentence))
         for note in comparison.notes:
             yield Text(f"! {escape_controls(redact(note))}", style=MIDDLE)
-        for outcome in SHOWN_OUTCOMES:
-            cases = comparison.cases(outcome)
+        for outcome, cases in {"lost": comparison.cases("lost"), "won": comparison.cases("won")}.items():
             for place, pair in enumerate(cases[:most_cases], start=1):
                 yield Text()
                 yield from case_text(comparison, pair, f"{outcome} {place} of {len(cases)}")

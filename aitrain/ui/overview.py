@@ -31,7 +31,7 @@ from aitrain.runs.held_out import (
 )
 from aitrain.runs.json_values import JsonObject, as_float, regular
 from aitrain.runs.model_reference import read_options
-from aitrain.runs.records import MetricsLine, read_metrics
+from aitrain.runs.records import read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.statistics import (
@@ -73,16 +73,6 @@ class Overview:
     def options(self) -> dict[str, Any]:
         """config.yaml."""
         return dict(read_options(self.run.config))
-
-    @cached_property
-    def metrics(self) -> bytes:
-        """The whole lines at the end of metrics.jsonl, as the table of runs has no time to parse them."""
-        return end_of(self.run.metrics, MOST_METRICS).rpartition(b"\n")[0]
-
-    @cached_property
-    def steps(self) -> list[MetricsLine]:
-        """The lines of the training in metrics.jsonl."""
-        return [line for line in read_metrics(self.run.metrics) if not line.is_scoring]
 
     # -- how far it is
 
@@ -206,7 +196,8 @@ class Overview:
     @cached_property
     def curves(self) -> tuple[list[int], Series]:
         """Steps, evenly spread if there are many, and the numbers of the training by their names, each as long."""
-        lines = [(line.step, line.series) for line in evenly(self.steps, POINTS)]
+        steps = [line for line in read_metrics(self.run.metrics) if not line.is_scoring]
+        lines = [(line.step, line.series) for line in evenly(steps, POINTS)]
         names = {name: None for _, series in lines for name in series}
         drawn = {name: [series.get(name) for _, series in lines] for name in names}
         return [step for step, _ in lines], {name: y for name, y in drawn.items() if set(y) != {None}}
@@ -246,12 +237,6 @@ class Overview:
         return self.job == "grpo" and has_ended and self.status in ("finished", "stopped")
 
     @property
-    def learned(self) -> bool:
-        """Whether the completions of a group differed in score in a step, so that it changed the weights."""
-        shares = re.findall(rb'"frac_reward_zero_std": ([\d.]+)', self.metrics)
-        return not shares or any(float(share) != 1.0 for share in shares)
-
-    @property
     def advice(self) -> str:
         """What the result of a training suggests; empty if there is nothing to add to the verdict."""
         if not self.is_over:
@@ -262,15 +247,9 @@ class Overview:
             return "A lower learning rate may help, and --save-best, which keeps the best step as the model."
         if self.verdict == "better":
             return ""
-        if self.learned:
-            return (
-                "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
-                " smaller differences."
-            )
         return (
-            "In no step did the completions of a group differ in score, so nothing was learned. Where the reward is"
-            " low, use easier cases, give partial credit, or raise --rl-num-generations or --rl-temperature; where it"
-            " is high, use harder cases, and see with aitrain env check whether wrong answers score less."
+            "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
+            " smaller differences."
         )
 
     @property
@@ -321,15 +300,15 @@ class Overview:
             "episodes": self.episodes,
             "verdict": self.verdict,
             "verdicts": {name: verdict_of(row["change"]) for name, row in self.scores.items()},
-            "learned": self.learned,
             "findings": [asdict(finding) for finding in findings_of(self.run)],
             "advice": self.advice,
             "next_steps": self.next_steps,
         }
 
     def row(self) -> dict[str, Any]:
-        """The run in the table of runs, from small files and the end of metrics.jsonl."""
-        rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
+        """The run in the table of runs, which has no time to parse: from small files and the end of metrics.jsonl."""
+        metrics = end_of(self.run.metrics, MOST_METRICS).rpartition(b"\n")[0]
+        rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', metrics)
         row = next(iter(self.scores.values()), self._bare_scores())
         state, change = self.state, row["change"]
         return {
@@ -344,7 +323,6 @@ class Overview:
             "before": row["before"],
             "after": row["after"],
             "change": change,
-            "learned": self.learned,
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
         }

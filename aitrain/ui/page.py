@@ -96,7 +96,6 @@ def hashes(texts: Sequence[str]) -> str:
 # -- report.html
 
 MOST_CASES = 2_000
-SHARED = ("asked", "row", "tools", "rendered")
 
 
 def write_report(folder: RunFolder, announce: Announce) -> None:
@@ -110,16 +109,11 @@ def write_report(folder: RunFolder, announce: Announce) -> None:
 
 
 def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
-    """The data of report.html. `shared` holds the values that all episodes of a group have in common."""
-    shared: dict[str, int] = {}
-    episodes = [episode(rollouts, number) for number in choose(rollouts.entries)]
-    for one in episodes:
-        one |= {name: shared.setdefault(json.dumps(one[name]), len(shared)) for name in SHARED}
+    """The data of report.html."""
     return {
         "summary": Overview(folder.path, rollouts).to_json(),
         "cases": cases_json(rollouts, MOST_CASES),
         "source": read_source(folder.environment_source),
-        "episodes": episodes,
-        "shared": [json.loads(text) for text in shared],
+        "episodes": [episode(rollouts, number) for number in choose(rollouts.entries)],
         "written": time.time(),
     }

@@ -20,7 +20,7 @@ from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder, read_object
 from aitrain.ui.overview import Overview
 
 PATIENCE = 0.3
-"""Seconds that a page waits for rollouts to be read before it is shown without them."""
+"""Seconds that a page waits for new rollouts to be read before it is shown without them."""
 SIGNS = ("metrics.jsonl", "status.json", "rollouts")
 """Files that identify a run folder; one suffices. A config.yaml is also what a user writes options into."""
 MOST_RUNS = 2_000
@@ -28,7 +28,7 @@ MOST_RUNS = 2_000
 
 @dataclass(eq=False)
 class OpenRun:
-    """One run that a page shows. Its rollouts are read in a thread, new ones at each request."""
+    """One run that a page shows. Its rollouts are read in a thread, new ones at each request of its overview."""
 
     path: Path
     is_ready: bool = False
@@ -37,22 +37,17 @@ class OpenRun:
     def __post_init__(self) -> None:
         self.rollouts = RolloutIndex(self.path / "rollouts")
 
-    def look(self) -> None:
-        """Read new rollouts in a thread; waits for the first ones, at most PATIENCE seconds."""
-        if self._reader is None or not self._reader.is_alive():
-            self._reader = threading.Thread(target=self._read, daemon=True)
-            self._reader.start()
-        if not self.is_ready:
-            self._reader.join(PATIENCE)
-
     def _read(self) -> None:
         with suppress(OSError):  # the run is being removed or replaced: the next request reads it again
             self.rollouts.refresh()
             self.is_ready = True
 
     def overview(self) -> JsonObject:
-        """The run's page above its cases."""
-        self.look()
+        """The run's page above its cases, with the rollouts that are read within PATIENCE seconds."""
+        if self._reader is None or not self._reader.is_alive():
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+        self._reader.join(PATIENCE)
         overview = Overview(self.path, self.rollouts if self.is_ready else None)
         return {**overview.to_json(), "is_ready": self.is_ready}
 

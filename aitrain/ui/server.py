@@ -17,8 +17,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
-
 from aitrain.environment.http_server import RefusedRequestError, http_server
 from aitrain.errors import ConfigError
 from aitrain.runs.environment_source import read_source
@@ -81,7 +79,8 @@ class PageServer:
         try:
             response = await run_in_threadpool(self._answer, request)
         except Exception as error:
-            status = 400 if isinstance(error, ConfigError) else getattr(error, "status", 500)
+            is_wrong = isinstance(error, (ConfigError, ValueError))  # such as pydantic's, of a query
+            status = getattr(error, "status", 400 if is_wrong else 500)
             response = PlainTextResponse(escape_controls(str(error) or type(error).__name__), status)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
@@ -145,22 +144,14 @@ def _run(registry: RunRegistry, parameters: Parameters, name: str = "run") -> Op
 # -- /api/
 
 
-def _valid(kind: Any, value: object) -> Any:
-    """A parameter as a value of its type."""
-    try:
-        return TypeAdapter(kind).validate_python(value)
-    except ValidationError as error:
-        raise RefusedRequestError(400, error.errors()[0]["msg"]) from None
-
-
 def _episodes(registry: RunRegistry, parameters: Parameters) -> JsonObject:
     rollouts = _run(registry, parameters).rollouts
-    query = _valid(Query, {name: text for name, text in parameters.items() if name in Query.__dataclass_fields__})
-    return page_of(rollouts, find(rollouts, query), _valid(NonNegativeInt, parameters.get("start", 0)))
+    fields: dict[str, Any] = {name: text for name, text in parameters.items() if name in Query.__dataclass_fields__}
+    return page_of(rollouts, find(rollouts, Query(**fields)), int(parameters.get("start", 0)))
 
 
 def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
-    rollouts, number = _run(registry, parameters).rollouts, _valid(NonNegativeInt, parameters.get("n"))
+    rollouts, number = _run(registry, parameters).rollouts, int(parameters.get("n", 0))
     if number >= len(rollouts.entries):
         raise RefusedRequestError(404, "There is no such episode.")
     return episode(rollouts, number)

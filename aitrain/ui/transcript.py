@@ -8,6 +8,7 @@ from itertools import groupby
 
 from rich.text import Text
 
+from aitrain.environment.completion_parser import short
 from aitrain.runs.records import RolloutRecord, TranscriptMessage
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.ui.dashboard import number
@@ -17,7 +18,7 @@ from aitrain.ui.output import escape_controls
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = "    "
 LONGEST_ROW = 300
-"""Maximum characters of a case's row."""
+"""Maximum characters of a case's row; `--json` has all of them."""
 
 
 def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
@@ -33,9 +34,7 @@ def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[Text]:
         group = list(together)
         records = [rollouts.record(entry) for entry in group]
         yield _heading(group)
-        row = json.dumps(records[0].row, ensure_ascii=False) if records[0].row else ""
-        if len(row) > LONGEST_ROW:
-            row = f"{row[:LONGEST_ROW]}… ({len(row):,} characters, all of them with --json)"
+        row = short(json.dumps(records[0].row, ensure_ascii=False), LONGEST_ROW) if records[0].row else ""
         for name, text in (("row", row), ("tools", ", ".join(map(tool_name, records[0].tools)))):
             if text:
                 yield Text(f"  {name}: {escape_controls(text)}", style="dim")

@@ -7,15 +7,15 @@ from __future__ import annotations
 import keyword
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aitrain.environment.contract import Case, check_contract
-from aitrain.environment.dataset import build_cases, columns, number_apart
-from aitrain.environment.loader import find_env, load_env, locate_environments
+from aitrain.environment.dataset import build_cases, columns
+from aitrain.environment.loader import find_env, load_env
 from aitrain.environment.requirements import with_requirements
-from aitrain.errors import ConfigError, errors_of
+from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.packages import installed
 
@@ -69,24 +69,6 @@ def open_environment(
     cases, held_out = built = build_cases(environment, tokenizer)
     check_contract(environment, columns(built))
     return OpenedEnvironment(environment, cases, held_out or (), note, attributes), config
-
-
-def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple[OpenedEnvironment, TrainConfig]]:
-    """Construct each environment of the options, and build its datasets; by its name, with its own options, and with
-    the row numbers that its cases have in a run.
-
-    Raises:
-        AitrainError: one cannot be constructed, or a dataset or the methods' parameters are wrong.
-    """
-    sources, opened = locate_environments(config), dict[str, tuple[OpenedEnvironment, TrainConfig]]()
-    for name, own in config.environments.items():
-        with errors_of(name):
-            opened[name] = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config or {}))
-    built: Any = {name: (one.cases, one.held_out or None) for name, (one, _) in opened.items()}
-    return {
-        name: (replace(opened[name][0], cases=cases, held_out=held_out or ()), opened[name][1])
-        for name, (cases, held_out) in number_apart(built).items()
-    }
 
 
 # -- a new one

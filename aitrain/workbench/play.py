@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from aitrain.environment.completion_parser import ToolJson, clean
+from aitrain.environment.completion_parser import clean
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import AbsentModel, start_runner
 from aitrain.errors import ConfigError, EnvironmentFailed
@@ -167,12 +167,7 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
             raise ConfigError(f"--script: {options.script} cannot be read: {error}") from None
         policy = Script(tuple(map(str, replies)))
     elif options.policy == "reference":
-        try:
-            reference = reference_of(opened.environment, case)
-        except EnvironmentFailed:
-            raise
-        except Exception as error:
-            raise EnvironmentFailed(f"reference of case {case.case_idx} raised: {error!r}") from error
+        reference = reference_of(opened.environment, case)
         if reference is None:
             raise ConfigError(
                 f"--policy reference: {type(opened.environment).__name__} knows no right answer to case"
@@ -215,18 +210,6 @@ class Person:
         text = "\n".join(lines)
         is_call = said.tools and '"name"' in text and text.startswith("{")
         return f"<tool_call>{text}</tool_call>" if is_call else text
-
-
-def signature(schema: ToolJson) -> str:
-    """A tool's schema as a call: `add(first: integer, second: integer)`; optional arguments end with `?`."""
-    function = schema.get("function", schema)
-    parameters = function.get("parameters") or {}
-    required = parameters.get("required") or ()
-    arguments = [
-        f"{name}{'' if name in required else '?'}: {each.get('type', 'any')}"
-        for name, each in (parameters.get("properties") or {}).items()
-    ]
-    return f"{function.get('name')}({', '.join(arguments)})"
 
 
 # -- how texts are shown, by the other commands too

@@ -13,6 +13,8 @@ from aitrain.environment.completion_parser import ToolJson
 from aitrain.environment.contract import Case, call_by_name
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.session import Message
+from aitrain.errors import EnvironmentFailed
+from aitrain.execution.user_code import failure_message
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Completion, Engine, GenerationRequest, OutOfRepliesError
 from aitrain.rollout.episode import Episode, Rollout
@@ -91,11 +93,14 @@ def reference_of(environment: Any, case: Case) -> Script | None:
     """The replies that `environment.reference` returns; None if it has no such method, or returns None.
 
     Raises:
-        Exception: what the environment's method raises.
+        EnvironmentFailed: it raised; the message has the line in the user's code.
     """
     if not callable(getattr(environment, "reference", None)):
         return None
-    found = call_by_name(environment.reference, case.arguments())
+    try:
+        found = call_by_name(environment.reference, case.arguments())
+    except Exception as error:
+        raise EnvironmentFailed(failure_message(f"reference of case {case.case_idx} raised", error)) from error
     if found is None:
         return None
     return Script(tuple(map(str, found)) if isinstance(found, (list, tuple)) else (str(found),))

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case, as_messages, env_kind
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.served_environment import ServedEnvironment
@@ -22,15 +23,15 @@ from aitrain.errors import ConfigError, EnvironmentFailed, RunFailed
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import to_jsonable
 from aitrain.rollout.episode import Episode
-from aitrain.runs.json_values import as_text
 from aitrain.runs.records import RolloutRecord, row_columns
+from aitrain.runs.rollout_index import prompt_excerpt
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import show_heading, show_text
 from aitrain.workbench.player import Conversation, Player
 
 BATCH = 256
 EXCERPT = 400
-"""Characters that are shown of a prompt and an answer."""
+"""Characters that are shown of an answer."""
 SAME = 1e-9
 """Scores that differ by less are the same."""
 DIFFERENT = "the environment or a tool answered differently"
@@ -63,21 +64,25 @@ class RescoredEpisode:
     def to_json(self) -> dict[str, Any]:
         """Which episode it is, both scores, and the beginnings of its texts."""
         record = self.record
-        prompt = as_text(as_messages(record.prompt)[-1].get("content")) if record.prompt else ""
-        texts = {"prompt": prompt[:EXCERPT], "answer": record.completion[:EXCERPT], "failure": self.failure}
+        texts = {"prompt": prompt_excerpt(record), "answer": short(record.completion, EXCERPT), "failure": self.failure}
         place = {name: getattr(record, name) for name in ("step", "eval_phase", "environment", "case_idx")}
         return {**place, "case": record.row_number, "before": record.score, "after": self.after, **texts}
 
 
 def rescore(
-    opened: OpenedEnvironment, config: TrainConfig, tokenizer: object, records: Iterable[RolloutRecord]
+    opened: OpenedEnvironment,
+    config: TrainConfig,
+    tokenizer: object,
+    records: Iterable[RolloutRecord],
+    first: int = 0,
 ) -> Iterator[RescoredEpisode]:
-    """Each episode with today's score, batch by batch.
+    """Each episode with today's score, batch by batch. In a run with several environments, `first` is the number of
+    this one's first row among all.
 
     Raises:
         ConfigError: the environment scores groups of episodes together, or plays them itself.
     """
-    known = {case.number: case for case in opened.all_cases}
+    known = {case.number + first: case for case in opened.all_cases}
     records = iter(records)
     with closing(Player(opened.environment, config)) as player:
         if player.runner.scores_groups or env_kind(opened.environment) == "rollout":

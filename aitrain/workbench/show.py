@@ -12,11 +12,11 @@ from aitrain.environment.rollout_session import session_for
 from aitrain.environment.session import ResetResult
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
-from aitrain.execution.user_code import describe_error
 from aitrain.runs.environment_source import files_of
+from aitrain.ui.episodes import tool_name
 from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment, spread
-from aitrain.workbench.play import ModelView, case_name, chosen_case, show_heading, show_text, signature
+from aitrain.workbench.play import ModelView, case_name, chosen_case, show_heading, show_text
 from aitrain.workbench.player import reference_of
 
 LONGEST_VALUE = 300
@@ -46,7 +46,7 @@ def show(
         "requires": opened.note,
         "tokens": f"those of {view.name}",
     }
-    for fact, value in {**facts, "tools": "\n          ".join(map(signature, tools))}.items():
+    for fact, value in {**facts, "tools": ", ".join(map(tool_name, tools))}.items():
         if value:
             console.print(Text(f"{fact:9} {escape_controls(str(value))}"), soft_wrap=True)
     shown: list[dict[str, object]] = []
@@ -58,8 +58,8 @@ def show(
         try:
             script = reference_of(environment, one)
             reference = "none" if script is None else "\n           ".join(script.replies)
-        except Exception as error:  # such as for held-out cases, which many methods do not know
-            reference = f"raised: {describe_error(error)}"
+        except EnvironmentFailed as error:  # such as for held-out cases, which many methods do not know
+            reference = str(error)
         console.print()
         show_heading(console, f"{case_name(one)}{', held out' * is_held_out}: {len(ids)} tokens")
         show_text(console, text)

@@ -58,16 +58,8 @@ def test_a_better_model_is_to_be_talked_to_and_handed_over(tmp_path: Path) -> No
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "advised"),
-    [({}, "In no step"), ({"frac_reward_zero_std": 0.5}, "More steps")],
-)
-def test_more_steps_are_advised_only_where_groups_differed_in_score(
-    tmp_path: Path, line: dict[str, float], advised: str
-) -> None:
-    folder = run(tmp_path, "undetected")
-    append_lines(folder.metrics, [{"step": 1, "reward": 0.5, "frac_reward_zero_std": 1.0, **line}])
-    assert advised in Overview(folder.path).advice
+def test_more_steps_are_advised_where_no_difference_is_detected(tmp_path: Path) -> None:
+    assert "More steps" in Overview(run(tmp_path, "undetected").path).advice
 
 
 @pytest.mark.parametrize(

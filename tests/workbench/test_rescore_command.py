@@ -92,3 +92,15 @@ def test_one_step_can_be_chosen_and_a_scorer_that_always_fails_is_shown(here: Pa
     code, _, err = run_in_process("env rescore mine --rl-env broken.py")
     assert code == 3
     assert "broken.py, line 10, in score_episode: return 1 / 0" in err
+
+
+def test_each_of_several_environments_scores_its_own_episodes_by_the_rows_of_today(run: Path) -> None:
+    place = run.parents[1] / "numbers_env.py"
+    (run / "config.yaml").write_text(f"model: tiny\nrl_env: ['first={place}', 'second={place}']\n")
+    records = [said(1, "1", 1.0, environment="first"), said(1, "1", 0.0, environment="second") | {"row_number": 5}]
+    (run / "rollouts" / "1.jsonl").write_text(json_lines(records))
+    found = json.loads(run_in_process("env rescore mine --json")[1])
+    assert found["scored_with_saved_rows"] == 0
+    assert {name: one["mean_after"] for name, one in found["phases"].items()} == {
+        "training, first": 1.0, "training, second": 1.0,
+    }  # fmt: skip

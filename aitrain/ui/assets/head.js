@@ -8,12 +8,10 @@ const STATUS_HINTS = {
   dead: "Its process is gone, and has left no word",
   unknown: "The folder has no valid status.json",
 };
-const UNCHANGED = "No step changed the weights: in no group did scores differ, or the learning rate was 0";
 const FAILED = { failed: "Why it failed", stalled: "Why it was ended", dead: "What happened" };
 const VERDICTS = { better: "better than before", worse: "worse than before", undetected: "no detectable difference" };
 
-function statusPill({ status, learned }) {
-  if (status === "finished" && learned === false) return el("span", { class: "pill unchanged", title: UNCHANGED }, "finished, nothing learned");
+function statusPill({ status }) {
   const word = STATUS[status] ?? "no status";
   return el("span", { class: `pill ${word.replace(" ", "-")}`, title: STATUS_HINTS[status] }, word);
 }

@@ -21,9 +21,8 @@ function grouped(episodes) {
 }
 
 /** The data of report.html; `all` are the episodes that it holds. */
-function embedded({ summary, cases, source, episodes: all, shared, written }) {
+function embedded({ summary, cases, source, episodes: all, written }) {
   const isSample = summary.episodes.all > all.length;
-  for (const episode of all) for (const name of ["asked", "row", "tools", "rendered"]) episode[name] = shared[episode[name]];
   const steps = all.filter((episode) => !episode.eval_phase).map((episode) => episode.step);
   summary.episodes.steps = [...new Set(steps)].sort((one, other) => one - other); // those that can be shown
   function episodes(run, query, start = 0) {

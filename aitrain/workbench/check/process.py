@@ -104,21 +104,23 @@ class FastCheck:
 def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastCheck:
     """Run the fast checks for a few seconds. Nothing that goes wrong here ends the run."""
     request = {"options": config.model_dump(mode="json", exclude_unset=True), "seconds": seconds}
-    passed, message, findings = 0, Message(), list[str]()
-    for message in messages_of(request, {"HF_HUB_OFFLINE": "1"}):  # what the run has downloaded is in the cache
-        if result := message.get("result"):
-            passed += not (result["skipped"] or result["findings"])
-            for one in result["findings"]:
-                if one["level"] != "info":
-                    text = " ".join(f"{one['what']} {one['fix']}".split())
-                    findings.append(f"Environment check {result['name']}: {text}")
-    reason = message.get("error", "").partition("\n")[0]
+    messages = messages_of(request, {"HF_HUB_OFFLINE": "1"})  # what the run has downloaded is in the cache
+    document = report(messages, lambda _: None)
+    checks = document["checks"]
+    findings = [
+        " ".join(f"Environment check {check['name']}: {one['what']} {one['fix']}".split())
+        for check in checks
+        for one in check["findings"]
+        if one["level"] != "info"
+    ]
+    passed = sum(not (check["skipped"] or check["findings"]) for check in checks)
+    reason = document.get("error", "").partition("\n")[0]
     if reason and not passed:
         findings.insert(0, f"The environment was not checked: {reason}.")
         return FastCheck(findings, False)
     late = f", the others not made: {reason}" if reason else ""
     lines = findings or [f"Environment checks: {passed} passed{late}."]
-    return FastCheck(lines, not (reason or findings), message.get("all_failed") or "")
+    return FastCheck(lines, not (reason or findings), document.get("all_failed") or "")
 
 
 # -- the report
@@ -129,15 +131,16 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
     it as a JSON object. Its exit code is 0 if nothing failed, else 3, or that of the error that ended it."""
     document: Message = {"checks": [], "exit_code": 0}
     for message in messages:
-        document |= {name: message[name] for name in ("opened", "error", "exit_code", "episodes") if name in message}
         if opened := message.get("opened"):
             held_out = f", {opened['held_out']} held out" if opened["held_out"] else ""
             cases = f"{opened['cases']} case{'' if opened['cases'] == 1 else 's'}"
-            show(_plain(f"{opened['name']}: {cases}{held_out}, opened in {opened['seconds']:.1f}s\n{opened['note']}"))
+            show(_plain(f"{opened['name']}: {cases}{held_out}\n{opened['note']}"))
         if result := message.get("result"):
             document["checks"].append(result)
             for line in _result_lines(result, is_verbose):
                 show(line)
+        elif "running" not in message:
+            document |= message
     made = [one for one in document["checks"] if not one["skipped"]]
     counts = Counter(finding["level"] for one in made for finding in one["findings"])
     if counts["fail"] and "error" not in document:
@@ -145,7 +148,7 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
     if document["checks"]:
         named = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
         checks = f"{len(made)} check{'' if len(made) == 1 else 's'} with {document.get('episodes', 0)} episodes"
-        show(f"\n{checks} in {sum(one['seconds'] for one in made):.1f}s: {named or 'nothing found'}")
+        show(f"\n{checks}: {named or 'nothing found'}")
     return document
 
 
@@ -156,13 +159,13 @@ def _result_lines(result: Message, is_verbose: bool) -> Iterator[str]:
         level, text = "-", _plain(f"not checked: {result['skipped']}")
     yield typer.style(f"{level:8}", COLOURS.get(level)) + f" {result['name']:18} {text}"
     width = max(36, min(106, shutil.get_terminal_size().columns))
-    wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
     for one in [one for one in findings if is_verbose or one["level"] != "info" or not one["why"]]:
         case = "" if one["case_idx"] is None else f" (case {one['case_idx']})"
         for label, text in (("", f"{one['what']}{case}"), ("why", one["why"]), ("fix", one["fix"])):
             for paragraph in _plain(text).splitlines():
-                wrapper.initial_indent = f"  {label:4}"
-                yield wrapper.fill(paragraph)
+                yield textwrap.fill(
+                    paragraph, width, initial_indent=f"  {label:4}", subsequent_indent=" " * 6, break_on_hyphens=False
+                )
                 label = ""
 
 

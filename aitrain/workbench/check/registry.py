@@ -59,12 +59,11 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects, of_process=True),
     EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, False, of_process=True),
     EnvCheck("model-use", "the scorer does not generate", scores.model_use, False),
-    EnvCheck("concurrency", "episodes at the same time do not disturb each other", scores.concurrency),
+    EnvCheck("repeatable", "the same replies get the same score, also at the same time", scores.repeatable),
     EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
     # those after it also look at a column that is taken for the reference
     EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, False, is_fast=True),
     EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, False, is_fast=True),
-    EnvCheck("repeatable", "the same replies get the same conversation and score", scores.repeatable),
     # before those that play much: slow environments leave no time for what comes last
     EnvCheck("latency", "steps wait little for the environment", episodes.latency),
     EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers),
@@ -97,7 +96,7 @@ def chosen(only: Iterable[str]) -> list[EnvCheck]:
 
 def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
     """Run a check; it is skipped if there is no time for it, or the environment has not what it needs."""
-    start, found, skipped = time.monotonic(), list[EnvFinding](), ""
+    found, skipped = list[EnvFinding](), ""
     try:
         if check.of_process and isinstance(subject.environment, ServedEnvironment):
             raise NotCheckedError("seen only where the environment runs: check it there")
@@ -114,7 +113,7 @@ def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
         raise
     except Exception as error:  # one check that fails must not hide what the others find
         skipped = f"the check itself failed: {describe_error(error)}"
-    return CheckResult(check.name, check.description, found, skipped, time.monotonic() - start)
+    return CheckResult(check.name, check.description, found, skipped)
 
 
 # -- the process
@@ -127,7 +126,6 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
     Raises:
         AitrainError: the environment cannot be constructed, or not be checked before a training.
     """
-    start = time.monotonic()
     options, seconds = request["options"], request.get("seconds")
     if seconds is not None:
 
@@ -151,7 +149,7 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
     note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
     facts = {"name": type(opened.environment).__name__, "cases": len(opened.cases), "held_out": len(opened.held_out)}
-    send({"opened": {**facts, "note": note, "seconds": time.monotonic() - start}})
+    send({"opened": {**facts, "note": note}})
     limit = SAMPLE if seconds is None else FAST_SAMPLE
     with closing(Subject(opened, config, tokenizer, limit, SECONDS)) as subject:
         for one in checks:

@@ -64,9 +64,9 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
         return
     if not (subject.referenced or subject.reference_errors):
         yield EnvFinding("info", "reference returns no answer: what needs one is not checked.")
-    for number, error in list(subject.reference_errors.items())[:1]:
+    for error in subject.reference_errors[:1]:
         fix = "Return the right answer for each case_idx; check which case a row's case_idx means."
-        yield EnvFinding("fail", f"reference raised for row {number}: {error}", fix=fix)
+        yield EnvFinding("fail", error, fix=fix)
     low, high = subject.config.score_bounds
     zero = 0.0 if low <= 0.0 < high else low
     played = [(one.result.score, one) for one in subject.play(subject.referenced)]
@@ -133,15 +133,13 @@ REMEDIES = {
 def exceptions(subject: Subject) -> Iterator[EnvFinding]:
     """All replies get a score in the range: nothing raises or hangs, and no service fails that the environment asks."""
     try:
-        count = 2 if subject.limit > 4 else 1
-        texts = [*HOSTILE, *subject.tool_calls]
-        subject.play((case, Constant(text)) for text in texts for case in subject.sample[:count])
-        # a column is often the right answer, and there may be no reference
-        values = [(case, str(value)[:2000]) for case in subject.sample[:count] for value in case.row.values()]
-        subject.play((case, Constant(text)) for case, text in values)
-        for case, reply in subject.answered[:count]:
-            texts = [rewrapped(reply, text) for text in HOSTILE_ANSWERS]
-            subject.play((case, Script((text,))) for text in [*texts, core_of(reply), *reply.split()[-1:]])
+        replies = {case.number: reply for case, reply in subject.answered}
+        for case in subject.sample[:2]:
+            # a column is often the right answer, and there may be no reference
+            texts = [*HOSTILE, *subject.tool_calls, *(str(value)[:2000] for value in case.row.values())]
+            if reply := replies.get(case.number):
+                texts += [*(rewrapped(reply, text) for text in HOSTILE_ANSWERS), core_of(reply), *reply.split()[-1:]]
+            subject.play((case, Constant(text)) for text in texts)
     finally:  # what the first ones did is worth knowing if the time is over, perhaps because of them
         yield from _failures(subject)
 
@@ -179,26 +177,42 @@ def _last_reply(episode: Episode) -> str:
 
 
 def repeatable(subject: Subject) -> Iterator[EnvFinding]:
-    """The same case, seed and replies give the same conversation and score, whatever was played before."""
+    """The same case, seed and replies give the same conversation and score: one episode after another, whatever was
+    played before, and many at the same time."""
     pairs: list[tuple[Case, Policy]] = [*subject.referenced[:6]]
     pairs += [(case, THE_ANSWER) for case in subject.sample[:6]]
     pairs += [(subject.sample[0], Constant(call)) for call in subject.tool_calls]
     rows = [] if subject.referenced else subject.sample[:2]  # a column is often the right answer
     pairs += [(case, Constant(str(value))) for case in rows for value in case.row.values() if may_be_answer(value)]
-    first = subject.play(pairs)
-    for _ in range(REPEATS):
+    first = subject.play(pairs, at_once=1)
+    many = MANY if subject.episode_seconds < QUICK else subject.at_once
+    for at_once in (*[1] * REPEATS, many):
         pairs, first = pairs[::-1], first[::-1]
-        for before, after in zip(first, subject.play(pairs, again=True), strict=True):
+        played = subject.play(islice(cycle(pairs), max(len(pairs), at_once)), again=True, at_once=at_once)
+        for before, after in zip(cycle(first), played, strict=False):
             change, what = difference(before, after)
-            if change > 1e-6:
+            case_idx = before.case.case_idx
+            if at_once > 1 and change > NOISE:
+                yield EnvFinding(
+                    "fail",
+                    f"With {many} episodes at the same time, and one by one, the same replies got {what}.",
+                    "A training step plays its episodes at the same time: scores belong to the wrong replies.",
+                    OWN_STATE,
+                    case_idx,
+                )
+                subject.at_once = 1  # the other checks look for other things
+                return
+            if at_once == 1 and change > 1e-6:
                 yield EnvFinding(
                     "warning" if change < NOISE else "fail",
                     f"The same case, seed and replies got {what}: {_last_reply(before)}.",
                     "Episodes of a group then differ by luck: the difference of their scores is noise.",
                     "Draw from random.Random(seed), not from global random numbers; keep nothing from call to call.",
-                    before.case.case_idx,
+                    case_idx,
                 )
                 return
+    for note in subject.notes[:1]:
+        yield EnvFinding("info", " ".join(note.split()))
 
 
 def difference(before: Episode, after: Episode) -> tuple[float, str]:
@@ -212,31 +226,6 @@ def difference(before: Episode, after: Episode) -> tuple[float, str]:
     if failure := one.failure or other.failure:
         return math.inf, f"a score, and in the other episode: {failure.message}"
     return abs((one.score or 0.0) - (other.score or 0.0)), f"scores of {one.score} and {other.score}"
-
-
-def concurrency(subject: Subject) -> Iterator[EnvFinding]:
-    """Episodes at the same time are as they are one after another."""
-    pairs = subject.pairs
-    alone = [subject.play_one(*pair, again=True) for pair in pairs]
-    count = MANY if subject.episode_seconds < QUICK else subject.at_once
-    beside = subject.play(islice(cycle(pairs), count), again=True, at_once=count)
-    found = [(one, *difference(one, other)) for one, other in zip(cycle(alone), beside, strict=False)]
-    found = [one for one in found if one[1] > NOISE]
-    # else it is noise, which `repeatable` finds
-    if found and all(
-        difference(one, subject.play_one(*pair, again=True))[0] <= NOISE for pair, one in zip(pairs, alone, strict=True)
-    ):
-        episode, _, what = found[0]
-        yield EnvFinding(
-            "fail",
-            f"With {count} episodes at the same time, and one by one, the same replies got {what}.",
-            "A training step plays its episodes at the same time: scores belong to the wrong replies.",
-            OWN_STATE,
-            episode.case.case_idx,
-        )
-        subject.at_once = 1  # the other checks look for other things
-    for note in subject.notes[:1]:
-        yield EnvFinding("info", " ".join(note.split()))
 
 
 def model_use(subject: Subject) -> Iterator[EnvFinding]:

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import function_part
-from aitrain.errors import AitrainError
-from aitrain.execution.user_code import describe_error
+from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.replies import FORMS, core_of, text_of
@@ -68,7 +67,6 @@ class CheckResult:
     description: str = ""
     findings: Sequence[EnvFinding] = ()
     skipped: str = ""
-    seconds: float = 0.0
 
 
 class NotCheckedError(AitrainError):
@@ -105,8 +103,8 @@ class Subject:
     model: ModelGuard = field(default_factory=ModelGuard)
     notes: list[str] = field(default_factory=list)
     """What aitrain said about how the environment's calls run."""
-    reference_errors: dict[int, str] = field(default_factory=dict)
-    """What `reference` raised, by the number of the case."""
+    reference_errors: list[str] = field(default_factory=list)
+    """What `reference` raised."""
     _references: dict[int, Script | None] = field(default_factory=dict)
     _cache: dict[tuple[int, Policy], Episode] = field(default_factory=dict)
 
@@ -126,15 +124,6 @@ class Subject:
     def close(self) -> None:
         """End the environment's threads and processes."""
         self.player.close()
-
-    def check_time(self) -> None:
-        """Stop a check if the time is over.
-
-        Raises:
-            NotCheckedError: it is.
-        """
-        if time.monotonic() > self._end:
-            raise NotCheckedError(NO_TIME)
 
     # -- cases and references
 
@@ -160,8 +149,8 @@ class Subject:
             self._references[case.number] = None
             try:
                 self._references[case.number] = reference_of(self.environment, case)
-            except Exception as error:
-                self.reference_errors[case.number] = describe_error(error)
+            except EnvironmentFailed as error:
+                self.reference_errors.append(str(error))
         return self._references[case.number]
 
     def take_column(self) -> str:
@@ -259,7 +248,8 @@ class Subject:
         at_once = at_once or self.at_once
         played: list[Episode] = []
         for start in range(0, len(new), at_once):
-            self.check_time()
+            if time.monotonic() > self._end:
+                raise NotCheckedError(NO_TIME)
             part = self.player.play([pair for _, pair in new[start : start + at_once]])
             played += part
             if not again:
