@@ -20,8 +20,8 @@ from aitrain.cli.flags import (
     ConfigFile,
     DryRun,
     Flag,
+    JobCommand,
     RunName,
-    SectionedCommand,
     given_flags,
     group,
     print_json,
@@ -112,7 +112,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.")
 recipe = group("Settings for known tasks, each with its environment, hardware and expected scores.")
 
 
-@recipe.command("list", cls=SectionedCommand)
+@recipe.command("list")
 def recipe_list(*, as_json: AsJson = False) -> int:
     """List the recipes."""
     if as_json:
@@ -124,14 +124,14 @@ def recipe_list(*, as_json: AsJson = False) -> int:
     return 0
 
 
-@recipe.command(cls=SectionedCommand)
+@recipe.command()
 def show(name: Name) -> int:
     """Show a recipe: hardware, expected scores, options, command."""
     typer.echo(write_yaml(read_recipe(name).document()).rstrip())
     return 0
 
 
-@recipe.command(cls=SectionedCommand)
+@recipe.command(cls=JobCommand)
 @with_options(TrainConfig)
 def run(
     name: Name,
