@@ -163,8 +163,9 @@ def test_wrong_values_and_options_that_contradict_each_other_are_refused_with_wh
         ("none.yaml", "", "there is no file none.yaml"),
         ("c.yaml", "rl_num_generation: 4", "rl_num_generations?"),
         ("c.yaml", "- lr", "one option a line"),
-        ("c.yaml", "lr: 1\nlr: 2", "c.yaml, line 2: duplicate key lr"),
-        ("c.yaml", b"\x00\xff\xfe", "not a YAML text"),
+        ("c.yaml", "lr: 1\nlr: 2", "c.yaml: duplicate key lr, line 2"),
+        ("c.yaml", b"\x00\xff\xfe", "can't decode byte"),
+        ("c.yaml", "trl: &x {a: 1}\nrl_env_config: *x", "c.yaml: it has aliases"),
     ],
     ids=case_name,
 )

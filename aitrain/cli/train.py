@@ -116,18 +116,18 @@ recipe = group("Settings for known tasks, each with its environment, hardware an
 def recipe_list(*, as_json: AsJson = False) -> int:
     """List the recipes."""
     if as_json:
-        print_json([one.document() for one in recipes()])
+        print_json([{"name": name, **one} for name, one in recipes().items()])
         return 0
-    for one in recipes():
-        how = "measured by us" if one.measured else "by the memory estimate; not measured by us"
-        typer.echo(f"{one.name:20}{one.title}\n{'':20}{one.hardware}, {how}")
+    for name, one in recipes().items():
+        how = "measured by us" if one["measured"] else "by the memory estimate; not measured by us"
+        typer.echo(f"{name:20}{one['title']}\n{'':20}{one['hardware']}, {how}")
     return 0
 
 
 @recipe.command()
 def show(name: Name) -> int:
-    """Show a recipe: hardware, expected scores, options, command."""
-    typer.echo(write_yaml(read_recipe(name).document()).rstrip())
+    """Show a recipe: hardware, expected scores, options."""
+    typer.echo(write_yaml(read_recipe(name)).rstrip())
     return 0
 
 
@@ -142,8 +142,9 @@ def run(
     **flags: Flag,
 ) -> int:
     """Train a recipe. The flags are those of aitrain grpo, and override its options."""
-    options = resolve(TrainConfig, None, given_flags(flags), read_recipe(name).options(tiny))
-    return train(options, as_json, dry_run)
+    known = read_recipe(name)
+    options = {**known["options"], **(known["tiny"] if tiny else {})}
+    return train(resolve(TrainConfig, None, given_flags(flags), options), as_json, dry_run)
 
 
 DEMO: dict[str, object] = {
