@@ -58,7 +58,7 @@ def test_the_defaults_are_those_that_aitraining_has_but_for_a_few() -> None:
          {"rl_env_config": {"small": 1e-6, "big": 2e5, "signed": -1000.0, "day": "2024-11-20"}}),
         ("eval_strategy: no\nsave_strategy: off", {}, {"eval_strategy": "no", "save_strategy": "no"}),
         ("save_total_limit: null\nmax_steps: ~\nrl_env_config:\ntrl:", {},
-         {"save_total_limit": None, "max_steps": None, "rl_env_config": None, "trl": {}}),
+         {"save_total_limit": None, "max_steps": None, "rl_env_config": {}, "trl": {}}),
     ],
 )  # fmt: skip
 def test_a_value_comes_from_a_flag_else_the_file_else_the_default(
@@ -118,6 +118,7 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         ({"vllm_mode": "servr"}, "must be 'colocate' or 'server', not servr"),
         ({"project_name": "a/b"}, "output_dir"),
         ({"rl_env_config": "{'a': 1}"}, "single quotes"),
+        *(({"rl_env_config": value}, "must be a table like") for value in ([], 0, "[1]")),
         ({"rl_env": "a.py", "rl_env_module": "b"}, "both name an environment"),
         ({"rl_env_class": "A"}, "a class of rl_env_module"),
         ({"rl_stop": [""]}, "rl_stop: String should have at least 1 character"),

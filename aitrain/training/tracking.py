@@ -91,7 +91,7 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
     def _describe(self, name: str, callback: Any) -> None:
         """Report all options, without secrets in the environment's keywords or TRL's fields."""
         options = self.context.config.written()
-        options |= without_secrets({"rl_env_config": options["rl_env_config"] or {}, "trl": options["trl"]})
+        options |= without_secrets({"rl_env_config": options["rl_env_config"], "trl": options["trl"]})
         if name == "tensorboard":
             lines = write_yaml(options).splitlines()
             callback.tb_writer.add_text("options", "\n".join(f"    {line}" for line in lines))  # no Markdown

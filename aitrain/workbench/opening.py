@@ -51,7 +51,7 @@ def construct(config: TrainConfig) -> object:
     Raises:
         AitrainError: it cannot be found, imported or constructed.
     """
-    return load_env(find_env(config), config.rl_env_config or {})
+    return load_env(find_env(config), config.rl_env_config)
 
 
 def open_environment(
@@ -82,7 +82,7 @@ def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple
     sources, opened = locate_environments(config), dict[str, tuple[OpenedEnvironment, TrainConfig]]()
     for name, own in config.environments.items():
         with errors_of(name):
-            opened[name] = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config or {}))
+            opened[name] = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config))
     built: Any = {name: (one.cases, one.held_out or None) for name, (one, _) in opened.items()}
     return {
         name: (replace(opened[name][0], cases=cases, held_out=held_out or ()), opened[name][1])
