@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from aitrain.events import Event, NoteLevel  # noqa: E402
 from aitrain.options.algorithms import ALGORITHMS, CISPO_BOUND, PRESETS  # noqa: E402
-from aitrain.options.section import field_docstrings, options_of, sections_of  # noqa: E402
+from aitrain.options.section import Option, field_docstrings, json_schema, options_of, sections_of  # noqa: E402
 from aitrain.options.train import TrainConfig  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -88,9 +88,22 @@ def options_page() -> str:
         lines += ["", f"## {section.section}", "", "| flag | default | values | what it does |", "|---|---|---|---|"]
         for option in options_of(TrainConfig):
             if option.section == section.section:
-                cells = (f"`{option.flag}`", f"`{option.shown_default}`", option.values, option.description)
+                cells = (f"`{option.flag}`", f"`{option.shown_default}`", values_of(option), option.description)
                 lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+
+
+def values_of(option: Option) -> str:
+    """What may follow a flag: `integer, at least 2`, `colocate, server`."""
+    properties: Any = json_schema(TrainConfig)["properties"]
+    stated = properties[option.name]
+    parts = stated.get("anyOf", [stated])
+    bounds = [f"{text} {part[name]}" for part in parts for name, text in BOUNDS.items() if name in part]
+    kinds = (*option.choices, *(["N"] if bounds else [])) if option.choices else (option.type_name,)
+    return ", ".join((*kinds, *bounds))
 
 
 # -- algorithms.md

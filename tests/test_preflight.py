@@ -13,7 +13,7 @@ from aitrain.batch import plan_batch
 from aitrain.cli.train import train_options
 from aitrain.launch.preflight import RunPlan, check, check_eval
 from aitrain.options.evaluate import EvalConfig
-from aitrain.options.other_names import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields
+from aitrain.options.other_names import OPTION_OF_FIELD, SET_BY_AITRAIN, trl_fields
 from aitrain.packages import installed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
 from aitrain.runs.model_reference import read_model
@@ -111,7 +111,6 @@ def test_every_field_that_aitrain_fills_is_refused_and_names_its_option() -> Non
     filled = grpo_arguments(config, plan_batch(config, 1), choose_precision(config))
 
     assert {*filled, "fsdp", "fsdp_config"} - {*TrainConfig.model_fields} == {*OPTION_OF_FIELD, *SET_BY_AITRAIN}
-    assert {*WITHOUT_EFFECT} <= set(trl_fields())
 
 
 VLLM = {"use_vllm": True}

@@ -68,7 +68,7 @@ def keys_of(text: str) -> list[str]:
     """The keys of a YAML text as YAML reads them: 0E0 is the number 0.0."""
     try:
         read = read_yaml(text)
-    except yaml.YAMLError:
+    except ValueError:
         return []
     return [str(key) for key in read] if isinstance(read, dict) else []
 

@@ -22,7 +22,7 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
 @pytest.mark.parametrize(
     ("environment", "arguments", "code", "words"),
     [
-        (GOOD, "--rl-num-generatons 4", 2, "Did you mean --rl-num-generations?"),
+        (GOOD, "--rl-num-generatons 4", 2, "Did you mean rl_num_generations?"),
         (SINKS, """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3, "env.py, line 7, in __init__"),
         ("input()\n" + GOOD, "", 3, "EOFError"),
         ("open('rows.txt')\n" + GOOD, "", 3, "Looked for it from"),

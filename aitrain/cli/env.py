@@ -14,7 +14,6 @@ from aitrain.cli.flags import (
     AsJson,
     Flag,
     RunName,
-    SectionedCommand,
     given_flags,
     group,
     print_json,
@@ -66,7 +65,7 @@ def _on_terminal(command: str, config: TrainConfig, **arguments: object) -> int:
 # -- commands that run the environment
 
 
-@env.command(cls=SectionedCommand)
+@env.command()
 @with_options(TrainConfig, {"rl_env_config", "rl_score_range", "rl_max_turns", "rl_env_timeout", "rl_env_isolation"})
 def check(
     env: EnvName,
@@ -107,7 +106,7 @@ def check(
     return int(document["exit_code"])
 
 
-@env.command(cls=SectionedCommand)
+@env.command()
 @with_options(TrainConfig, {"rl_env_config", "rl_max_turns", "rl_max_new_tokens", "thinking"})
 def play(
     env: EnvName,
@@ -145,7 +144,7 @@ def play(
     return _on_terminal("play", config, case=case, seed=seed, policy=who, script=script, as_json=as_json)
 
 
-@env.command(cls=SectionedCommand)
+@env.command()
 @with_options(TrainConfig, {"rl_env_config"})
 def show(
     env: EnvName,
@@ -164,7 +163,7 @@ def show(
     return _on_terminal("show", config, case=case, count=cases, as_json=as_json)
 
 
-@env.command(cls=SectionedCommand)
+@env.command()
 @with_options(TrainConfig, {"rl_env_config", "rl_env_workers", "rl_env_isolation", "seed"})
 def serve(
     env: EnvName,
@@ -188,7 +187,7 @@ def serve(
     return _on_terminal("serve", checked({**flags, "rl_env": env, "model": tokenizer}), host=host, port=port)
 
 
-@env.command(cls=SectionedCommand)
+@env.command()
 @with_options(TrainConfig, {"rl_env", "rl_env_config"})
 def rescore(
     run: RunName,
@@ -220,7 +219,7 @@ def rescore(
 # -- writing and finding environments
 
 
-@env.command(cls=SectionedCommand)
+@env.command()
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the environment, such as my_task.")],
     *,

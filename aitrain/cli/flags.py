@@ -15,7 +15,6 @@ from aitrain.runs.run_folder import RUNS
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
-    from typer._click.core import Parameter
 
     from aitrain.options.section import Option, Options
 
@@ -105,21 +104,15 @@ def _parameter(option: Option) -> inspect.Parameter:
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-class SectionedCommand(TyperCommand):
-    """A command whose help has a section for each group of options; in brackets are defaults."""
+class JobCommand(TyperCommand):
+    """A command whose help shows, of a job with many options, those that are used most; in brackets are defaults."""
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write arguments and options, section by section; of a job with many options those that are used most."""
-        sections: dict[str, list[Parameter]] = {"Arguments": [], "Command": []}
-        for parameter in self.get_params(ctx):
-            own = "Arguments" if parameter.param_type_name == "argument" else "Command"
-            sections.setdefault(getattr(parameter, "rich_help_panel", None) or own, []).append(parameter)
-        _, _, *of_job = sections
-        has_many = sum(len(sections[title]) for title in of_job) > FEW
-        for title, parameters in sections.items():
-            shown = [one for one in parameters if not has_many or title not in of_job or one.name in COMMON]
-            if records := [record for one in shown if (record := one.get_help_record(ctx))]:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+        """Write arguments and options. The shell completes the hidden ones, too: they are hidden here only."""
+        of_job: list[Any] = [one for one in self.params if getattr(one, "rich_help_panel", None)]
+        has_many = len(of_job) > FEW
+        for one in of_job:
+            one.hidden = has_many and one.name not in COMMON
+        super().format_options(ctx, formatter)
         if has_many:
             formatter.write("\nAll options: aitrain options. Options about something: aitrain options WORD\n")

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 import aitrain
 from aitrain import packages
-from aitrain.cli.flags import SectionedCommand
+from aitrain.cli.flags import JobCommand
 from aitrain.errors import AitrainError, WorseError, write_error_file
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def load_command(name: str) -> Command:
     command = getattr(import_module(f"aitrain.cli.{MODULES.get(name, name)}"), name)
     if not isinstance(command, typer.Typer):
         function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
-        command.command(name, cls=SectionedCommand)(function)
+        command.command(name, cls=JobCommand)(function)
     return typer.main.get_command(command)
 
 

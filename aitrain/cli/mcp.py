@@ -47,8 +47,7 @@ def mcp() -> int:
 async def check(environment: str, rl_env_config: dict[str, Any] | None = None) -> Answer:
     """Check an environment with scripted answers: mistakes, scores that can be cheated, failures. `environment` is
     path/to/file.py:Class, package.module:Class, or NAME:ID of an adapter."""
-    config = [] if rl_env_config is None else ["--rl-env-config", json.dumps(rl_env_config)]
-    return await _run("env", "check", environment, *config, "--json")
+    return await _run("env", "check", environment, "--rl-env-config", json.dumps(rl_env_config), "--json")
 
 
 async def plan(options: dict[str, Any]) -> Answer:

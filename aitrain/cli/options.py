@@ -26,7 +26,7 @@ def options(
 ) -> int:
     """Search the options of aitrain grpo.
 
-    Shows those whose name or description has all words. A name of TRL, AITraining or Unsloth finds the option that
+    Shows those whose name or description has all words. For a name of TRL, AITraining or Unsloth, it says which option
     means the same. For an editor, save the schema beside the file, with `aitrain options --schema >
     config.schema.json`, and begin the file with the line
 
@@ -39,13 +39,10 @@ def options(
     found = [
         one
         for one in options_of(TrainConfig)
-        if all(word in " ".join(map(str, asdict(one).values())).lower() for word in wanted)
+        if all(word in f"{one.flag} {one.name} {one.description}".lower() for word in wanted)
     ]
     if not found:
-        message = unknown_option(f"--{(words or [''])[0].lstrip('-')}", TrainConfig.model_fields)
-        found = [option for option in options_of(TrainConfig) if f"{option.flag}." in message]
-        if not found:
-            raise ConfigError(f"No option has {' and '.join(words or [])} in its name or description.")
+        raise ConfigError(unknown_option("_".join(wanted), TrainConfig.model_fields))
     if as_json:
         print_json([asdict(option) for option in found])
         return 0

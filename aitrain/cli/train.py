@@ -20,8 +20,8 @@ from aitrain.cli.flags import (
     ConfigFile,
     DryRun,
     Flag,
+    JobCommand,
     RunName,
-    SectionedCommand,
     given_flags,
     group,
     print_json,
@@ -112,26 +112,26 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.")
 recipe = group("Settings for known tasks, each with its environment, hardware and expected scores.")
 
 
-@recipe.command("list", cls=SectionedCommand)
+@recipe.command("list")
 def recipe_list(*, as_json: AsJson = False) -> int:
     """List the recipes."""
     if as_json:
-        print_json([one.document() for one in recipes()])
+        print_json([{"name": name, **one} for name, one in recipes().items()])
         return 0
-    for one in recipes():
-        how = "measured by us" if one.measured else "by the memory estimate; not measured by us"
-        typer.echo(f"{one.name:20}{one.title}\n{'':20}{one.hardware}, {how}")
+    for name, one in recipes().items():
+        how = "measured by us" if one["measured"] else "by the memory estimate; not measured by us"
+        typer.echo(f"{name:20}{one['title']}\n{'':20}{one['hardware']}, {how}")
     return 0
 
 
-@recipe.command(cls=SectionedCommand)
+@recipe.command()
 def show(name: Name) -> int:
-    """Show a recipe: hardware, expected scores, options, command."""
-    typer.echo(write_yaml(read_recipe(name).document()).rstrip())
+    """Show a recipe: hardware, expected scores, options."""
+    typer.echo(write_yaml(read_recipe(name)).rstrip())
     return 0
 
 
-@recipe.command(cls=SectionedCommand)
+@recipe.command(cls=JobCommand)
 @with_options(TrainConfig)
 def run(
     name: Name,
@@ -142,8 +142,9 @@ def run(
     **flags: Flag,
 ) -> int:
     """Train a recipe. The flags are those of aitrain grpo, and override its options."""
-    options = resolve(TrainConfig, None, given_flags(flags), read_recipe(name).options(tiny))
-    return train(options, as_json, dry_run)
+    known = read_recipe(name)
+    options = {**known["options"], **(known["tiny"] if tiny else {})}
+    return train(resolve(TrainConfig, None, given_flags(flags), options), as_json, dry_run)
 
 
 DEMO: dict[str, object] = {

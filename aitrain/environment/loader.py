@@ -90,7 +90,7 @@ def find_environments(config: TrainConfig) -> dict[str, EnvSource]:
     sources = locate_environments(config)
     for name, own in config.environments.items():
         with errors_of(name):
-            check_by_reading(sources[name], own.rl_env_config or {})
+            check_by_reading(sources[name], own.rl_env_config)
     return sources
 
 

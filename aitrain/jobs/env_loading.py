@@ -72,7 +72,7 @@ def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = 
                 for problem in problems:
                     announce(Note(f"A machine of the Ray cluster is left out: {problem}"))
             else:
-                environment = load_env(sources[name], own.rl_env_config or {})
+                environment = load_env(sources[name], own.rl_env_config)
             own, note = with_requirements(own, environment)
             if note:
                 announce(Note(note, "info"))
@@ -122,7 +122,7 @@ def describe_run(runner: Runner) -> dict[str, Any]:
     for name, part in parts.items():
         each[name] = {
             **source_facts(part.environment),
-            "config": without_secrets(part.config.rl_env_config or {}),
+            "config": without_secrets(part.config.rl_env_config),
             "requires": requirements_of(part.environment).as_options(),
         }
         if isinstance(part.environment, ServedEnvironment):

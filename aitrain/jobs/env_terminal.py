@@ -191,7 +191,7 @@ def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | No
     kind = env_kind(environment)
     facts: dict[str, Any] = {
         **source_facts(environment),
-        "config": without_secrets(config.rl_env_config or {}),
+        "config": without_secrets(config.rl_env_config),
         "served_by_version": version("aitrain"),
     }
     datasets = opened.cases, opened.held_out

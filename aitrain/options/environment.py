@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Literal, Self
 
+from pydantic import Field
+
 from aitrain.errors import did_you_mean
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
@@ -11,13 +13,12 @@ from aitrain.options.value_types import (
     Environments,
     EnvWorkers,
     Fraction,
-    JsonObjectOption,
     PositiveFloat,
     PositiveInt,
     ScoreRange,
+    Table,
     Weights,
     score_bounds,
-    weights_of,
 )
 
 DECLARED_OPTIONS = {
@@ -49,7 +50,7 @@ class EnvironmentOptions(Options):
     """Module of the environment class."""
     rl_env_class: ResumeSafe[str | None] = None
     """Name of the environment class; unset: the only class of the module that has build_dataset."""
-    rl_env_config: ResumeSafe[JsonObjectOption | None] = None
+    rl_env_config: ResumeSafe[Table] = Field(default={})
     """Keyword arguments of the environment's constructor: a JSON object; with several environments, those of
     each by its name."""
     rl_env_workers: ResumeSafe[EnvWorkers | None] = None
@@ -74,9 +75,9 @@ class EnvironmentOptions(Options):
         """The options of each environment by its name, as if it were the only one; the name of an only one is empty."""
         if not isinstance(self.rl_env, list):
             return {"": self}
-        given, found = self.rl_env_config or {}, dict[str, Self]()
+        found = dict[str, Self]()
         for name, place in map(named_place, self.rl_env):
-            own = {"rl_env": place, "rl_env_weights": None, "rl_env_config": given.get(name)}
+            own = {"rl_env": place, "rl_env_weights": None, "rl_env_config": self.rl_env_config.get(name, {})}
             if place.startswith(_URLS):
                 own["rl_env_isolation"] = "thread"  # it runs where its server is
             found[name] = self.model_copy(update=own)
@@ -86,7 +87,7 @@ class EnvironmentOptions(Options):
     def env_shares(self) -> dict[str, float]:
         """The share of each environment in a batch and in the held-out score, of 1."""
         names = list(self.environments)
-        weights = weights_of(self.rl_env_weights) if self.rl_env_weights else [1.0] * len(names)
+        weights = self.rl_env_weights or [1.0] * len(names)
         return {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True)}
 
     @property
@@ -129,11 +130,11 @@ class EnvironmentOptions(Options):
         names = [name for name, _ in map(named_place, places)]
         if "" in names or len(set(names)) < len(names):
             yield f"rl_env: each of several environments has its own name, as in NAME={named_place(places[-1])[1]}"
-        if self.rl_env_weights is not None and len(weights_of(self.rl_env_weights)) != len(names):
-            yield f"rl_env_weights: {len(weights_of(self.rl_env_weights))} weights for {len(names)} environments"
+        if self.rl_env_weights is not None and len(self.rl_env_weights) != len(names):
+            yield f"rl_env_weights: {len(self.rl_env_weights)} weights for {len(names)} environments"
         if self.is_env_on_ray:
             yield "rl_env_workers: several environments cannot run on Ray: give a number without ray"
-        for name, keywords in (self.rl_env_config or {}).items():
+        for name, keywords in self.rl_env_config.items():
             if name not in names:
                 yield (
                     f"rl_env_config: there is no environment {name}.{did_you_mean(name, names)}\nWith several, it has"

@@ -58,42 +58,6 @@ TRL."""
 SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "fsdp_config", "use_cpu")
 """Fields that aitrain sets by itself."""
 
-_FIELD_ADVICE = {
-    "Aitrain sets it by itself: leave it out.": SET_BY_AITRAIN,
-    "Use save_best.": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-    "The folder model/ is uploaded by aitrain, at the end: use push_to_hub, repo_id and hub_private.": (
-        "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
-    ),
-    "Held-out cases are scored by aitrain: use eval_cases, eval_strategy and eval_steps.": (
-        "do_eval", "eval_delay", "eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches",
-        "eval_use_gather_object", "batch_eval_metrics", "include_for_metrics", "num_generations_eval",
-        "per_device_eval_batch_size", "prediction_loss_only",
-    ),
-    "Aitrain generates one batch at a time with transformers: use use_vllm.": (
-        "use_transformers_continuous_batching", "use_transformers_paged", "transformers_continuous_batching_config",
-    ),
-    "Sampling has rl_temperature, rl_top_k, rl_top_p and rl_stop, which mean the same on every engine.": (
-        "generation_kwargs", "min_p", "repetition_penalty",
-    ),
-    "Aitrain keeps the caches of transformers itself: leave it out.": ("cache_implementation",),
-    "GRPO does not use it: leave it out.": (
-        "do_train", "do_predict", "label_names", "label_smoothing_factor", "length_column_name",
-        "train_sampling_strategy",
-    ),
-    "Aitrain has a client of its own: use vllm_server_url.": (
-        "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
-    ),
-    "Log-probabilities of constrained completions cannot be compared with the trainer's: score the format.": (
-        "vllm_structured_outputs_regex",
-    ),
-    "Use rl_updates_per_rollout.": ("generation_batch_size",),
-    "Use rl_max_turns.": ("max_tool_calling_iterations",),
-    "Tokens are taken from HF_TOKEN or the hub login only.": ("hub_token",),
-    "Checkpoints have no reference model, so that no run could resume exactly: leave it out.": ("sync_ref_model",),
-}  # fmt: skip
-WITHOUT_EFFECT = {name: advice for advice, names in _FIELD_ADVICE.items() for name in names}
-"""Fields that would change nothing in a run, and what to use in their place."""
-
 _SOURCES = (("trl", "trainer/grpo_config.py"), ("trl", "trainer/base_config.py"), ("transformers", "training_args.py"))
 
 
@@ -112,10 +76,10 @@ def _wrong_fields(config: TrainConfig) -> Iterator[tuple[str, str]]:
     fields, options = trl_fields() if config.trl else {}, type(config).model_fields
     for name, value in config.trl.items():
         kind = fields.get(name)
-        if option := OPTION_OF_FIELD.get(name, name if name in options else ""):
+        if name in ADVICE:
+            yield name, f"has no effect here\n{ADVICE[name]}"
+        elif option := SAME_AS.get(name, name if name in options else ""):
             yield name, f"aitrain has an option for it: {option}"
-        elif name in WITHOUT_EFFECT:
-            yield name, f"has no effect here\n{WITHOUT_EFFECT[name]}"
         elif fields and kind is None:
             yield name, f"TRL has no such field.{did_you_mean(name, fields)}"
         elif kind is not None and not has_type(kind, value):
@@ -159,7 +123,6 @@ def has_type(annotation: str, value: object) -> bool:
 
 SAME_AS = {
     **OPTION_OF_FIELD,
-    "gradient_checkpointing": "",  # see ADVICE
     # TRL's ModelConfig, ScriptArguments and generation fields
     "model_name_or_path": "model",
     "use_peft": "peft",
@@ -174,7 +137,8 @@ SAME_AS = {
     "load_best_model_at_end": "save_best",
     "early_stopping_patience": "patience",
     "max_tool_calling_iterations": "rl_max_turns",
-    "vllm_max_model_length": "model_max_length",
+    "generation_batch_size": "rl_updates_per_rollout",
+    "vllm_server_base_url": "vllm_server_url",
     # AITraining
     "base_model": "model",
     "use_flash_attention_2": "attn_implementation=flash_attention_2",
@@ -210,54 +174,77 @@ SAME_AS = {
 }
 """Option by foreign name, with its value where the name implies one; `rl_` alone may be missing in any case."""
 
-_COMMON_ADVICE = {
-    "The environment builds its dataset: leave it out, or pass it to the environment with rl_env_config.": (
-        "data_path", "train_split", "dataset_name", "datasets", "text_column", "prompt_text_column", "column_mapping",
-        "max_samples",
+_ADVICE = {
+    "Aitrain sets it by itself: leave it out.": SET_BY_AITRAIN,
+    "Use save_best.": ("metric_for_best_model", "greater_is_better"),
+    "The folder model/ is uploaded by aitrain, at the end: use push_to_hub, repo_id and hub_private.": (
+        "hub_strategy", "hub_always_push", "hub_revision",
+    ),
+    "Held-out cases are scored by aitrain: use eval_cases, eval_strategy and eval_steps.": (
+        "do_eval", "eval_delay", "eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches",
+        "eval_use_gather_object", "batch_eval_metrics", "include_for_metrics", "num_generations_eval",
+        "per_device_eval_batch_size", "prediction_loss_only",
     ),
     "Held-out cases are set by eval_cases, or come from the environment's build_eval_dataset.": (
         "valid_split", "eval_dataset_path", "dataset_test_split", "test_split_size",
+    ),
+    "Aitrain generates one batch at a time with transformers: use use_vllm.": (
+        "use_transformers_continuous_batching", "use_transformers_paged", "transformers_continuous_batching_config",
+    ),
+    "Sampling has rl_temperature, rl_top_k, rl_top_p and rl_stop, which mean the same on every engine.": (
+        "generation_kwargs", "min_p", "repetition_penalty",
+    ),
+    "Aitrain keeps the caches of transformers itself: leave it out.": ("cache_implementation",),
+    "GRPO does not use it: leave it out.": (
+        "do_train", "do_predict", "label_names", "label_smoothing_factor", "length_column_name",
+        "train_sampling_strategy",
+    ),
+    "Aitrain has a client of its own: use vllm_server_url.": (
+        "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
+    ),
+    "Log-probabilities of constrained completions cannot be compared with the trainer's: score the format.": (
+        "vllm_structured_outputs_regex",
+    ),
+    "Tokens are read from HF_TOKEN, WANDB_API_KEY or the login only: a flag would show them to everyone here.": (
+        "hub_token", "token", "wandb_token",
+    ),
+    "Gradient checkpointing is on where the memory needs it. disable_gradient_checkpointing turns it off.": (
+        "gradient_checkpointing", "use_gradient_checkpointing",
+    ),
+    "The environment builds its dataset: leave it out, or pass it to the environment with rl_env_config.": (
+        "data_path", "train_split", "dataset_name", "datasets", "text_column", "prompt_text_column", "column_mapping",
+        "max_samples",
     ),
     "Return metrics from the environment: aitrain.Score(score, metrics={...}).": ("eval_metrics", "custom_metrics"),
     "Write fixed and searched options into a file, and use aitrain sweep FILE.": ("use_sweep", "wandb_sweep"),
     "The environment scores the completions: set rl_env.": (
         "rl_reward_fn", "rl_reward_model_path", "rl_reward_weights", "reward_funcs", "reward_model_name_or_path",
     ),
-    "Gradient checkpointing is on where the memory needs it. disable_gradient_checkpointing turns it off.": (
-        "gradient_checkpointing", "use_gradient_checkpointing",
-    ),
     "Use --trl model_init_kwargs='{revision: VALUE}'.": ("model_revision", "revision"),
-    "Tokens are read from HF_TOKEN, WANDB_API_KEY or the login only: a flag would show them to everyone here.": (
-        "token", "wandb_token",
-    ),
     "Use num_processes: each process uses one GPU.": ("device_map",),
+    "Checkpoints have no reference model, so that no run could resume exactly: leave it out.": ("sync_ref_model",),
 }  # fmt: skip
-ADVICE = {name: advice for advice, names in _COMMON_ADVICE.items() for name in names}
+ADVICE = {name: advice for advice, names in _ADVICE.items() for name in names}
 """What to do about a foreign name that no option corresponds to; any other one is to be left out."""
 
 
 def unknown_option(name: str, known: Collection[str], where: str = "") -> str:
-    """The message for a flag or key that is no option of a job, with the option to use in its place.
+    """The message for a flag or key that is no option of a job, with the option to use in its place, where one is known
+    or near.
 
     `where` names the file of a key, as in ` (in c.yaml)`.
     """
-    is_flag = name.startswith("--")
     key = name.lstrip("-").replace("-", "_").lower()
-    return f"unknown option {shown(name)}{where}. {_advice(key, known, is_flag)}".rstrip(" ")
+    return f"unknown option {shown(name)}{where}. {_advice(key, known)}".rstrip(" ")
 
 
-def _advice(key: str, known: Collection[str], is_flag: bool) -> str:
-    """What to use in place of a name; empty where nothing is known or near."""
-    for option, _, value in (one.partition("=") for one in (SAME_AS.get(key, ""), f"rl_{key}")):
-        if option in known and is_flag:
-            return f"Use --{option.replace('_', '-')}{value and ' ' + value}."
-        if option in known:
-            return f"Use {option}{value and ': ' + value}."
-    if "trl" in known:  # a job that trains
-        positive = key.removeprefix("no_") if is_flag else key
-        if advice := ADVICE.get(positive) or WITHOUT_EFFECT.get(positive):
-            return advice
-        if positive in trl_fields():
-            return f"Use --trl {positive}=VALUE." if is_flag else f"Use trl: {{{positive}: VALUE}}."
-    near = did_you_mean(key, known).strip()
-    return near.replace("mean ", "mean --").replace("_", "-") if is_flag else near
+def _advice(key: str, known: Collection[str]) -> str:
+    positive, trains = key.removeprefix("no_"), "trl" in known
+    if trains and positive in ADVICE:
+        return ADVICE[positive]
+    for option in (SAME_AS.get(key, ""), f"rl_{key}"):
+        if option.partition("=")[0] in known:
+            return f"Use {option}."
+    if trains and positive in trl_fields():
+        return f"Use trl, as in --trl {positive}=VALUE or trl: {{{positive}: VALUE}}."
+    return did_you_mean(key, known).strip()

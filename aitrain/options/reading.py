@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
-
-import yaml
 
 from aitrain.errors import ConfigError, did_you_mean, no_file
 from aitrain.options.algorithms import OF_PAPERS, preset_settings
@@ -66,12 +63,8 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
         loaded = read_yaml(Path(place).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(no_file(path)) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        why = " is not a YAML text"
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-            what = " ".join(filter(None, (error.context, error.problem)))
-            why = f", line {error.problem_mark.line + 1}: {what}"
-        raise ConfigError(f"{path}{why}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must hold one option a line, like `lr: 1e-5`")
     for key in map(str, loaded):
@@ -101,7 +94,7 @@ def _key_and_value(text: str, option: str, example: str) -> tuple[str, object]:
         raise ConfigError(f"{option}: write KEY=VALUE, like {example}, not {text}")
     try:
         return key.strip(), read_yaml(value)
-    except yaml.YAMLError:
+    except ValueError:
         return key.strip(), value
 
 
@@ -111,59 +104,29 @@ RECIPES = next((place for place in (PACKAGE / "recipes", PACKAGE.parent / "recip
 """Beside the package in a checkout, inside it in a wheel."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A folder with the options of a training, and what its recipe.yaml says."""
-
-    folder: Path
-    title: str
-    about: str
-    hardware: str
-    """What it is for."""
-    before: object
-    """The held-out score that is expected before the training."""
-    after: object
-    source: str
-    """Where the scores are from."""
-    measured: bool
-    """Whether we have measured it."""
-    tiny: dict[str, object]
-    """Options that make of it a run of seconds on the CPU."""
-    needs: str = ""
-    """The extra that it needs."""
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return self.folder.name
-
-    def options(self, tiny: bool = False) -> dict[str, object]:
-        """Its options, with the files of its folder as paths that work from everywhere."""
-        given = _mapping(self.folder / "config.yaml") | (self.tiny if tiny else {})
+def recipes() -> dict[str, dict[str, Any]]:
+    """All recipes by the names of their folders: what recipe.yaml says (title, about, hardware, the held-out scores
+    before and after and their source, whether they were measured by us, in `tiny` options that make of it a run of
+    seconds on the CPU, and the extra that it needs), and as `options` its config.yaml, in which files of its folder are
+    paths that work from everywhere."""
+    found = dict[str, dict[str, Any]]()
+    for folder in sorted(place.parent for place in RECIPES.glob("*/recipe.yaml")):
+        known, options = (_mapping(folder / name) for name in ("recipe.yaml", "config.yaml"))
         for name in ("rl_env", "chat_template"):
-            place, colon, rest = str(given.get(name, "")).partition(":")
+            place, colon, rest = str(options.get(name, "")).partition(":")
             if place.endswith((".py", ".jinja")):
-                given[name] = f"{(self.folder / place).resolve()}{colon}{rest}"
-        return {"project_name": self.name, **given}
-
-    def document(self) -> dict[str, object]:
-        """What there is to know, for programs."""
-        known = {name: value for name, value in vars(self).items() if name not in ("folder", "tiny")}
-        return {"name": self.name, **known, "command": f"aitrain recipe run {self.name}", "options": self.options()}
+                options[name] = f"{(folder / place).resolve()}{colon}{rest}"
+        found[folder.name] = {**known, "options": {"project_name": folder.name, **options}}
+    return found
 
 
-def recipes() -> list[Recipe]:
-    """All recipes, by name."""
-    return [Recipe(file.parent, **_mapping(file)) for file in sorted(RECIPES.glob("*/recipe.yaml"))]
-
-
-def read_recipe(name: str) -> Recipe:
+def read_recipe(name: str) -> dict[str, Any]:
     """The recipe of this name.
 
     Raises:
         ConfigError: there is none.
     """
-    found = {recipe.name: recipe for recipe in recipes()}
+    found = recipes()
     if name not in found:
         raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, found)}\nList them with: aitrain recipe list")
     return found[name]

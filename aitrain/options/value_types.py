@@ -62,43 +62,31 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# -- JSON
+# -- tables
 
 
-def read_json_object(value: object) -> object:
-    """A JSON object given as text, as a dict; a dict is returned unchanged.
+def _table(value: object) -> object:
+    """A dict that config.yaml and environment.json can hold, which may be given as JSON; an empty one for None.
 
     Raises:
         ValueError: it is anything else, or holds what JSON cannot hold.
     """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"is not valid JSON: {error}\n"
-                f"Put single quotes around it, and double ones around the words in it: '{_EXAMPLE}'"
-            ) from None
-    return _table(value, f"a JSON object like {_EXAMPLE}")
-
-
-def _table(value: object, expected: str = "a table like {num_iterations: 2}") -> object:
-    """A dict or None that config.yaml and environment.json can hold."""
-    if value is not None and not isinstance(value, dict):
-        raise ValueError(f"must be {expected}, not {shown(value)}")
     try:
+        value = json.loads(value) if isinstance(value, str) else value
         json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"must hold only what JSON can hold: {error}") from None
+        raise ValueError(
+            f"is no JSON: {error}\nIn a shell, put single quotes around it, and double ones around the words in it:"
+            f" '{_EXAMPLE}'"
+        ) from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a table like {_EXAMPLE}, not {shown(value)}")
     return value
 
 
-JsonObjectOption = Annotated[
-    dict[str, object], BeforeValidator(read_json_object), WithJsonSchema({"type": ["object", "string"]})
-]
-Table = Annotated[
-    dict[str, object], BeforeValidator(lambda value: _table(value) or {}), WithJsonSchema({"type": ["object", "null"]})
-]
+Table = Annotated[dict[str, object], BeforeValidator(_table), WithJsonSchema({"type": ["object", "string", "null"]})]
 
 
 # -- one value, or several
@@ -154,17 +142,6 @@ def _score_range(value: str) -> str:
     return value
 
 
-def weights_of(text: str) -> list[float]:
-    """The numbers of `2,1`."""
-    return list(map(float, text.split(",")))
-
-
-def _weights(value: str) -> str:
-    if len(weights := weights_of(value)) < 2 or not all(0 < weight < math.inf for weight in weights):
-        raise ValueError(f"must be two or more numbers above 0 with commas, such as 2,1, not {shown(value)}")
-    return value
-
-
 RAY_WORKERS = "ray:"
 """Beginning of a number of concurrent calls that run in a Ray cluster."""
 _TRACKER, _FUNCTION = "(none|wandb|tensorboard|trackio)", r"[^,]+:[A-Za-z_]\w*"
@@ -173,5 +150,10 @@ Addresses = Annotated[Names, AfterValidator(_addresses)]
 Trackers = Annotated[Names, StringConstraints(pattern=f"^{_TRACKER}(,{_TRACKER})*$")]
 ScoreRange = Annotated[Names, AfterValidator(_score_range)]
 FunctionNames = Annotated[Names, StringConstraints(pattern=f"^{_FUNCTION}(,{_FUNCTION})*$")]
-Weights = Annotated[Names, AfterValidator(_weights)]
+Weights = Annotated[
+    list[PositiveFloat],
+    MinLen(2),
+    BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value),
+    _ONE_OR_SEVERAL,
+]
 EnvWorkers = PositiveInt | Annotated[str, StringConstraints(pattern=f"^{RAY_WORKERS}[1-9][0-9]*$")]

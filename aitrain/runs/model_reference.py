@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import yaml
-
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.environment import named_place
 from aitrain.options.generation import beside_thought
@@ -277,42 +275,22 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
 
 # -- config.yaml
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""A tenth of the time of the one in Python, which counts for a table of many runs."""
-DEEPEST = 100
-"""Levels of a YAML text of somebody else."""
-
-
-def refuse_bombs(text: str) -> None:
-    """Refuse a text of somebody else that stands for much more than it holds, by aliases, or that is nested too deep.
-
-    Raises:
-        yaml.YAMLError: it does, is, or is not YAML.
-    """
-    depth = 0
-    for event in yaml.parse(text, Loader=LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError("it has aliases, or is nested too deep")
-
 
 def read_options(config: Path) -> JsonObject:
     """The content of config.yaml, unchecked; empty if it cannot be read."""
     with suppress(ConfigError):
-        return load_options(config, lambda text: yaml.load(text, Loader=LOADER))
+        return load_options(config)
     return {}
 
 
-def load_options(config: Path, load: Callable[[str], object] = read_yaml) -> JsonObject:
+def load_options(config: Path) -> JsonObject:
     """The content of config.yaml.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
-        text = read_whole(config).decode("utf-8")
-        refuse_bombs(text)
-        loaded = load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"model: cannot read {config}: {' '.join(str(error).split())[:200]}") from None
+        loaded = read_yaml(read_whole(config).decode("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: cannot read {config}: {str(error)[:200]}") from None
     return {str(name): value for name, value in loaded.items()} if isinstance(loaded, dict) else {}

@@ -95,7 +95,7 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
     def _options(self) -> dict[str, object]:
         """All options, without secrets in the environment's keywords or TRL's fields."""
         options = self.context.config.written()
-        options |= without_secrets({"rl_env_config": options["rl_env_config"] or {}, "trl": options["trl"]})
+        options |= without_secrets({"rl_env_config": options["rl_env_config"], "trl": options["trl"]})
         return options
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:

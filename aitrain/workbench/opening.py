@@ -51,7 +51,7 @@ def construct(config: TrainConfig) -> object:
     Raises:
         AitrainError: it cannot be found, imported or constructed.
     """
-    return load_env(find_env(config), config.rl_env_config or {})
+    return load_env(find_env(config), config.rl_env_config)
 
 
 def open_environment(
