@@ -11,6 +11,7 @@ from aitrain.cli.eval import eval_table
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import THOUGHT_TOKENS
+from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import RecordedTurn, RolloutRecord
@@ -28,7 +29,8 @@ class Evals:
     def __init__(self) -> None:
         self.configs, self.plans = list[EvalConfig](), list[RunPlan]()
 
-    def __call__(self, plan: RunPlan, config: EvalConfig, folder: RunFolder) -> None:
+    def __call__(self, folder: RunFolder, plan: RunPlan, _: object) -> None:
+        config = resolve(EvalConfig, folder.config)
         self.configs.append(config)
         self.plans.append(plan)
         record = RolloutRecord(row_number=0, sample=0, score=0.5, eval_phase="eval_sampled", turns=(RecordedTurn(3),))
@@ -40,7 +42,7 @@ class Evals:
 def evals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evals:
     monkeypatch.chdir(tmp_path)
     made = Evals()
-    monkeypatch.setattr("aitrain.cli.eval.run_eval", made)
+    monkeypatch.setattr("aitrain.cli.running.run_in", made)
     return made
 
 

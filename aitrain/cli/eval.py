@@ -18,7 +18,7 @@ from aitrain.cli.flags import (
     with_options,
 )
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.events import Event, Phase
+from aitrain.events import Phase
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
 from aitrain.options.generation import beside_thought
@@ -33,8 +33,6 @@ from aitrain.ui.output import escape_controls
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from aitrain.launch.preflight import RunPlan
 
 
 @with_options(EvalConfig, EVAL_FLAGS - {"model"})
@@ -62,11 +60,15 @@ def eval(
 
     configs = _configs(models, config, given_flags(flags))
     plans = [(options, check_eval(options, reference)) for reference, options in configs]  # before the first one starts
+    from aitrain.cli.running import run_in
+
     folders = list[Path]()
     try:
         for options, plan in plans:
             with new_run_folder(options) as folder:
-                run_eval(plan, options, folder)
+                folder.write_config(options)
+                claimed = folder.claimed(1, job=JOB, **sign_of_life())
+                run_in(claimed, plan, [Phase(f"evaluating {options.model}")])
             folders.append(folder.path)
     finally:  # what was scored is shown before an error
         if folders:
@@ -85,19 +87,6 @@ def _print(folders: Sequence[Path], as_json: bool) -> None:
     console.print(eval_table(results), soft_wrap=True)
     for line in _remarks(results):
         console.print(line, style="dim", soft_wrap=True, markup=False)
-
-
-def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder) -> None:
-    """Run an eval in its folder, which is locked.
-
-    Raises:
-        AitrainError: it failed or was stopped; the message names its folder, which is removed if nothing was scored.
-    """
-    from aitrain.cli.running import run_in
-
-    begin: list[Event] = [Phase(f"evaluating {config.model}")]
-    folder.write_config(config)
-    run_in(folder.claimed(1, job=JOB, **sign_of_life()), plan, begin)
 
 
 def _configs(

@@ -140,8 +140,7 @@ def _usage(error: typer.TyperException) -> str:
     if context and type(error).__name__ == "NoSuchOption":
         from aitrain.options.other_names import unknown_option  # here, because only this message needs it
 
-        names = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
-        known = [name.lstrip("-").replace("-", "_") for name in names if name.startswith("--")]
+        known = [parameter.name for parameter in context.command.params]
         said = unknown_option(getattr(error, "option_name", ""), known)
     return said + (f"\nSee {context.command_path} --help" if context else "")
 

@@ -116,7 +116,8 @@ def page(console: Console, parts: Iterable[RenderableType]) -> None:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Text:
-    """One line for each run."""
+    """One line for each run, with the held-out scores if there is one after training, else the reward of the first and
+    of the last step. An eval has one score, a sweep those of its best trial."""
     from aitrain.ui.terminal import text_table
 
     lines: list[list[str | Text]] = [["run", "status", "step", "", "scores", "age"]]
@@ -126,21 +127,18 @@ def _table(rows: Sequence[dict[str, Any]]) -> Text:
         age = duration(max(0.0, time.time() - row["heartbeat"])).split()[0] if row["heartbeat"] else ""
         name = " ".join(escape_controls(row["name"]).split())
         shown = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-        lines.append([shown, status, steps, *_scores(row), age])
+        kind, scores = row["job"], [interval and interval["mean"] for interval in (row["before"], row["after"])]
+        if kind == "grpo":
+            kind = "held-out"
+            if scores[1] is None and row["rewards"]:
+                kind, scores = "reward", [row["rewards"][0], row["rewards"][-1]]
+        if scores[1] is None:
+            kind, said = "", ""
+        else:
+            first, last = map(number, scores)
+            said = last if kind == "eval" else f"{first} -> {last}"
+        lines.append([shown, status, steps, kind, said, age])
     return text_table(lines)
-
-
-def _scores(row: dict[str, Any]) -> tuple[str, str]:
-    """What the scores are, and the held-out ones if there is one after training, else the reward of the first and of
-    the last step. An eval has one score, a sweep those of its best trial."""
-    kind = "held-out" if row["job"] == "grpo" else row["job"]
-    scores = [interval and interval["mean"] for interval in (row["before"], row["after"])]
-    if row["job"] == "grpo" and scores[1] is None and row["rewards"]:
-        kind, scores = "reward", [row["rewards"][0], row["rewards"][-1]]
-    if scores[1] is None:
-        return "", ""
-    first, last = map(number, scores)
-    return kind, last if row["job"] == "eval" else f"{first} -> {last}"
 
 
 def view(

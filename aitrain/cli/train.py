@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -34,9 +34,6 @@ from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
 from aitrain.runs.run_folder import RunFolder, read_object
-
-if TYPE_CHECKING:
-    from aitrain.runs.reproduction import Reproduction
 
 
 @with_options(TrainConfig)
@@ -182,7 +179,8 @@ def reproduce(
     as_json: AsJson = False,
 ) -> int:
     """Train a run again from its folder, and compare records, metrics and weights."""
-    from aitrain.runs.reproduction import compare_repetition  # here, because help needs none of it
+    from aitrain.runs.reproduction import compare_repetition  # these here, because help needs none of them
+    from aitrain.ui.output import escape_controls
 
     before = _ended_run(run)
     with redirect_stdout(sys.stderr):  # standard output is for the comparison
@@ -193,7 +191,10 @@ def reproduce(
     if as_json:
         print_json(compared.to_json())
     else:
-        _print(compared)
+        for part in compared.parts:
+            typer.echo(escape_controls(f"{part.name:8} {part.same}: {part.about}"))
+        for name in compared.facts if compared.first_difference else compared.differing_facts:
+            typer.echo(escape_controls(f"{name:14} {'  |  '.join(compared.facts[name])}"))
     if first := compared.first_difference:
         raise WorseError(f"{after.path} is not the same as {before.path}: first in the {first.name}, {first.about}")
     return 0
@@ -216,65 +217,52 @@ def _ended_run(name: str) -> RunFolder:
 
 
 def _train_again(before: RunFolder) -> tuple[int, RunFolder]:
-    """Train with the options and the environment of a run, in a new folder beside it; returns the exit code as well."""
+    """Train with the options and the environment of a run, in a new folder beside it; returns the exit code as well.
+
+    An environment is taken as it is named, if its source is still there and the same; else the source that the run
+    kept.
+
+    Raises:
+        ConfigError: neither can be used.
+    """
     from aitrain.cli.running import train_here
     from aitrain.launch.preflight import check
+    from aitrain.runs.environment_source import source_hash, with_imported
+    from aitrain.runs.model_reference import ModelReference, found_places, run_options
     from aitrain.runs.new_folder import new_run_folder
 
-    options, notes = _options(before)
-    plan = check(options)
-    with new_run_folder(options) as folder:
-        plan = replace(plan, folder=folder, notes=(*notes, *plan.notes))
-        return train_here(plan), folder
+    notes = list[str]()
 
-
-def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
-    """The options of the repetition, and notes on its environment."""
-    from aitrain.runs.model_reference import ModelReference, found_places, run_options
+    def find(name: str, place: str, made: dict[str, Any]) -> str:
+        file, kind, kept = made.get("file"), made.get("class"), before.environment_source / name
+        if made.get("package") or not kept.is_dir() or not any(kept.iterdir()):
+            return place  # an adapter's or a served environment; its version is compared
+        if file is not None and source_hash(with_imported([Path(file)])) == made.get("sha256"):
+            return place
+        wanted = f"{kind}.py" if file is None else Path(file).name
+        found = next(iter(sorted(kept.rglob(wanted))), None)
+        if found is None or (found.parent / "__init__.py").is_file():
+            raise ConfigError(
+                f"{file} has changed since the run, and belongs to a package, which cannot be loaded from {kept}\n"
+                f"Check out the commit of the run ({made.get('git_commit') or 'unknown'}), and repeat the command."
+            )
+        if file is not None:
+            notes.append(
+                f"{file} has changed since the run or is gone: this is the source that the run kept, with secrets"
+                " masked."
+            )
+        return f"{os.path.relpath(found)}:{kind}"
 
     options = run_options(ModelReference(str(before.path), "run", "", run=before.path))
     options |= {"project_name": f"{before.path.resolve().name}-again", "output_dir": str(before.path.parent)}
     if options.get("nnodes") is None and options.get("launcher") == "local":
         options["num_processes"] = before.processes
-    made, notes = read_object(before.environment), list[str]()
-    given, kept = options.get("rl_env") or "", before.environment_source
-    places = found_places(given, made, lambda name, place, facts: _place(place, facts, kept / name, notes))
+    given = options.get("rl_env") or ""
+    places = found_places(given, read_object(before.environment), find)
     if places != given:
         options |= {"rl_env": places, "rl_env_class": None, "rl_env_module": None}
-    return resolve(TrainConfig, None, options), notes
-
-
-def _place(place: str, made: dict[str, Any], kept: Path, notes: list[str]) -> str:
-    """The environment as it is named, if its source is still there and the same; else the source that the run kept.
-
-    Raises:
-        ConfigError: neither can be used.
-    """
-    from aitrain.runs.environment_source import source_hash, with_imported
-
-    file, kind = made.get("file"), made.get("class")
-    if made.get("package") or not kept.is_dir() or not any(kept.iterdir()):
-        return place  # an adapter's or a served environment; its version is compared
-    if file is not None and source_hash(with_imported([Path(file)])) == made.get("sha256"):
-        return place
-    name = f"{kind}.py" if file is None else Path(file).name
-    found = next(iter(sorted(kept.rglob(name))), None)
-    if found is None or (found.parent / "__init__.py").is_file():
-        raise ConfigError(
-            f"{file} has changed since the run, and belongs to a package, which cannot be loaded from {kept}\n"
-            f"Check out the commit of the run ({made.get('git_commit') or 'unknown'}), and repeat the command."
-        )
-    if file is not None:
-        notes.append(
-            f"{file} has changed since the run or is gone: this is the source that the run kept, with secrets masked."
-        )
-    return f"{os.path.relpath(found)}:{kind}"
-
-
-def _print(compared: Reproduction) -> None:
-    from aitrain.ui.output import escape_controls
-
-    for part in compared.parts:
-        typer.echo(escape_controls(f"{part.name:8} {part.same}: {part.about}"))
-    for name in compared.facts if compared.first_difference else compared.differing_facts:
-        typer.echo(escape_controls(f"{name:14} {'  |  '.join(compared.facts[name])}"))
+    config = resolve(TrainConfig, None, options)
+    plan = check(config)
+    with new_run_folder(config) as folder:
+        plan = replace(plan, folder=folder, notes=(*notes, *plan.notes))
+        return train_here(plan), folder
