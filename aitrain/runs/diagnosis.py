@@ -97,7 +97,7 @@ class Diagnosis:
             others = [one for one in self.scorings if one.step != line.step]
             self.scorings = sorted((*others, line), key=lambda one: one.step)
         else:
-            values = {name: value for name, value in line.series.items() if value is not None}
+            values = {name: value for name, value in line.values.items() if value is not None}
             self.first = {**values, **self.first}
             self.steps.append(line.step)
             self.rows.append(values)
@@ -311,8 +311,8 @@ def held_out(past: Diagnosis) -> str | None:
 
 def _fall(scorings: Sequence[MetricsLine], scale: float) -> tuple[int, float, float] | None:
     """Step and score before a fall that noise does not explain, and the score now: means of a third of the scorings."""
-    known = [(one.step, one.eval_score, one.eval_score - one.eval_low) for one in scorings
-             if one.eval_score is not None and one.eval_low is not None]  # fmt: skip
+    limits = [(one.step, one.eval_score, one.values.get("eval_low")) for one in scorings]
+    known = [(step, score, score - low) for step, score, low in limits if score is not None and low is not None]
     size = max(1, len(known) // 3)
     means = [fmean(score for _, score, _ in known[start : start + size]) for start in range(len(known) - size + 1)]
     if len(means) <= size:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -129,10 +129,9 @@ class RolloutRecord:
 
     def to_json(self) -> JsonObject:
         """The record as a JSON object, without fields that say nothing about it."""
-        values = {name: getattr(self, name) for name in self.__slots__}
+        values: JsonObject = RECORD.dump_python(self, warnings=False)
         known = {name: value for name, value in values.items() if name not in OPTIONAL or value not in (None, "")}
-        turns, error = [asdict(turn) for turn in self.turns], self.error and asdict(self.error)
-        return {**known, "schema": SCHEMA, "turns": turns, "error": error}
+        return {**known, "schema": SCHEMA}
 
     def transcript(self) -> tuple[list[TranscriptMessage], list[TranscriptMessage]]:
         """The messages before the policy's first answer, and those from there on."""
@@ -175,29 +174,14 @@ METRICS_SCHEMA = 1
 """Version of the format that is written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MetricsLine:
     """A logging step, or a scoring: the latter has `eval_score`."""
 
-    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False, defer_build=True)
-
-    schema: int = METRICS_SCHEMA
-    """Version of the format that the line was read from; 0 without one."""
-    step: int = 0
+    step: int
     """Optimizer steps done."""
-    seconds: float | None = None
-    """Seconds since the training began or was resumed."""
-    reward: float | None = None
-    """Mean of the episodes' scores."""
-    eval_score: float | None = None
-    """Mean score of the held-out cases, sampled."""
-    eval_low: float | None = None
-    """Lower limit of its 95% interval."""
-    eval_greedy: float | None = None
-    eval_cases: int | None = None
-    eval_samples: int | None = None
-    values: dict[str, float | None] = field(default_factory=dict)
-    """All other numbers by their names, such as `loss`, `entropy` and `env/tries`."""
+    values: Mapping[str, float | None]
+    """All other numbers by their names, such as `reward`, `loss` and `env/tries`."""
 
     @classmethod
     def from_json(cls, values: JsonObject) -> MetricsLine:
@@ -206,9 +190,8 @@ class MetricsLine:
         Raises:
             ValueError: a value is no finite number.
         """
-        named = {name: values[name] for name in NAMED if name in values}
-        others = {name: value for name, value in values.items() if name not in named}
-        return LINE.validate_python({**named, "values": others})
+        numbers = NUMBERS.validate_python(values)
+        return cls(int(numbers.pop("step", None) or 0), {name: numbers[name] for name in numbers if name != "schema"})
 
     @classmethod
     def of_logs(cls, step: int, seconds: float, logs: Mapping[str, object]) -> MetricsLine:
@@ -218,24 +201,21 @@ class MetricsLine:
         return cls.from_json({**known, "step": step, "seconds": seconds})
 
     def to_json(self) -> JsonObject:
-        """The line as a JSON object of the present format: one level, without the named fields that it lacks."""
-        named = {name: getattr(self, name) for name in NAMED}
-        known = {name: value for name, value in named.items() if value is not None}
-        return {**known, "schema": METRICS_SCHEMA, **self.values}
+        """The line as a JSON object of the present format: one level."""
+        return {"schema": METRICS_SCHEMA, "step": self.step, **self.values}
+
+    @property
+    def eval_score(self) -> float | None:
+        """Mean score of the held-out cases, sampled."""
+        return self.values.get("eval_score")
 
     @property
     def is_scoring(self) -> bool:
         """Whether it is a scoring of the held-out cases."""
         return self.eval_score is not None
 
-    @property
-    def series(self) -> dict[str, float | None]:
-        """All its numbers by name, without the step."""
-        return {"seconds": self.seconds, "reward": self.reward, **self.values}
 
-
-NAMED = tuple(name for name in MetricsLine.__slots__ if name != "values")
-LINE = TypeAdapter(MetricsLine)
+NUMBERS = TypeAdapter(dict[str, int | float | None], config=ConfigDict(allow_inf_nan=False, defer_build=True))
 
 
 def read_metrics(path: Path) -> Iterator[MetricsLine]:

@@ -124,13 +124,15 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             for name, mean in scores.means_of(one).items()
         }
         line = MetricsLine(
-            step=step,
-            eval_score=sampled,
-            eval_low=None if interval is None else interval["low"],
-            eval_greedy=greedy,
-            eval_cases=len(self.choosing.cases),
-            eval_samples=self.choosing.samples,
-            values=values,
+            step,
+            {
+                "eval_score": sampled,
+                "eval_low": None if interval is None else interval["low"],
+                "eval_greedy": greedy,
+                "eval_cases": len(self.choosing.cases),
+                "eval_samples": self.choosing.samples,
+                **values,
+            },
         )
         if line.is_scoring and self.trainer.accelerator.is_main_process:
             self.context.diagnose(line)

@@ -206,7 +206,7 @@ class Overview:
     @cached_property
     def curves(self) -> tuple[list[int], Series]:
         """Steps, evenly spread if there are many, and the numbers of the training by their names, each as long."""
-        lines = [(line.step, line.series) for line in evenly(self.steps, POINTS)]
+        lines = [(line.step, line.values) for line in evenly(self.steps, POINTS)]
         names = {name: None for _, series in lines for name in series}
         drawn = {name: [series.get(name) for _, series in lines] for name in names}
         return [step for step, _ in lines], {name: y for name, y in drawn.items() if set(y) != {None}}
