@@ -341,27 +341,19 @@ OF_LINES: tuple[Rule, ...] = (
 )
 
 
-@dataclass
-class RecordedDiagnosis:
-    """The diagnosis of a run that trains. A finding is recorded before it is shown, so that a resumed run does not show
-    it again."""
+def recorded_diagnosis(folder: RunFolder, config: TrainConfig, announce: Announce) -> Callable[[MetricsLine], None]:
+    """What looks at each line of metrics, and each scoring, of a run that trains. A finding is recorded before it is
+    shown, so that a resumed run does not show it again."""
+    folder.diagnostics.touch()
+    keep_lines(folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
+    diagnosis = Diagnosis(config, reported={finding.name for finding in findings_of(folder)})
 
-    folder: RunFolder
-    config: TrainConfig
-    announce: Announce
+    def see(line: MetricsLine) -> None:
+        for finding in diagnosis.see(line):
+            append_lines(folder.diagnostics, [asdict(finding)])
+            announce(Note(finding.text))
 
-    @cached_property
-    def diagnosis(self) -> Diagnosis:
-        """The rules, which do not tell again what was recorded."""
-        self.folder.diagnostics.touch()
-        keep_lines(self.folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
-        return Diagnosis(self.config, reported={finding.name for finding in findings_of(self.folder)})
-
-    def see(self, line: MetricsLine) -> None:
-        """Look at a line of metrics, or at a scoring; only the first process of a run may call this."""
-        for finding in self.diagnosis.see(line):
-            append_lines(self.folder.diagnostics, [asdict(finding)])
-            self.announce(Note(finding.text))
+    return see
 
 
 def findings_of(folder: RunFolder) -> list[RunFinding]:

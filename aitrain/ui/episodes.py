@@ -79,8 +79,8 @@ def find(rollouts: RolloutIndex, query: Query) -> list[int]:
 def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
     """Numbers of episodes whose messages or error contain the text. Upper and lower case are equal for a to z."""
     needles = {json.dumps(text, ensure_ascii=ascii)[1:-1].encode(errors="replace").lower() for ascii in (False, True)}
-    raws = rollouts.each_raw(rollouts.entries[number] for number in numbers)
-    for number, (_, raw) in zip(numbers, raws, strict=True):
+    for number in numbers:
+        raw = rollouts.raw(rollouts.entries[number])
         lowered = raw.lower()
         if any(needle in lowered for needle in needles):  # most records need not be parsed
             record = RolloutRecord.from_json(parse_object(raw) or {})
