@@ -20,7 +20,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from aitrain.errors import CheckpointDamagedError, ConfigError
-from aitrain.options.run import COMPLETIONS_PER_PASS
 from aitrain.options.section import options_of
 from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.packages import named_folder
@@ -50,6 +49,8 @@ class Manifest:
     dataset: str
     """Fingerprint of the training cases."""
     processes: int
+    completions: int = 0
+    """Completions of an optimizer step."""
     seconds: float = 0.0
     """Seconds of the training, evaluations included, over all parts of a resumed run."""
     epoch: int = 0
@@ -68,6 +69,8 @@ COMPARED_FACTS = {
     "chat_template": "chat_template: the text of the template",
 }
 """What of environment.json a resumed run compares, beside class and source, and what is said where it differs."""
+OF_THE_STEP = ("batch_size", "gradient_accumulation", "rl_prompts_per_step")
+"""Options that the completions of a step follow from, which are compared."""
 MANIFEST_TYPE = TypeAdapter(Manifest)
 
 
@@ -244,16 +247,18 @@ def clean_partial(folder: RunFolder) -> None:
 # -- resuming
 
 
-def changed_options(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
-    """Changed options that affect the training, as `lr: 1e-05 -> 0.001`.
+def changed_options(before: Manifest, config: TrainConfig, processes: int, completions: int) -> list[str]:
+    """Changed options that affect the training, as `lr: 1e-05 -> 0.001`. A step is the same if it has as many
+    completions, however many of them share a forward pass.
 
     Options that the environment declared before, and that are not given now, are compared when it has been loaded.
     """
-    old, new = _comparable(before.config, before.processes), _comparable(to_json_object(config.written()), processes)
-    if pass_dependent(config):
-        old["batch_size"], new["batch_size"] = before.config.get("batch_size"), config.batch_size
-    safe = {option.name for option in options_of(type(config)) if option.resume_safe}
+    old = _comparable(before.config, before.processes, before.completions)
+    new = _comparable(to_json_object(config.written()), processes, completions)
+    safe = {option.name for option in options_of(type(config)) if option.resume_safe} | {*OF_THE_STEP}
     safe |= as_object(before.environment.get("requires")).keys() - config.model_fields_set
+    if pass_dependent(config):
+        safe -= {"batch_size"}
     names = [name for name in {**old, **new} if name.partition(".")[0] not in safe]
     changes = [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
     return [f"{name}: {_shown(name, one)} -> {_shown(name, other)}" for name, one, other in changes]
@@ -261,7 +266,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int) -> li
 
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     """Changes of options, environment and training cases, each in a few words."""
-    changes = changed_options(before, config, now.processes)
+    changes = changed_options(before, config, now.processes, now.completions)
     old, new = before.environment, to_json_object(now.environment)
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
@@ -281,15 +286,10 @@ def _sources(facts: JsonObject) -> list[object]:
     return [facts["sha256"], facts.get("package"), *(as_object(one).get("sha256") for one in several)]
 
 
-def _comparable(config: Mapping[str, object], processes: int) -> dict[str, Any]:
-    """Options, with TRL's fields as `trl.<name>`, and the completions of a step in place of what these follow from: a
-    step is the same, however many of them share a forward pass."""
-    options: dict[str, Any] = {name: value for name, value in config.items() if name != "trl"}
-    options |= {f"trl.{name}": value for name, value in as_object(config.get("trl")).items()}
-    prompts, accumulation = options.pop("rl_prompts_per_step", None), options.pop("gradient_accumulation", None)
-    size, generations = options.pop("batch_size", None) or COMPLETIONS_PER_PASS, options.get("rl_num_generations")
-    completions = prompts * generations if prompts else size * (accumulation or 1) * processes
-    return {**options, "completions_per_step": completions, "processes": processes}
+def _comparable(config: Mapping[str, object], processes: int, completions: int) -> JsonObject:
+    """Options, with TRL's fields as `trl.<name>`, and the size of a step."""
+    fields = {f"trl.{name}": value for name, value in as_object(config.get("trl")).items()}
+    return {**config, "trl": None, **fields, "completions_per_step": completions, "processes": processes}
 
 
 def _shown(name: str, value: object) -> str:
