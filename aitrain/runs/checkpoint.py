@@ -8,14 +8,12 @@ checkpoints/checkpoint-<step>/
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -61,6 +59,8 @@ class Manifest:
     """The initial policy's scores of these cases by decoding; empty before they were played."""
     last_other: int = 0
     """The last step whose evaluation played other held-out cases, or another number of samples."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of every other file of the checkpoint."""
 
 
 COMPARED_FACTS = {
@@ -111,7 +111,7 @@ def newest_checkpoint(folder: RunFolder, notify: Callable[[str], None]) -> Path 
 def damage_of(checkpoint: Path) -> str:
     """The damage of a checkpoint in a few words; empty if it is whole. Reads every byte."""
     try:
-        files = _content(checkpoint)["files"]
+        files = read_manifest(checkpoint).files
     except CheckpointDamagedError as error:
         return str(error)
     there = {name: path for name, path in _files(checkpoint) if name != MANIFEST}
@@ -129,18 +129,15 @@ def read_manifest(checkpoint: Path) -> Manifest:
     Raises:
         CheckpointDamagedError: the manifest is missing or was changed.
     """
-    return MANIFEST_TYPE.validate_python(_content(checkpoint))
-
-
-def _content(checkpoint: Path) -> dict[str, Any]:
     if not (checkpoint / MANIFEST).exists():
         raise CheckpointDamagedError(f"it has no {MANIFEST}: it was not written completely, or not by aitrain")
-    content = read_object(checkpoint / MANIFEST)
-    if content.pop("sha256", None) != _digest(content):
-        raise CheckpointDamagedError(f"{MANIFEST} was changed")
-    if content["step"] != step_of(checkpoint):
-        raise CheckpointDamagedError(f"{MANIFEST} is that of step {content['step']}")
-    return content
+    try:
+        manifest = MANIFEST_TYPE.validate_python(read_object(checkpoint / MANIFEST))
+    except ValueError:
+        raise CheckpointDamagedError(f"{MANIFEST} was changed") from None
+    if manifest.step != step_of(checkpoint):
+        raise CheckpointDamagedError(f"{MANIFEST} is that of step {manifest.step}")
+    return manifest
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -161,18 +158,14 @@ def _digests_of(files: Mapping[str, Path]) -> dict[str, str]:
         return dict(zip(files, pool.map(digest_of, files.values()), strict=True))
 
 
-def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 # -- writing
 
 
 def seal(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a checkpoint, after all of its other files."""
-    content = to_json_object({**asdict(manifest), "files": _digests_of(dict(_files(folder)))})
+    whole = replace(manifest, files=_digests_of(dict(_files(folder))))
     sync_all(folder)
-    write_json(folder / MANIFEST, {**content, "sha256": _digest(content)})
+    write_json(folder / MANIFEST, asdict(whole))
 
 
 def publish(made: Path, place: Path) -> None:
@@ -233,9 +226,7 @@ def forget(folder: RunFolder) -> None:
 
 
 def clean_partial(folder: RunFolder) -> None:
-    """Remove the unfinished files of a killed process, and restore those that it was replacing."""
-    for unfinished in folder.unfinished():
-        unfinished.unlink(missing_ok=True)  # another machine may have finished it
+    """Remove the unfinished folders of a killed process, and restore those that it was replacing."""
     for place in (folder.path, folder.checkpoints):
         for old in place.glob(f"{OLD}*"):
             whole = old.with_name(old.name.removeprefix(OLD))

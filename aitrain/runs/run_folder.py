@@ -132,14 +132,6 @@ class RunFolder:
         news = {name: value for name, value in known.items() if value is not None}
         write_json(self.status, {**read_object(self.status), **news, "status": status}, durable=status != "running")
 
-    def unfinished(self) -> list[Path]:
-        """Temporary files that a killed process left: `.config.yaml.4711-x1y2z3w4`, with its id. Those of
-        processes that live are being written."""
-        from psutil import pid_exists  # here, because commands that only read runs need none of it
-
-        found = [path for place in (self.path, self.rollouts) for path in place.glob(".*.*-????????")]
-        return [path for path in found if (pid := path.suffix[1:-9]).isdecimal() and not pid_exists(int(pid))]
-
     def claimed(self, least: int, **known: object) -> RunFolder:
         """This folder with the next epoch, at least `least`, in status.json: earlier commands cannot write any more."""
         before = read_object(self.status).get("epoch")
@@ -202,7 +194,7 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
 def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
     """Replace a file atomically. `durable` also makes it survive a power cut."""
     own_files.add(os.path.abspath(path))
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}-")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
