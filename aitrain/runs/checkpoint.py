@@ -24,7 +24,7 @@ from aitrain.packages import named_folder
 from aitrain.redaction import to_json_object, without_secrets
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.json_values import JsonObject, as_object
-from aitrain.runs.records import MetricsLine, RolloutRecord, read_metrics
+from aitrain.runs.records import RECORD, MetricsLine, RolloutRecord, read_metrics
 from aitrain.runs.run_folder import RunFolder, keep_lines, read_lines, read_object, sync, write_json
 
 MANIFEST = "manifest.json"
@@ -215,7 +215,7 @@ def rewind(folder: RunFolder, to: Manifest) -> None:
         return record.step < to.step or (record.step == to.step and not record.eval_phase.startswith(repeated))
 
     for file in folder.rollout_files:
-        keep_lines(file, stays, RolloutRecord.from_json)
+        keep_lines(file, stays, RECORD.validate_json)
 
 
 def forget(folder: RunFolder) -> None:

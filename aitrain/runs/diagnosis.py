@@ -345,7 +345,7 @@ def recorded_diagnosis(folder: RunFolder, config: TrainConfig, announce: Announc
     """What looks at each line of metrics, and each scoring, of a run that trains. A finding is recorded before it is
     shown, so that a resumed run does not show it again."""
     folder.diagnostics.touch()
-    keep_lines(folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
+    keep_lines(folder.diagnostics, lambda _: True, FINDING.validate_json)  # a killed process may have left half a line
     diagnosis = Diagnosis(config, reported={finding.name for finding in findings_of(folder)})
 
     def see(line: MetricsLine) -> None:
@@ -358,4 +358,4 @@ def recorded_diagnosis(folder: RunFolder, config: TrainConfig, announce: Announc
 
 def findings_of(folder: RunFolder) -> list[RunFinding]:
     """The findings that a run recorded."""
-    return [finding for _, finding in parsed_lines(folder.diagnostics, FINDING.validate_python)]
+    return [finding for _, finding in parsed_lines(folder.diagnostics, FINDING.validate_json)]

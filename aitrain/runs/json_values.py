@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from pydantic_core import from_json
+
 JsonObject = dict[str, object]
 LARGEST_FILE = 64 * 2**20
 """Maximum bytes of a file that is read at once."""
@@ -53,12 +55,11 @@ def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
         start = end
 
 
-def parse_object(line: bytes) -> JsonObject | None:
-    """The JSON object on a line, None if there is none; invalid UTF-8 becomes replacement characters, and a number that
-    is not finite null."""
+def parse_object(text: bytes) -> JsonObject | None:
+    """The JSON object of a text, None if it is none, or has numbers that are not finite."""
     try:
-        value = json.loads(line.decode("utf-8", errors="replace"), strict=False, parse_constant=lambda name: None)
-    except (ValueError, RecursionError):
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

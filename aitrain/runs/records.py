@@ -118,15 +118,6 @@ class RolloutRecord:
     seconds: float | None = None
     """Seconds of all calls of the environment together."""
 
-    @classmethod
-    def from_json(cls, values: JsonObject) -> RolloutRecord:
-        """The record of a JSON object.
-
-        Raises:
-            ValueError: a field has another type.
-        """
-        return RECORD.validate_python(values)
-
     def to_json(self) -> JsonObject:
         """The record as a JSON object, without fields that say nothing about it."""
         values: JsonObject = RECORD.dump_python(self, warnings=False)
@@ -147,7 +138,7 @@ RECORD = TypeAdapter(RolloutRecord)
 
 def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
     """The records of a rollout file, without lines that are none."""
-    return (record for _, record in parsed_lines(path, RolloutRecord.from_json))
+    return (record for _, record in parsed_lines(path, RECORD.validate_json))
 
 
 def prompt_key(prompt: object) -> str:
@@ -184,13 +175,13 @@ class MetricsLine:
     """All other numbers by their names, such as `reward`, `loss` and `env/tries`."""
 
     @classmethod
-    def from_json(cls, values: JsonObject) -> MetricsLine:
-        """The line of a JSON object.
+    def from_json(cls, line: bytes) -> MetricsLine:
+        """The line of metrics.jsonl.
 
         Raises:
-            ValueError: a value is no finite number.
+            ValueError: it is no JSON object, or a value is no finite number.
         """
-        numbers = NUMBERS.validate_python(values)
+        numbers = NUMBERS.validate_json(line)
         return cls(int(numbers.pop("step", None) or 0), {name: numbers[name] for name in numbers if name != "schema"})
 
     @classmethod
@@ -198,7 +189,7 @@ class MetricsLine:
         """The line of the trainer's logs after a step, without those that are no numbers."""
         numbers = {name: to_jsonable(value) for name, value in logs.items()}
         known = {name: value for name, value in numbers.items() if not isinstance(value, (str, list, dict))}
-        return cls.from_json({**known, "step": step, "seconds": seconds})
+        return cls(step, NUMBERS.validate_python({**known, "seconds": seconds}))
 
     def to_json(self) -> JsonObject:
         """The line as a JSON object of the present format: one level."""

@@ -1,19 +1,17 @@
 """An index of the rollout files of a run, of any size: what a page filters by, and where each record is.
 
-An incomplete last line is read by the next refresh, a line that is no record is counted as damaged, and invalid UTF-8
-becomes replacement characters.
+An incomplete last line is read by the next refresh, and a line that is no record is counted as damaged.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aitrain.environment.completion_parser import short
-from aitrain.runs.json_values import as_text, parse_object, regular, whole_lines
+from aitrain.runs.json_values import as_text, regular, whole_lines
 from aitrain.runs.records import RECORD, RolloutRecord, prompt_key
 
 EXCERPT = 160
@@ -104,7 +102,7 @@ class RolloutIndex:
                 if not line.strip():
                     continue
                 try:
-                    record = RECORD.validate_python(parse_object(line))
+                    record = RECORD.validate_json(line)
                 except ValueError:
                     self.damaged += 1
                     continue
@@ -120,7 +118,7 @@ class RolloutIndex:
     def record(self, entry: IndexEntry) -> RolloutRecord:
         """The whole record, read from its file; all defaults if the file was replaced."""
         try:
-            return RECORD.validate_python(parse_object(self.raw(entry)))
+            return RECORD.validate_json(self.raw(entry))
         except ValueError:
             return RolloutRecord()
 
@@ -131,7 +129,7 @@ class RolloutIndex:
 
 
 def entry_of(record: RolloutRecord, file: Path, offset: int, length: int) -> IndexEntry:
-    """The index entry of a record; strings that repeat are interned."""
+    """The index entry of a record."""
     case_idx = "" if record.case_idx is None else str(record.case_idx)
     return IndexEntry(
         file,
@@ -139,17 +137,17 @@ def entry_of(record: RolloutRecord, file: Path, offset: int, length: int) -> Ind
         length,
         step=record.step,
         weight_version=record.weight_version,
-        eval_phase=sys.intern(record.eval_phase),
+        eval_phase=record.eval_phase,
         group=record.group or 0,
         case=case_idx if record.row_number is None else str(record.row_number),
         case_idx=case_idx,
         score=record.score,
         advantage=record.advantage,
-        stop=sys.intern(record.stop),
-        failure=sys.intern(record.error.kind if record.error else ""),
+        stop=record.stop,
+        failure=record.error.kind if record.error else "",
         turns=len(record.turns),
         tokens=record.tokens,
-        environment=sys.intern(record.environment),
+        environment=record.environment,
         discarded=record.discarded is not None,
     )
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.execution.user_code import own_files
 from aitrain.redaction import to_jsonable
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
 
 T = TypeVar("T")
+OBJECT = TypeAdapter(JsonObject)
 
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
@@ -236,20 +239,18 @@ def append_text(path: Path, text: str) -> None:
 
 def read_lines(path: Path) -> Iterator[JsonObject]:
     """The records of a JSON lines file, without incomplete lines; none if the file is missing."""
-    return (record for _, record in parsed_lines(path, dict))
+    return (record for _, record in parsed_lines(path, OBJECT.validate_json))
 
 
-def parsed_lines(path: Path, parse: Callable[[JsonObject], T]) -> Iterator[tuple[bytes, T]]:
-    """The lines of a JSON lines file with what they say; without those that are no object, or that `parse` refuses by a
-    ValueError."""
+def parsed_lines(path: Path, parse: Callable[[bytes], T]) -> Iterator[tuple[bytes, T]]:
+    """The lines of a JSON lines file with what they say; without those that `parse` refuses by a ValueError."""
     with suppress(FileNotFoundError, NotADirectoryError), open(path, "rb", opener=regular) as file:
         for line, _, _ in whole_lines(file):
             with suppress(ValueError):
-                if (values := parse_object(line)) is not None:
-                    yield line, parse(values)
+                yield line, parse(line)
 
 
-def keep_lines(path: Path, is_kept: Callable[[T], bool], parse: Callable[[JsonObject], T]) -> None:
+def keep_lines(path: Path, is_kept: Callable[[T], bool], parse: Callable[[bytes], T]) -> None:
     """Keep only these records of a JSON lines file, and remove damaged lines."""
     if path.exists():
         write_bytes(path, b"".join(line for line, record in parsed_lines(path, parse) if is_kept(record)))

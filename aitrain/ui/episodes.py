@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from aitrain.environment.completion_parser import short
 from aitrain.runs.held_out import grouped
-from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
+from aitrain.runs.json_values import JsonObject, as_object, as_text
 from aitrain.runs.records import RolloutRecord
 from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.ui.overview import evenly
@@ -83,7 +83,7 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
         raw = rollouts.raw(rollouts.entries[number])
         lowered = raw.lower()
         if any(needle in lowered for needle in needles):  # most records need not be parsed
-            record = RolloutRecord.from_json(parse_object(raw) or {})
+            record = rollouts.record(rollouts.entries[number])
             texts = [
                 text
                 for message in chain(*record.transcript())
