@@ -101,6 +101,7 @@ class _Simulation:
         flat = fmean(float(pvariance(group) == 0) for group in groups)
         count = len(scores)
         values: dict[str, float | None] = {
+            "reward": fmean(scores),
             "reward_std": fmean(math.sqrt(pvariance(group)) for group in groups),
             "frac_reward_zero_std": flat,
             "completions/mean_length": kind.length(time) * math.exp(self.draw.gauss(stretch, 0.4 / math.sqrt(count))),
@@ -108,7 +109,7 @@ class _Simulation:
             "unscored": self._share(0.0, count),
             "entropy": kind.entropy(time) * math.exp(self.draw.gauss(0, 0.1)),
         }
-        return MetricsLine(step=step, reward=fmean(scores), values=values)
+        return MetricsLine(step, values)
 
     def _cases(self) -> list[int]:
         size = self.prompts * (3 if self.kind.sampling == "refill" else 1)
@@ -131,7 +132,7 @@ class _Simulation:
         scores = [float(self.draw.random() < 1 / (1 + math.exp(hard - skill))) for hard in self.held_out]
         interval = of_mean(scores)
         assert interval is not None
-        return MetricsLine(step=step, eval_score=interval["mean"], eval_low=interval["low"])
+        return MetricsLine(step, {"eval_score": interval["mean"], "eval_low": interval["low"]})
 
     def _share(self, chance: float, count: int) -> float:
         return fmean(float(self.draw.random() < chance) for _ in range(count))

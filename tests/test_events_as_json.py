@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aitrain.events import Event, Note, Step, decode, encode
-from aitrain.runs.records import MetricsLine, RolloutRecord
+from aitrain.runs.records import RECORD, MetricsLine
 from tests.conftest import Run
 
 ARITHMETIC = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--rl-kl-coef", "0"]
@@ -38,9 +38,8 @@ def test_every_line_of_a_run_is_an_event_and_the_last_one_is_the_result(aitrain_
     folder = here / lines[0]["folder"]
     assert lines[-1]["result"] == json.loads((folder / "result.json").read_text())
 
-    for kind, pattern in ((RolloutRecord, "rollouts/*.jsonl"), (MetricsLine, "metrics.jsonl")):
+    for parse, pattern in ((RECORD.validate_json, "rollouts/*.jsonl"), (MetricsLine.from_json, "metrics.jsonl")):
         files = folder.glob(pattern)
-        records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        records = [parse(line) for file in files for line in file.read_bytes().splitlines()]
         assert records
-        for record in records:
-            assert kind.from_json(record).step >= 0
+        assert all(record.step >= 0 for record in records)

@@ -167,7 +167,10 @@ def checkpoint(here: Path, step: int, **options: Any) -> Path:
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(b"1.5 2.5")
     config = TrainConfig(model="tiny", **options)
-    seal(folder, Manifest(step, config.written(), {"class": "Env"}, "cases", 1))
+    seal(
+        folder,
+        Manifest(step, config.written(), {"class": "Env"}, "cases", 1, plan_batch(config, 1).completions_per_step),
+    )
     return folder
 
 

@@ -80,7 +80,7 @@ def test_a_declaration_that_cannot_be_is_a_failure_of_the_environment(requiremen
 
 def test_a_resumed_run_may_leave_out_again_what_the_environment_declared() -> None:
     resolved, _ = with_requirements(TrainConfig(seed=1), Needs())
-    before = Manifest(1, resolved.written(), {"requires": NEEDS.as_options()}, "", 1)
-    assert changed_options(before, TrainConfig(seed=1), 1) == []
-    assert changed_options(before, TrainConfig(seed=1, rl_max_turns=4), 1) == []
-    assert changed_options(before, TrainConfig(seed=1, rl_max_turns=5), 1) == ["rl_max_turns: 4 -> 5"]
+    before = Manifest(1, resolved.written(), {"requires": NEEDS.as_options()}, "", 1, 8)
+    assert changed_options(before, TrainConfig(seed=1), 1, 8) == []
+    assert changed_options(before, TrainConfig(seed=1, rl_max_turns=4), 1, 8) == []
+    assert changed_options(before, TrainConfig(seed=1, rl_max_turns=5), 1, 8) == ["rl_max_turns: 4 -> 5"]

@@ -169,7 +169,8 @@ def check(
             "Use --distributed-backend fsdp2 for runs that resume, or start a new run from a saved model."
         )
     if checkpoint is not None and not config.resume_anyway:
-        refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, batch.processes))
+        changes = changed_options(read_manifest(checkpoint), config, batch.processes, batch.completions_per_step)
+        refuse_changes(checkpoint, changes)
     notes = [*_notes(config), *notes]
     if is_here:
         notes += check_resources(config, batch, shape, device, processes, is_first)

@@ -8,26 +8,23 @@ checkpoints/checkpoint-<step>/
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
 from aitrain.errors import CheckpointDamagedError, ConfigError
-from aitrain.options.run import COMPLETIONS_PER_PASS
 from aitrain.options.section import options_of
 from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.packages import named_folder
 from aitrain.redaction import to_json_object, without_secrets
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.json_values import JsonObject, as_object
-from aitrain.runs.records import MetricsLine, RolloutRecord, read_metrics
+from aitrain.runs.records import RECORD, MetricsLine, RolloutRecord, read_metrics
 from aitrain.runs.run_folder import RunFolder, keep_lines, read_lines, read_object, sync, write_json
 
 MANIFEST = "manifest.json"
@@ -50,6 +47,8 @@ class Manifest:
     dataset: str
     """Fingerprint of the training cases."""
     processes: int
+    completions: int = 0
+    """Completions of an optimizer step."""
     seconds: float = 0.0
     """Seconds of the training, evaluations included, over all parts of a resumed run."""
     epoch: int = 0
@@ -60,6 +59,8 @@ class Manifest:
     """The initial policy's scores of these cases by decoding; empty before they were played."""
     last_other: int = 0
     """The last step whose evaluation played other held-out cases, or another number of samples."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of every other file of the checkpoint."""
 
 
 COMPARED_FACTS = {
@@ -68,6 +69,8 @@ COMPARED_FACTS = {
     "chat_template": "chat_template: the text of the template",
 }
 """What of environment.json a resumed run compares, beside class and source, and what is said where it differs."""
+OF_THE_STEP = ("batch_size", "gradient_accumulation", "rl_prompts_per_step")
+"""Options that the completions of a step follow from, which are compared."""
 MANIFEST_TYPE = TypeAdapter(Manifest)
 
 
@@ -108,7 +111,7 @@ def newest_checkpoint(folder: RunFolder, notify: Callable[[str], None]) -> Path 
 def damage_of(checkpoint: Path) -> str:
     """The damage of a checkpoint in a few words; empty if it is whole. Reads every byte."""
     try:
-        files = _content(checkpoint)["files"]
+        files = read_manifest(checkpoint).files
     except CheckpointDamagedError as error:
         return str(error)
     there = {name: path for name, path in _files(checkpoint) if name != MANIFEST}
@@ -126,18 +129,15 @@ def read_manifest(checkpoint: Path) -> Manifest:
     Raises:
         CheckpointDamagedError: the manifest is missing or was changed.
     """
-    return MANIFEST_TYPE.validate_python(_content(checkpoint))
-
-
-def _content(checkpoint: Path) -> dict[str, Any]:
     if not (checkpoint / MANIFEST).exists():
         raise CheckpointDamagedError(f"it has no {MANIFEST}: it was not written completely, or not by aitrain")
-    content = read_object(checkpoint / MANIFEST)
-    if content.pop("sha256", None) != _digest(content):
-        raise CheckpointDamagedError(f"{MANIFEST} was changed")
-    if content["step"] != step_of(checkpoint):
-        raise CheckpointDamagedError(f"{MANIFEST} is that of step {content['step']}")
-    return content
+    try:
+        manifest = MANIFEST_TYPE.validate_python(read_object(checkpoint / MANIFEST))
+    except ValueError:
+        raise CheckpointDamagedError(f"{MANIFEST} was changed") from None
+    if manifest.step != step_of(checkpoint):
+        raise CheckpointDamagedError(f"{MANIFEST} is that of step {manifest.step}")
+    return manifest
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -158,18 +158,14 @@ def _digests_of(files: Mapping[str, Path]) -> dict[str, str]:
         return dict(zip(files, pool.map(digest_of, files.values()), strict=True))
 
 
-def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 # -- writing
 
 
 def seal(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a checkpoint, after all of its other files."""
-    content = to_json_object({**asdict(manifest), "files": _digests_of(dict(_files(folder)))})
+    whole = replace(manifest, files=_digests_of(dict(_files(folder))))
     sync_all(folder)
-    write_json(folder / MANIFEST, {**content, "sha256": _digest(content)})
+    write_json(folder / MANIFEST, asdict(whole))
 
 
 def publish(made: Path, place: Path) -> None:
@@ -219,7 +215,7 @@ def rewind(folder: RunFolder, to: Manifest) -> None:
         return record.step < to.step or (record.step == to.step and not record.eval_phase.startswith(repeated))
 
     for file in folder.rollout_files:
-        keep_lines(file, stays, RolloutRecord.from_json)
+        keep_lines(file, stays, RECORD.validate_json)
 
 
 def forget(folder: RunFolder) -> None:
@@ -230,9 +226,7 @@ def forget(folder: RunFolder) -> None:
 
 
 def clean_partial(folder: RunFolder) -> None:
-    """Remove the unfinished files of a killed process, and restore those that it was replacing."""
-    for unfinished in folder.unfinished():
-        unfinished.unlink(missing_ok=True)  # another machine may have finished it
+    """Remove the unfinished folders of a killed process, and restore those that it was replacing."""
     for place in (folder.path, folder.checkpoints):
         for old in place.glob(f"{OLD}*"):
             whole = old.with_name(old.name.removeprefix(OLD))
@@ -244,16 +238,18 @@ def clean_partial(folder: RunFolder) -> None:
 # -- resuming
 
 
-def changed_options(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
-    """Changed options that affect the training, as `lr: 1e-05 -> 0.001`.
+def changed_options(before: Manifest, config: TrainConfig, processes: int, completions: int) -> list[str]:
+    """Changed options that affect the training, as `lr: 1e-05 -> 0.001`. A step is the same if it has as many
+    completions, however many of them share a forward pass.
 
     Options that the environment declared before, and that are not given now, are compared when it has been loaded.
     """
-    old, new = _comparable(before.config, before.processes), _comparable(to_json_object(config.written()), processes)
-    if pass_dependent(config):
-        old["batch_size"], new["batch_size"] = before.config.get("batch_size"), config.batch_size
-    safe = {option.name for option in options_of(type(config)) if option.resume_safe}
+    old = _comparable(before.config, before.processes, before.completions)
+    new = _comparable(to_json_object(config.written()), processes, completions)
+    safe = {option.name for option in options_of(type(config)) if option.resume_safe} | {*OF_THE_STEP}
     safe |= as_object(before.environment.get("requires")).keys() - config.model_fields_set
+    if pass_dependent(config):
+        safe -= {"batch_size"}
     names = [name for name in {**old, **new} if name.partition(".")[0] not in safe]
     changes = [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
     return [f"{name}: {_shown(name, one)} -> {_shown(name, other)}" for name, one, other in changes]
@@ -261,7 +257,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int) -> li
 
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     """Changes of options, environment and training cases, each in a few words."""
-    changes = changed_options(before, config, now.processes)
+    changes = changed_options(before, config, now.processes, now.completions)
     old, new = before.environment, to_json_object(now.environment)
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
@@ -281,15 +277,10 @@ def _sources(facts: JsonObject) -> list[object]:
     return [facts["sha256"], facts.get("package"), *(as_object(one).get("sha256") for one in several)]
 
 
-def _comparable(config: Mapping[str, object], processes: int) -> dict[str, Any]:
-    """Options, with TRL's fields as `trl.<name>`, and the completions of a step in place of what these follow from: a
-    step is the same, however many of them share a forward pass."""
-    options: dict[str, Any] = {name: value for name, value in config.items() if name != "trl"}
-    options |= {f"trl.{name}": value for name, value in as_object(config.get("trl")).items()}
-    prompts, accumulation = options.pop("rl_prompts_per_step", None), options.pop("gradient_accumulation", None)
-    size, generations = options.pop("batch_size", None) or COMPLETIONS_PER_PASS, options.get("rl_num_generations")
-    completions = prompts * generations if prompts else size * (accumulation or 1) * processes
-    return {**options, "completions_per_step": completions, "processes": processes}
+def _comparable(config: Mapping[str, object], processes: int, completions: int) -> JsonObject:
+    """Options, with TRL's fields as `trl.<name>`, and the size of a step."""
+    fields = {f"trl.{name}": value for name, value in as_object(config.get("trl")).items()}
+    return {**config, "trl": None, **fields, "completions_per_step": completions, "processes": processes}
 
 
 def _shown(name: str, value: object) -> str:

@@ -97,7 +97,7 @@ class Diagnosis:
             others = [one for one in self.scorings if one.step != line.step]
             self.scorings = sorted((*others, line), key=lambda one: one.step)
         else:
-            values = {name: value for name, value in line.series.items() if value is not None}
+            values = {name: value for name, value in line.values.items() if value is not None}
             self.first = {**values, **self.first}
             self.steps.append(line.step)
             self.rows.append(values)
@@ -311,8 +311,8 @@ def held_out(past: Diagnosis) -> str | None:
 
 def _fall(scorings: Sequence[MetricsLine], scale: float) -> tuple[int, float, float] | None:
     """Step and score before a fall that noise does not explain, and the score now: means of a third of the scorings."""
-    known = [(one.step, one.eval_score, one.eval_score - one.eval_low) for one in scorings
-             if one.eval_score is not None and one.eval_low is not None]  # fmt: skip
+    limits = [(one.step, one.eval_score, one.values.get("eval_low")) for one in scorings]
+    known = [(step, score, score - low) for step, score, low in limits if score is not None and low is not None]
     size = max(1, len(known) // 3)
     means = [fmean(score for _, score, _ in known[start : start + size]) for start in range(len(known) - size + 1)]
     if len(means) <= size:
@@ -341,29 +341,21 @@ OF_LINES: tuple[Rule, ...] = (
 )
 
 
-@dataclass
-class RecordedDiagnosis:
-    """The diagnosis of a run that trains. A finding is recorded before it is shown, so that a resumed run does not show
-    it again."""
+def recorded_diagnosis(folder: RunFolder, config: TrainConfig, announce: Announce) -> Callable[[MetricsLine], None]:
+    """What looks at each line of metrics, and each scoring, of a run that trains. A finding is recorded before it is
+    shown, so that a resumed run does not show it again."""
+    folder.diagnostics.touch()
+    keep_lines(folder.diagnostics, lambda _: True, FINDING.validate_json)  # a killed process may have left half a line
+    diagnosis = Diagnosis(config, reported={finding.name for finding in findings_of(folder)})
 
-    folder: RunFolder
-    config: TrainConfig
-    announce: Announce
+    def see(line: MetricsLine) -> None:
+        for finding in diagnosis.see(line):
+            append_lines(folder.diagnostics, [asdict(finding)])
+            announce(Note(finding.text))
 
-    @cached_property
-    def diagnosis(self) -> Diagnosis:
-        """The rules, which do not tell again what was recorded."""
-        self.folder.diagnostics.touch()
-        keep_lines(self.folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
-        return Diagnosis(self.config, reported={finding.name for finding in findings_of(self.folder)})
-
-    def see(self, line: MetricsLine) -> None:
-        """Look at a line of metrics, or at a scoring; only the first process of a run may call this."""
-        for finding in self.diagnosis.see(line):
-            append_lines(self.folder.diagnostics, [asdict(finding)])
-            self.announce(Note(finding.text))
+    return see
 
 
 def findings_of(folder: RunFolder) -> list[RunFinding]:
     """The findings that a run recorded."""
-    return [finding for _, finding in parsed_lines(folder.diagnostics, FINDING.validate_python)]
+    return [finding for _, finding in parsed_lines(folder.diagnostics, FINDING.validate_json)]

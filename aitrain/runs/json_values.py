@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from pydantic_core import from_json
+
 JsonObject = dict[str, object]
 LARGEST_FILE = 64 * 2**20
 """Maximum bytes of a file that is read at once."""
-LONGEST_LINE, ENDLESS_LINE = 2**26, 2**28
-"""Bytes of a line from which it is passed over, and from which the rest of its file is."""
+LONGEST_LINE = 2**28
+"""Maximum bytes of a line; the rest of the file is passed over after one that is longer."""
 
 
 def regular(path: str, flags: int) -> int:
@@ -45,25 +47,19 @@ def read_whole(path: Path) -> bytes:
 
 
 def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """(line, its offset, the offset of the next one) for each complete line; empty bytes for one that is too long. Ends
-    at one that is endless."""
+    """(line, its offset, the offset of the next one) for each complete line, up to one that is endless."""
     start = stream.tell()
-    while line := stream.readline(LONGEST_LINE):
-        size, rest = len(line), line
-        while not rest.endswith(b"\n"):
-            if len(line) < LONGEST_LINE or size > ENDLESS_LINE or not (rest := stream.readline(2**20)):
-                return
-            size += len(rest)
-        yield (line if size == len(line) else b""), start, start + size
-        start += size
+    while (line := stream.readline(LONGEST_LINE)).endswith(b"\n"):
+        end = start + len(line)
+        yield line, start, end
+        start = end
 
 
-def parse_object(line: bytes) -> JsonObject | None:
-    """The JSON object on a line, None if there is none; invalid UTF-8 becomes replacement characters, and a number that
-    is not finite null."""
+def parse_object(text: bytes) -> JsonObject | None:
+    """The JSON object of a text, None if it is none, or has numbers that are not finite."""
     try:
-        value = json.loads(line.decode("utf-8", errors="replace"), strict=False, parse_constant=lambda name: None)
-    except (ValueError, RecursionError):
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

@@ -152,64 +152,55 @@ def _address(given: str) -> ModelReference:
 
 
 def _folder(given: str, path: Path) -> ModelReference:
-    if (path / ADAPTER_CONFIG).is_file() or (path / "config.json").is_file():
-        return _weights(given, path)
-    if (path / "config.yaml").is_file() or (path / "status.json").is_file():
-        return _run(given, path)
-    raise ConfigError(
-        f"model: {given} is neither a run nor a model folder: it has no config.yaml and no config.json\n"
-        "Give a run folder, a model folder, an adapter, or a Hub name."
-    )
-
-
-def _run(given: str, path: Path) -> ModelReference:
-    """The model of a run: its model/."""
+    """A folder with weights, which is known as that of the run that it is in; or a run, with its model/."""
+    if _has_model(path):
+        place = path.resolve()
+        if place.parent.name == "checkpoints" and is_named_checkpoint(place) and _is_run(place.parents[1]):
+            return _loaded_from(given, "checkpoint", path, place.parents[1], step_of(place))
+        run = next((one for one in place.parents[:2] if place.is_relative_to(one / "model") and _is_run(one)), None)
+        kind: ModelKind = "adapter" if (path / ADAPTER_CONFIG).is_file() else "folder"
+        return _loaded_from(given, kind, path, run, _model_step(run) if run else None)
     folder = RunFolder(path)
-    result, status = read_object(folder.result), read_object(folder.status)
+    if not (_is_run(path) or folder.status.is_file()):
+        raise ConfigError(
+            f"model: {given} is neither a run nor a model folder: it has no config.yaml and no config.json\n"
+            "Give a run folder, a model folder, an adapter, or a Hub name."
+        )
+    status = read_object(folder.status)
     if status.get("job") == "eval":
         raise ConfigError(f"model: {given} is an eval, and holds no model\nSee its scores with: aitrain show {given}")
-    if not any((folder.model / name).is_file() for name in (ADAPTER_CONFIG, "config.json")):
+    if not _has_model(folder.model):
         state = state_of(status)
         state = "" if state in ("finished", "unknown") else f": it has the status {state}"
         found = checkpoints_of(folder)
         advice = f"Its newest checkpoint is {found[0]}" if found else "Give a run that has trained."
         raise ConfigError(f"model: the run {given} has no model yet{state}\n{advice}")
-    step = result.get("model_step") or result.get("steps") or status.get("step")
-    return _loaded_from(given, "run", folder.model, path, step)
+    return _loaded_from(given, "run", folder.model, path, _model_step(path))
 
 
-def _weights(given: str, path: Path) -> ModelReference:
-    """A folder with weights; one inside of a run folder is known as the run's."""
-    place = path.resolve()
-    if place.parent.name == "checkpoints" and is_named_checkpoint(place) and _is_run(place.parents[1]):
-        return _loaded_from(given, "checkpoint", path, place.parents[1], step_of(place))
-    run = next((one for one in place.parents[:2] if place.is_relative_to(one / "model") and _is_run(one)), None)
-    kind: ModelKind = "adapter" if (path / ADAPTER_CONFIG).is_file() else "folder"
-    return _loaded_from(given, kind, path, run, _run(given, run).step if run else None)
+def _has_model(path: Path) -> bool:
+    return (path / ADAPTER_CONFIG).is_file() or (path / "config.json").is_file()
 
 
 def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file()
 
 
+def _model_step(run: Path) -> int | None:
+    """The optimizer step of the weights in model/."""
+    result = read_object(RunFolder(run).result)
+    return result.get("model_step") or result.get("steps") or read_object(RunFolder(run).status).get("step")
+
+
 def _loaded_from(given: str, kind: ModelKind, path: Path, run: Path | None, step: int | None) -> ModelReference:
-    check_weights(path)
-    if (path / ADAPTER_CONFIG).is_file():
-        return ModelReference(given, kind, _base_of(path, run), path, run, step)
-    return ModelReference(given, kind, str(path), None, run, step)
-
-
-def check_weights(path: Path) -> None:
-    """Check that the weights in a folder are safetensors.
-
-    Raises:
-        ConfigError: they are not, or there are none.
-    """
     if not any(path.glob("*.safetensors")):
         raise ConfigError(
             f"model: {path} has no weights in safetensors; a pickle, such as pytorch_model.bin, could run any code\n"
             "Give a folder with .safetensors files, as save_pretrained writes it."
         )
+    if (path / ADAPTER_CONFIG).is_file():
+        return ModelReference(given, kind, _base_of(path, run), path, run, step)
+    return ModelReference(given, kind, str(path), None, run, step)
 
 
 def _base_of(adapter: Path, run: Path | None) -> str:

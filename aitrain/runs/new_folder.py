@@ -149,13 +149,6 @@ def remarks(folder: RunFolder, wanted: str, again: str = "aitrain grpo --config 
         )
 
 
-def is_foreign(folder: RunFolder) -> bool:
-    """Whether there are files in a folder, and no run."""
-    if folder.config.exists() or not folder.path.is_dir():
-        return False
-    return any(not name.startswith(".") and name != folder.status.name for name in os.listdir(folder.path))
-
-
 def refuse_to_begin(folder: RunFolder, damaged: Sequence[str]) -> None:
     """Refuse a folder without a whole checkpoint that has what a run from the beginning would overwrite.
 
@@ -166,7 +159,7 @@ def refuse_to_begin(folder: RunFolder, damaged: Sequence[str]) -> None:
         what = f"there is no complete checkpoint in {folder.checkpoints}\n" + "\n".join(damaged[:2])
     elif read_object(folder.result).get("status") == "finished":
         what = f"{folder.path} has finished, and has no checkpoint to continue from"
-    elif is_foreign(folder):
+    elif not folder.config.exists() and {*folder.path.glob("[!.]*")} - {folder.status}:
         what = f"{folder.path} is not a run folder"
     elif read_object(folder.status).get("job") is not None:
         what = f"{folder.path} is an eval"

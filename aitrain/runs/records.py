@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -118,21 +118,11 @@ class RolloutRecord:
     seconds: float | None = None
     """Seconds of all calls of the environment together."""
 
-    @classmethod
-    def from_json(cls, values: JsonObject) -> RolloutRecord:
-        """The record of a JSON object.
-
-        Raises:
-            ValueError: a field has another type.
-        """
-        return RECORD.validate_python(values)
-
     def to_json(self) -> JsonObject:
         """The record as a JSON object, without fields that say nothing about it."""
-        values = {name: getattr(self, name) for name in self.__slots__}
+        values: JsonObject = RECORD.dump_python(self, warnings=False)
         known = {name: value for name, value in values.items() if name not in OPTIONAL or value not in (None, "")}
-        turns, error = [asdict(turn) for turn in self.turns], self.error and asdict(self.error)
-        return {**known, "schema": SCHEMA, "turns": turns, "error": error}
+        return {**known, "schema": SCHEMA}
 
     def transcript(self) -> tuple[list[TranscriptMessage], list[TranscriptMessage]]:
         """The messages before the policy's first answer, and those from there on."""
@@ -148,7 +138,7 @@ RECORD = TypeAdapter(RolloutRecord)
 
 def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
     """The records of a rollout file, without lines that are none."""
-    return (record for _, record in parsed_lines(path, RolloutRecord.from_json))
+    return (record for _, record in parsed_lines(path, RECORD.validate_json))
 
 
 def prompt_key(prompt: object) -> str:
@@ -175,67 +165,48 @@ METRICS_SCHEMA = 1
 """Version of the format that is written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MetricsLine:
     """A logging step, or a scoring: the latter has `eval_score`."""
 
-    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False, defer_build=True)
-
-    schema: int = METRICS_SCHEMA
-    """Version of the format that the line was read from; 0 without one."""
-    step: int = 0
+    step: int
     """Optimizer steps done."""
-    seconds: float | None = None
-    """Seconds since the training began or was resumed."""
-    reward: float | None = None
-    """Mean of the episodes' scores."""
-    eval_score: float | None = None
-    """Mean score of the held-out cases, sampled."""
-    eval_low: float | None = None
-    """Lower limit of its 95% interval."""
-    eval_greedy: float | None = None
-    eval_cases: int | None = None
-    eval_samples: int | None = None
-    values: dict[str, float | None] = field(default_factory=dict)
-    """All other numbers by their names, such as `loss`, `entropy` and `env/tries`."""
+    values: Mapping[str, float | None]
+    """All other numbers by their names, such as `reward`, `loss` and `env/tries`."""
 
     @classmethod
-    def from_json(cls, values: JsonObject) -> MetricsLine:
-        """The line of a JSON object.
+    def from_json(cls, line: bytes) -> MetricsLine:
+        """The line of metrics.jsonl.
 
         Raises:
-            ValueError: a value is no finite number.
+            ValueError: it is no JSON object, or a value is no finite number.
         """
-        named = {name: values[name] for name in NAMED if name in values}
-        others = {name: value for name, value in values.items() if name not in named}
-        return LINE.validate_python({**named, "values": others})
+        numbers = NUMBERS.validate_json(line)
+        return cls(int(numbers.pop("step", None) or 0), {name: numbers[name] for name in numbers if name != "schema"})
 
     @classmethod
     def of_logs(cls, step: int, seconds: float, logs: Mapping[str, object]) -> MetricsLine:
         """The line of the trainer's logs after a step, without those that are no numbers."""
         numbers = {name: to_jsonable(value) for name, value in logs.items()}
         known = {name: value for name, value in numbers.items() if not isinstance(value, (str, list, dict))}
-        return cls.from_json({**known, "step": step, "seconds": seconds})
+        return cls(step, NUMBERS.validate_python({**known, "seconds": seconds}))
 
     def to_json(self) -> JsonObject:
-        """The line as a JSON object of the present format: one level, without the named fields that it lacks."""
-        named = {name: getattr(self, name) for name in NAMED}
-        known = {name: value for name, value in named.items() if value is not None}
-        return {**known, "schema": METRICS_SCHEMA, **self.values}
+        """The line as a JSON object of the present format: one level."""
+        return {"schema": METRICS_SCHEMA, "step": self.step, **self.values}
+
+    @property
+    def eval_score(self) -> float | None:
+        """Mean score of the held-out cases, sampled."""
+        return self.values.get("eval_score")
 
     @property
     def is_scoring(self) -> bool:
         """Whether it is a scoring of the held-out cases."""
         return self.eval_score is not None
 
-    @property
-    def series(self) -> dict[str, float | None]:
-        """All its numbers by name, without the step."""
-        return {"seconds": self.seconds, "reward": self.reward, **self.values}
 
-
-NAMED = tuple(name for name in MetricsLine.__slots__ if name != "values")
-LINE = TypeAdapter(MetricsLine)
+NUMBERS = TypeAdapter(dict[str, int | float | None], config=ConfigDict(allow_inf_nan=False, defer_build=True))
 
 
 def read_metrics(path: Path) -> Iterator[MetricsLine]:

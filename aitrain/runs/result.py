@@ -22,8 +22,8 @@ from aitrain.runs.held_out import (
     table_texts,
     verdict_sentence,
 )
-from aitrain.runs.records import RolloutRecord
-from aitrain.runs.run_folder import RunFolder, read_lines, read_object, write_json
+from aitrain.runs.records import RolloutRecord, read_metrics
+from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from aitrain.runs.statistics import (
     Mixture,
     can_be_solved,
@@ -116,8 +116,7 @@ class Result(StoredResult):
     @property
     def history(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, without the version of their format."""
-        lines = read_lines(RunFolder(self.folder).metrics)
-        return [{name: value for name, value in line.items() if name != "schema"} for line in lines]
+        return [{"step": line.step, **line.values} for line in read_metrics(RunFolder(self.folder).metrics)]
 
     def _repr_html_(self) -> str:
         """The result as a notebook shows it: the held-out scores, what they say, and where the model is."""

@@ -1,27 +1,17 @@
 """An index of the rollout files of a run, of any size: what a page filters by, and where each record is.
 
-An incomplete last line is read by the next refresh, a line that is no record is counted as damaged, and invalid UTF-8
-becomes replacement characters.
+An incomplete last line is read by the next refresh, and a line that is no record is counted as damaged.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from aitrain.environment.completion_parser import short
-from aitrain.runs.json_values import (
-    LONGEST_LINE,
-    as_text,
-    parse_object,
-    regular,
-    whole_lines,
-)
+from aitrain.runs.json_values import as_text, regular, whole_lines
 from aitrain.runs.records import RECORD, RolloutRecord, prompt_key
 
 EXCERPT = 160
@@ -72,7 +62,7 @@ class IndexEntry:
 
 @dataclass
 class RolloutIndex:
-    """All episodes below a folder of rollout files, or in one such file; `refresh` reads what is new."""
+    """All episodes in a folder of rollout files; `refresh` reads what is new."""
 
     path: Path
     entries: list[IndexEntry] = field(default_factory=list)
@@ -91,9 +81,9 @@ class RolloutIndex:
     def refresh(self) -> None:
         """Read lines that were written since the last refresh; all files again if one was replaced."""
         with self._lock:
-            candidates = [self.path] if self.path.is_file() else sorted(self.path.glob("*.jsonl"))
             # plain files only: a link could lead anywhere
-            found = {path: path.stat() for path in candidates if path.is_file() and not path.is_symlink()}
+            plain = (path for path in sorted(self.path.glob("*.jsonl")) if path.is_file() and not path.is_symlink())
+            found = {path: path.stat() for path in plain}
             for path, (*identity, done) in self.files.items():
                 stat = found.get(path)
                 if stat is None or [stat.st_dev, stat.st_ino] != identity or stat.st_size < done:
@@ -109,10 +99,10 @@ class RolloutIndex:
             stream.seek(done)
             for line, start, end in whole_lines(stream):
                 done = end
-                if not line.strip() and end - start < LONGEST_LINE:
+                if not line.strip():
                     continue
                 try:
-                    record = RECORD.validate_python(parse_object(line))
+                    record = RECORD.validate_json(line)
                 except ValueError:
                     self.damaged += 1
                     continue
@@ -127,27 +117,19 @@ class RolloutIndex:
 
     def record(self, entry: IndexEntry) -> RolloutRecord:
         """The whole record, read from its file; all defaults if the file was replaced."""
-        ((_, raw),) = self.each_raw([entry])
         try:
-            return RECORD.validate_python(parse_object(raw))
+            return RECORD.validate_json(self.raw(entry))
         except ValueError:
             return RolloutRecord()
 
-    def each_raw(self, entries: Iterable[IndexEntry]) -> Iterator[tuple[IndexEntry, bytes]]:
-        """The bytes of many records, each file opened once."""
-        streams: dict[Path, BinaryIO] = {}
-        try:
-            for entry in entries:
-                if entry.file not in streams:
-                    streams[entry.file] = entry.file.open("rb", buffering=0)
-                yield entry, os.pread(streams[entry.file].fileno(), entry.length, entry.offset)
-        finally:
-            for stream in streams.values():
-                stream.close()
+    def raw(self, entry: IndexEntry) -> bytes:
+        """The line of a record."""
+        with entry.file.open("rb", buffering=0) as stream:
+            return os.pread(stream.fileno(), entry.length, entry.offset)
 
 
 def entry_of(record: RolloutRecord, file: Path, offset: int, length: int) -> IndexEntry:
-    """The index entry of a record; strings that repeat are interned."""
+    """The index entry of a record."""
     case_idx = "" if record.case_idx is None else str(record.case_idx)
     return IndexEntry(
         file,
@@ -155,17 +137,17 @@ def entry_of(record: RolloutRecord, file: Path, offset: int, length: int) -> Ind
         length,
         step=record.step,
         weight_version=record.weight_version,
-        eval_phase=sys.intern(record.eval_phase),
+        eval_phase=record.eval_phase,
         group=record.group or 0,
         case=case_idx if record.row_number is None else str(record.row_number),
         case_idx=case_idx,
         score=record.score,
         advantage=record.advantage,
-        stop=sys.intern(record.stop),
-        failure=sys.intern(record.error.kind if record.error else ""),
+        stop=record.stop,
+        failure=record.error.kind if record.error else "",
         turns=len(record.turns),
         tokens=record.tokens,
-        environment=sys.intern(record.environment),
+        environment=record.environment,
         discarded=record.discarded is not None,
     )
 

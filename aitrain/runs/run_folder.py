@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.execution.user_code import own_files
 from aitrain.redaction import to_jsonable
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
 
 T = TypeVar("T")
+OBJECT = TypeAdapter(JsonObject)
 
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
@@ -132,14 +135,6 @@ class RunFolder:
         news = {name: value for name, value in known.items() if value is not None}
         write_json(self.status, {**read_object(self.status), **news, "status": status}, durable=status != "running")
 
-    def unfinished(self) -> list[Path]:
-        """Temporary files that a killed process left: `.config.yaml.4711-x1y2z3w4`, with its id. Those of
-        processes that live are being written."""
-        from psutil import pid_exists  # here, because commands that only read runs need none of it
-
-        found = [path for place in (self.path, self.rollouts) for path in place.glob(".*.*-????????")]
-        return [path for path in found if (pid := path.suffix[1:-9]).isdecimal() and not pid_exists(int(pid))]
-
     def claimed(self, least: int, **known: object) -> RunFolder:
         """This folder with the next epoch, at least `least`, in status.json: earlier commands cannot write any more."""
         before = read_object(self.status).get("epoch")
@@ -202,7 +197,7 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
 def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
     """Replace a file atomically. `durable` also makes it survive a power cut."""
     own_files.add(os.path.abspath(path))
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}-")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -244,20 +239,18 @@ def append_text(path: Path, text: str) -> None:
 
 def read_lines(path: Path) -> Iterator[JsonObject]:
     """The records of a JSON lines file, without incomplete lines; none if the file is missing."""
-    return (record for _, record in parsed_lines(path, dict))
+    return (record for _, record in parsed_lines(path, OBJECT.validate_json))
 
 
-def parsed_lines(path: Path, parse: Callable[[JsonObject], T]) -> Iterator[tuple[bytes, T]]:
-    """The lines of a JSON lines file with what they say; without those that are no object, or that `parse` refuses by a
-    ValueError."""
+def parsed_lines(path: Path, parse: Callable[[bytes], T]) -> Iterator[tuple[bytes, T]]:
+    """The lines of a JSON lines file with what they say; without those that `parse` refuses by a ValueError."""
     with suppress(FileNotFoundError, NotADirectoryError), open(path, "rb", opener=regular) as file:
         for line, _, _ in whole_lines(file):
             with suppress(ValueError):
-                if (values := parse_object(line)) is not None:
-                    yield line, parse(values)
+                yield line, parse(line)
 
 
-def keep_lines(path: Path, is_kept: Callable[[T], bool], parse: Callable[[JsonObject], T]) -> None:
+def keep_lines(path: Path, is_kept: Callable[[T], bool], parse: Callable[[bytes], T]) -> None:
     """Keep only these records of a JSON lines file, and remove damaged lines."""
     if path.exists():
         write_bytes(path, b"".join(line for line, record in parsed_lines(path, parse) if is_kept(record)))

@@ -349,11 +349,6 @@ def rows_of(name: str, mixture: Mixture) -> list[tuple[str, Mixture]]:
     return [(name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))]
 
 
-def cases_of(mixture: Mixture) -> int:
-    """How many cases there are, those with an equal prompt counted as one."""
-    return sum(len(one.by_prompt(dict.fromkeys(one.prompts, 0.0))) for one in mixture)
-
-
 def bounds_of_mean(mixture: Mixture) -> Bounds | None:
     """The lowest and the highest weighted mean; None if an environment has no bounds."""
     if any(one.bounds is None for one in mixture):

@@ -13,7 +13,7 @@ from aitrain import activity
 from aitrain.errors import EpisodesFailed
 from aitrain.events import Evaluated
 from aitrain.runs.held_out import Scoring
-from aitrain.runs.records import MetricsLine, RolloutRecord
+from aitrain.runs.records import RECORD, MetricsLine
 from aitrain.runs.run_folder import keep_lines
 from aitrain.runs.statistics import interval_of_mean, named
 from aitrain.training.distributed import agree_on
@@ -98,7 +98,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         else:
             if self.context.checkpoint is not None and self.trainer.accelerator.is_main_process:
                 for file in folder.rollout_files:
-                    keep_lines(file, lambda record: record.eval_phase[:6] != "before", RolloutRecord.from_json)
+                    keep_lines(file, lambda record: record.eval_phase[:6] != "before", RECORD.validate_json)
             self.trainer.accelerator.wait_for_everyone()
             scores = self._score(EvalPhase("before", 0, 0), plan)
             self.state.before = {"sampled": scores.sampled, "greedy": scores.greedy}
@@ -124,13 +124,15 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             for name, mean in scores.means_of(one).items()
         }
         line = MetricsLine(
-            step=step,
-            eval_score=sampled,
-            eval_low=None if interval is None else interval["low"],
-            eval_greedy=greedy,
-            eval_cases=len(self.choosing.cases),
-            eval_samples=self.choosing.samples,
-            values=values,
+            step,
+            {
+                "eval_score": sampled,
+                "eval_low": None if interval is None else interval["low"],
+                "eval_greedy": greedy,
+                "eval_cases": len(self.choosing.cases),
+                "eval_samples": self.choosing.samples,
+                **values,
+            },
         )
         if line.is_scoring and self.trainer.accelerator.is_main_process:
             self.context.diagnose(line)

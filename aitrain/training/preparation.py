@@ -91,8 +91,15 @@ def prepare(context: RunContext) -> Prepared | None:
         "chat_template": hashlib.sha256(str(inputs.tokenizer.chat_template).encode()).hexdigest(),
         "processes": processes,
     }
-    held_out_cases = fingerprint([*split.held_out, *split.choosing])
-    manifest = Manifest(0, config.written(), facts, fingerprint(split.train), processes, held_out=held_out_cases)
+    manifest = Manifest(
+        0,
+        config.written(),
+        facts,
+        fingerprint(split.train),
+        processes,
+        inputs.batch.completions_per_step,
+        held_out=fingerprint([*split.held_out, *split.choosing]),
+    )
     eval_state = resumed_eval_state(context, manifest)
     context.note(precision.note, "info")
     context.enter("preparing the trainer")

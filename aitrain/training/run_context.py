@@ -19,7 +19,7 @@ from aitrain.errors import Interrupted
 from aitrain.events import Announce, Note, NoteLevel, Phase
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import read_manifest, rewind
-from aitrain.runs.diagnosis import RecordedDiagnosis
+from aitrain.runs.diagnosis import recorded_diagnosis
 from aitrain.runs.environment_source import keep_source
 from aitrain.runs.heartbeat import Progress
 from aitrain.runs.records import MetricsLine, RolloutRecord
@@ -91,7 +91,7 @@ class RunContext:
     @cached_property
     def diagnose(self) -> Callable[[MetricsLine], None]:
         """Looks at each line of metrics and each scoring, on the first process."""
-        return RecordedDiagnosis(self.folder, self.config, self.announce).see
+        return recorded_diagnosis(self.folder, self.config, self.announce)
 
     def note(self, text: str | None, level: NoteLevel = "warning") -> None:
         """Show the user a note, which stays on the screen; no-op without a text."""

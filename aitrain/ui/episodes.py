@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from aitrain.environment.completion_parser import short
 from aitrain.runs.held_out import grouped
-from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
+from aitrain.runs.json_values import JsonObject, as_object, as_text
 from aitrain.runs.records import RolloutRecord
 from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.ui.overview import evenly
@@ -79,11 +79,11 @@ def find(rollouts: RolloutIndex, query: Query) -> list[int]:
 def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
     """Numbers of episodes whose messages or error contain the text. Upper and lower case are equal for a to z."""
     needles = {json.dumps(text, ensure_ascii=ascii)[1:-1].encode(errors="replace").lower() for ascii in (False, True)}
-    raws = rollouts.each_raw(rollouts.entries[number] for number in numbers)
-    for number, (_, raw) in zip(numbers, raws, strict=True):
+    for number in numbers:
+        raw = rollouts.raw(rollouts.entries[number])
         lowered = raw.lower()
         if any(needle in lowered for needle in needles):  # most records need not be parsed
-            record = RolloutRecord.from_json(parse_object(raw) or {})
+            record = rollouts.record(rollouts.entries[number])
             texts = [
                 text
                 for message in chain(*record.transcript())

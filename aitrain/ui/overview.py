@@ -197,7 +197,7 @@ class Overview:
     def curves(self) -> tuple[list[int], Series]:
         """Steps, evenly spread if there are many, and the numbers of the training by their names, each as long."""
         steps = [line for line in read_metrics(self.run.metrics) if not line.is_scoring]
-        lines = [(line.step, line.series) for line in evenly(steps, POINTS)]
+        lines = [(line.step, line.values) for line in evenly(steps, POINTS)]
         names = {name: None for _, series in lines for name in series}
         drawn = {name: [series.get(name) for _, series in lines] for name in names}
         return [step for step, _ in lines], {name: y for name, y in drawn.items() if set(y) != {None}}

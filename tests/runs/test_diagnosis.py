@@ -113,10 +113,10 @@ def test_nothing_is_found_in_a_healthy_run(kind: Kind) -> None:
 
 def test_a_fall_of_the_held_out_score_is_told_with_the_step_before_it() -> None:
     diagnosis = Diagnosis(USUAL)
-    diagnosis.see(MetricsLine(step=0, eval_score=0.69, eval_low=0.62))
+    diagnosis.see(MetricsLine(0, {"eval_score": 0.69, "eval_low": 0.62}))
     for step, reward in enumerate([0.69] * 6 + [0.1] * 6, 1):
         diagnosis.see(as_line(step, {"reward": reward}))
-    (found,) = diagnosis.see(MetricsLine(step=13, eval_score=0.0, eval_low=0.0))
+    (found,) = diagnosis.see(MetricsLine(13, {"eval_score": 0.0, "eval_low": 0.0}))
     assert "from 0.69 around step 0 to 0.00. If the reward has fallen as well" in found.text
 
 

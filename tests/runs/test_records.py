@@ -82,8 +82,8 @@ def test_the_row_is_in_json_types_without_the_prompt_secrets_and_huge_columns(mo
 
 # -- metrics
 
-STEP = MetricsLine(step=2, seconds=1.5, reward=0.25, values={"loss": 0.5, "env/tries": 2.0})
-SCORING = MetricsLine(step=2, eval_score=0.5, eval_greedy=0.75, eval_cases=8, eval_samples=2)
+STEP = MetricsLine(2, {"seconds": 1.5, "reward": 0.25, "loss": 0.5, "env/tries": 2.0})
+SCORING = MetricsLine(2, {"eval_score": 0.5, "eval_greedy": 0.75, "eval_cases": 8, "eval_samples": 2})
 
 
 def test_a_line_that_is_written_is_flat_and_read_as_it_was(tmp_path: Path) -> None:

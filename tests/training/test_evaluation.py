@@ -162,7 +162,7 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
 def test_patience_counts_from_the_best_score_that_of_the_initial_policy_included(
     before: float | None, scores: list[float], since: int
 ) -> None:
-    seen = [MetricsLine(step=10 * n, eval_score=score) for n, score in enumerate(scores, 1)]
+    seen = [MetricsLine(10 * n, {"eval_score": score}) for n, score in enumerate(scores, 1)]
     assert reason_to_stop(since + 1, before, seen) is None
     if since:
         assert f"{since} evaluations in a row" in (reason_to_stop(since, before, seen) or "")

@@ -61,7 +61,7 @@ def write_run(folder: Path, records: Iterable[dict[str, Any] | bytes]) -> Path:
     """A run folder with these rollouts; bytes are lines as they are."""
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     lines = [
-        one if isinstance(one, bytes) else json.dumps(one, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        one if isinstance(one, bytes) else json.dumps(one, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         for one in records
     ]
     (folder / "rollouts" / "rank0.jsonl").write_bytes(b"".join(lines))

@@ -101,7 +101,7 @@ def test_damaged_files_of_a_run_are_shown_as_far_as_they_go(tmp_path: Path) -> N
     folder = write_run(tmp_path, [record()])
     for name in ("result.json", "status.json", "environment.json", "config.yaml"):
         (folder / name).write_bytes(b'{"status": [\xff')
-    (folder / "metrics.jsonl").write_bytes(b'{"step": 1, "reward": 0.5}\n\xff\n{"step": 2, "reward": NaN}\n{"st')
+    (folder / "metrics.jsonl").write_bytes(b'{"step": 1, "reward": 0.5}\n\xff\n{"step": 2, "reward": null}\n{"st')
     shown = data_in(page_of(folder))["summary"]
     assert shown["curves"] == {"step": [1, 2], "series": {"reward": [0.5, None]}}
     assert shown["status"] == "unknown"

@@ -13,7 +13,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.rollout.chat_format import TemplateSupport
 from aitrain.rollout.limits import Limits
-from aitrain.runs.records import RolloutRecord
+from aitrain.runs.records import RECORD, RolloutRecord
 from aitrain.training.training_batch import episode_record
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.rescore import DIFFERENT, RescoredEpisode, report, rescore
@@ -45,7 +45,7 @@ def saved(
     """Records of episodes that were played, as they come back from the file."""
     episodes = play(environment, Scripted(answer), limits, rows())
     lines = [json.dumps(episode_record(episode, 3, 2).to_json()) for episode in episodes]
-    return [RolloutRecord.from_json(json.loads(line)) for line in lines]
+    return [RECORD.validate_json(line) for line in lines]
 
 
 def rescored(
