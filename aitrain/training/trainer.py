@@ -464,24 +464,20 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
         """vLLM's log-probabilities, corrected for truncated sampling in forward passes without dropout. Every process
         must call this."""
-        reported: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
         if self.sampling.is_plain:
-            return reported
+            return [list(each.logprobs) for each in trajectories]
         pad, device = self.processing_class.pad_token_id, self.accelerator.device
         prompts = padded([each.prompt_ids for each in trajectories], pad, device)
         answers = padded([each.ids for each in trajectories], pad, device, "right")
         ids, mask = torch.cat([prompts.ids, answers.ids], 1), torch.cat([prompts.mask, answers.mask], 1)
         with evaluation_mode(self.model), replaced(trl_utils, {"_ChunkedLogProbFunction": LogprobShift(self.sampling)}):
             shifts = self._in_own_passes(self.model, ids, mask, answers.ids.shape[1]).tolist()
-        of_sampled: list[float] = []
-        for trajectory, logprobs, row in zip(trajectories, reported, shifts, strict=True):
-            for place in trajectory.sampled_places:
-                of_sampled.append(row[place])
-                if (value := logprobs[place]) is not None:
-                    logprobs[place] = value + row[place]
-        everywhere = gather_object(of_sampled) or [0.0]
-        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
-        return reported
+        comparable = list[list[float | None]]()
+        for each, row in zip(trajectories, shifts, strict=True):
+            values = zip(each.logprobs, row, each.mask, strict=False)  # a row has padding at its end
+            # TRL has None in place of NaN
+            comparable.append([one + shift if own and one is not None else one for one, shift, own in values])
+        return comparable
 
     # -- logging
 
