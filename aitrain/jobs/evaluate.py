@@ -140,7 +140,7 @@ def _prepare(
         context.note(precision.note, "info")
         processes = init_processes(config, precision)
         accelerator = Accelerator(
-            mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no",
+            mixed_precision=precision.autocast,
             cpu=precision.use_cpu,
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.ddp_timeout))],
         )

@@ -80,7 +80,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
                 prepared.trainer.save_checkpoint()
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
-            is_chosen = best is not None or prepared.held_out.reason is not None
+            is_chosen = best is not None or context.stop.reason is not None
             step = best.step if best else prepared.trainer.state.global_step
             after = prepared.held_out.after(step, is_chosen)
     except AitrainError as error:
@@ -113,9 +113,9 @@ def _warm_up(context: RunContext, prepared: Prepared) -> None:
             fitting = fit_passes(trainer, lengths)
         if fitting != before:
             context.note(f"A forward pass has at most {fitting}, as {before} did not fit into the memory.", "info")
+            trainer.lowered = {"batch_size": fitting.completions, "rl_prompts_per_step": trainer.prompts_per_step}
             if trainer.accelerator.is_main_process:
-                smaller = {"batch_size": fitting.completions, "rl_prompts_per_step": trainer.prompts_per_step}
-                context.folder.write_config(context.config.model_copy(update=smaller))
+                context.folder.write_config(context.config.model_copy(update=trainer.lowered))
 
 
 # -- during

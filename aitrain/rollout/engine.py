@@ -140,11 +140,6 @@ class Trajectory:
         return self.prompt_ids + self.ids[:start], self.ids[start:]
 
     @property
-    def sampled_places(self) -> list[int]:
-        """Indices in `ids` of the tokens that the policy sampled."""
-        return [place for place, is_sampled in enumerate(self.mask) if is_sampled]
-
-    @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
         return sum(self.mask)

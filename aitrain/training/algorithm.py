@@ -22,7 +22,6 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
-from aitrain.training.training_batch import PlayedEpisode
 
 Tensor: TypeAlias = torch.Tensor
 CustomLoss: TypeAlias = Callable[..., Tensor]
@@ -53,10 +52,6 @@ class AlgorithmParts:
         to 1 at the limit."""
         limit, buffer = self.config.rl_max_new_tokens, self.config.overlong_buffer
         return 0.0 if buffer is None else min(max((tokens - limit + buffer) / buffer, 0.0), 1.0)
-
-    def reward(self, played: PlayedEpisode) -> float | None:
-        """The score of an episode, less the penalty for its longest completion; None if unscored."""
-        return None if played.score is None else played.score - self.penalty(played.longest)
 
     def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:
         """The advantages of this process's episodes, which are `own` among those of `rewards`: those of the algorithm,

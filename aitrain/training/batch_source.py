@@ -75,9 +75,10 @@ class BatchSource:
             if not new:
                 break
             rounds += [round] * len(new)
-            episodes = self._play(step, rollouts, [key for key in own_keys() if key[0] in new], cases)
-            own |= episodes
-            for one in finish(rollouts, episodes):
+            keys = [key for key in own_keys() if key[0] in new]
+            played = dict(zip(keys, rollouts.play([cases[group] for group, _ in keys], step, keys), strict=True))
+            own |= played
+            for one in finish(rollouts, played):
                 members[one.key[0]].append(one)
             if round < self.refill_limit:
                 self._replace(groups, cases, members)
@@ -98,18 +99,6 @@ class BatchSource:
                 **({"cases/mean_score": sum(known) / len(known)} if known else {}),
             }
         return batch
-
-    def _play(
-        self, step: int, rollouts: PolicyRollouts, keys: Sequence[MemberKey], cases: Sequence[Case]
-    ) -> dict[MemberKey, Episode]:
-        """This rank's episodes of groups with these `cases`, played. The episodes of a group have consecutive sampling
-        seeds, and one environment seed."""
-        episodes = rollouts.play(
-            [cases[group] for group, _ in keys],
-            [rollouts.env_seed(step, cases[group].number) for group, _ in keys],
-            [rollouts.sampling_seed(step, cases[group].number, group) + member for group, member in keys],
-        )
-        return dict(zip(keys, episodes, strict=True))
 
     def _replace(self, groups: list[int], cases: list[Case], members: Mapping[int, Sequence[PlayedEpisode]]) -> None:
         """Put groups of other cases in the place of those without advantages."""

@@ -149,17 +149,13 @@ def _play(
     rollouts: PolicyRollouts, plan: EvalPlan, batch: list[MemberKey], decoding: Decoding
 ) -> tuple[dict[MemberKey, Episode], list[PlayedEpisode]]:
     """This rank's share of a batch, which may be empty, and the episodes of all ranks: whole cases if the environment
-    scores their samples together. A case has one environment seed, and each sample its own sampling seed, the same on
-    any rank."""
+    scores their samples together."""
     rank, processes = rollouts.accelerator.process_index, rollouts.accelerator.num_processes
     keys = batch[rank::processes]
     if rollouts.rollout.runner.scores_groups:
         keys = [key for key in batch if key[0] % processes == rank]
-    cases = [plan.cases[index] for index, _ in keys]
-    seeds = [rollouts.env_seed("held-out", case.number) for case in cases]
-    samples = zip(cases, keys, strict=True)
-    sampling_seeds = [rollouts.sampling_seed("held-out", case.number, sample) for case, (_, sample) in samples]
-    own = dict(zip(keys, rollouts.play(cases, seeds, sampling_seeds, decoding), strict=True))
+    cases, samples = [plan.cases[index] for index, _ in keys], [(sample,) for _, sample in keys]
+    own = dict(zip(keys, rollouts.play(cases, "held-out", samples, decoding), strict=True))
     return own, finish(rollouts, own)
 
 

@@ -83,8 +83,6 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     """Score of the initial policy on the cases of `choosing`."""
     stopped: bool = field(default=False, init=False)
     """Whether the training ended before its last step, with a checkpoint."""
-    reason: str | None = field(default=None, init=False)
-    """Why --patience has ended the training. Every process has the same scores, and so the same reason."""
 
     def before(self) -> EvalScores:
         """Scores of the initial policy on all cases; the means are those of the cases that are played during the
@@ -182,14 +180,16 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         return config.eval_strategy == "epoch" and self.trainer.schedule.ends_epoch(step)
 
     def ends_at(self, step: int) -> bool:
-        """Whether the evaluation of a step, the last one, ends the training."""
+        """Whether the evaluation of a step, the last one, ends the training; on every process, as all have the same
+        scores."""
         patience, seen = self.context.config.patience, self.state
-        if patience is not None and seen.has_scored(step):
-            self.reason = reason_to_stop(patience, self.mean_before, seen.scorings)
-        if self.reason is not None:
+        if patience is None or not seen.has_scored(step):
+            return False
+        reason = reason_to_stop(patience, self.mean_before, seen.scorings)
+        if reason is not None:
             self.stopped = True
-            self.context.stop.end_run(self.reason)
-        return self.reason is not None
+            self.context.stop.end_run(reason)
+        return reason is not None
 
     def _score(self, phase: EvalPhase, plan: EvalPlan) -> EvalScores:
         """The scores of a phase, none if no case could be scored: what was trained is worth more than one evaluation.

@@ -48,8 +48,8 @@ class Precision:
     """Number formats of the run, supported by this machine."""
 
     dtype: torch.dtype
-    bf16: bool
-    fp16: bool
+    autocast: str
+    """Format of computations: bf16, fp16 or no."""
     use_cpu: bool
     note: str | None = None
     """What the user is to know about the choice."""
@@ -77,7 +77,7 @@ def choose_precision(config: TrainConfig) -> Precision:
         dtype = getattr(torch, config.dtype)
     else:  # trained weights stay float32, as small updates would be lost to rounding, and so does a base that is merged
         dtype = torch.bfloat16 if has_bf16 and config.may_halve_base else torch.float32
-    return Precision(dtype, autocast == "bf16", autocast == "fp16", use_cpu=not (cuda or mps), note=note)
+    return Precision(dtype, autocast, use_cpu=not (cuda or mps), note=note)
 
 
 def model_path(name: str) -> str:
@@ -157,8 +157,6 @@ def load_tokenizer(config: TrainConfig, folder: str | None = None) -> PreTrained
 
 def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
     what = " ".join(str(error).split())
-    if "attn_implementation" in what:
-        return ConfigError(f"attn_implementation: {what[:200]}\nOmit it to get the default of the model.")
     if isinstance(try_to_load_from_cache(config.model, "adapter_config.json"), str):
         return adapter_error(config.model)
     return ConfigError(

@@ -95,54 +95,46 @@ def passes_of(
 
     `needs_advantage`: the loss has no other term than that of advantages, so that trimmed passes leave out rows with 0.
     """
-    processes, rank, everywhere = accelerator.num_processes, accelerator.process_index, dict(step)
-    if processes > 1:
-        for name, value in step.items():
-            if value.dim():
-                padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
-                everywhere[name] = accelerator.gather(padded)
-    kept: list[bool] = everywhere[KEPT].tolist()
-    computed, shared = kept, False
+    processes, rows, are_shared = accelerator.num_processes, dict(step), False
+    for name, value in step.items() if trims and processes > 1 else ():
+        if value.dim():
+            padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
+            rows[name] = accelerator.gather(padded)
+    kept = computed = rows[KEPT]  # other rows only fill up passes
     if trims:
-        with_advantage: list[bool] = (everywhere[KEPT] & (everywhere["advantages"] != 0)).tolist()
-        computed = with_advantage if needs_advantage and any(with_advantage) else kept
-        masks = everywhere["prompt_mask"], everywhere["completion_mask"]
-        blocks, shared = trimmed_blocks(everywhere["prompt_ids"], *masks, computed, limit, processes, shares)
-        of_processes, first, source = [[rows for block in share for rows in block] for share in blocks], 0, everywhere
+        with_advantage = kept & (rows["advantages"] != 0)
+        computed = with_advantage if needs_advantage and with_advantage.any() else kept
+        parts = rows["prompt_ids"], rows["prompt_mask"], rows["completion_mask"]
+        of_processes, are_shared = trimmed_blocks(*parts, computed.tolist(), limit, processes, shares)
+        blocks = of_processes[accelerator.process_index]
     else:
-        width = everywhere["prompt_mask"].shape[1] + everywhere["completion_mask"].shape[1]
-        of_processes, first, source = _passes_in_order(kept, limit, width, processes), len(step[KEPT]) * rank, step
-    counts = torch.tensor(computed, device=step[KEPT].device)  # other rows only fill up passes
-    tokens = (everywhere["completion_mask"] * everywhere["tool_mask"]).sum(1) * counts
-    source = source | {
-        "tool_mask": source["tool_mask"] * counts[first : first + len(source[KEPT])].unsqueeze(1),
-        "num_items_in_batch": (step["num_items_in_batch"] * sum(kept)).float(),
+        width = torch.tensor([step["prompt_mask"].shape[1] + step["completion_mask"].shape[1]], device=kept.device)
+        most = limit.most(int(accelerator.gather(width).max()))
+        kept = accelerator.gather(kept)
+        largest = int(kept.view(processes, -1).sum(1).max())
+        blocks = [[one] for one in _passes_in_order(computed.tolist(), most, largest)]
+    total, own = int(kept.sum()), [one for block in blocks for one in block]
+    tokens = (rows["completion_mask"] * rows["tool_mask"]).sum(1) * computed
+    rows |= {
+        "tool_mask": rows["tool_mask"] * computed.unsqueeze(1),
+        "num_items_in_batch": (step["num_items_in_batch"] * total).float(),
     }
-    own = of_processes[rank]
-    chosen = [{name: v[[row - first for row in rows]] if v.dim() else v for name, v in source.items()} for rows in own]
     return StepPasses(
-        chosen,
-        [sum(kept) / (len(rows) * processes) if any(computed[row] for row in rows) else math.inf for rows in own],
-        tuple([float(values[rows].sum()) for rows in own] for values in (tokens, counts)),
-        any(kept),
-        set(accumulate(map(len, blocks[rank]), initial=0)) if shared else set(),
+        [{name: value[each] if value.dim() else value for name, value in rows.items()} for each in own],
+        [total / (len(each) * processes) if computed[each].any() else math.inf for each in own],
+        tuple([float(values[each].sum()) for each in own] for values in (tokens, computed)),
+        total > 0,
+        set(accumulate(map(len, blocks), initial=0)) if are_shared else set(),
     )
 
 
-def _passes_in_order(kept: list[bool], limit: PassLimit, width: int, processes: int) -> list[list[Rows]]:
-    """The passes of each process, with its kept rows in their order. A process with fewer passes than another one has
-    passes of one row that is not kept."""
-    own_rows = len(kept) // processes
-    most = limit.most(width)
-    shares = []
-    for first in range(0, len(kept), own_rows):
-        rows = [row for row in range(first, first + own_rows) if kept[row]]
-        shares.append([rows[start : start + most] for start in range(0, len(rows), most)])
-    count = max(1, *map(len, shares))
-    for rank, share in enumerate(shares):
-        spare = next((row for row in range(rank * own_rows, (rank + 1) * own_rows) if not kept[row]), 0)
-        share += [[spare] for _ in range(count - len(share))]
-    return shares
+def _passes_in_order(kept: list[bool], most: int, largest: int) -> list[Rows]:
+    """Passes of at most `most` rows of a process that are kept, in their order. One with fewer passes than that with
+    the `largest` number of such rows has passes of one row that is not kept."""
+    rows = [row for row, is_kept in enumerate(kept) if is_kept]
+    spare = next((row for row, is_kept in enumerate(kept) if not is_kept), 0)
+    passes = [rows[start : start + most] for start in range(0, len(rows), most)]
+    return passes + [[spare] for _ in range(max(1, math.ceil(largest / most)) - len(passes))]
 
 
 def trimmed_blocks(

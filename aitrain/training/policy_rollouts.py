@@ -55,15 +55,19 @@ class PolicyRollouts:
     def play(
         self,
         cases: Sequence[Case],
-        seeds: Sequence[int],
-        sampling_seeds: Sequence[int],
+        phase: object,
+        samples: Sequence[tuple[int, ...]],
         decoding: Decoding = Decoding.TRAINING,
     ) -> list[Episode]:
-        """Play this rank's episodes with the policy's present weights.
+        """Play this rank's episodes with the policy's present weights. In a phase, a case has one environment seed, and
+        each of its `samples` its own sampling seed, the same on any rank.
 
         Raises:
             ServerFailed: on all ranks, if a vLLM server failed one of them.
         """
+        run, numbered = self.run_seed, zip(cases, samples, strict=True)
+        seeds = [random.Random(f"{run}/{phase}/{case.number}").getrandbits(31) for case in cases]
+        sampling_seeds = [derived_seed(run, "sampling", phase, case.number, *sample) for case, sample in numbered]
         if self.loads_weights:
             self.settle()
             self.load_weights()
@@ -81,14 +85,6 @@ class PolicyRollouts:
             self.loop.run(self.server.load_weights(self.weight_version()))
         elif isinstance(self.rollout.engine, BatchingEngine):
             self.rollout.engine.load_weights(self.weight_version())
-
-    def sampling_seed(self, *names: object) -> int:
-        """Seed of an episode's completions, derived from the run's seed and these names; equal on all ranks."""
-        return derived_seed(self.run_seed, "sampling", *names)
-
-    def env_seed(self, *names: object) -> int:
-        """The environment's seed of an episode, derived from the run's seed and these names; equal for a group."""
-        return random.Random("/".join(map(str, (self.run_seed, *names)))).getrandbits(31)
 
     def count_failures(self, played: Sequence[PlayedEpisode]) -> None:
         """Count the failures of a training batch. Every rank must call this, with the episodes of all ranks, so that

@@ -137,7 +137,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
     """The trainer's inputs, without a server's engine."""
     config, is_dry_run = context.config, context.dry_run_of > 0
     begin(context)
-    copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
+    copies = config.distributed_backend != "ddp" and precision.autocast != "no"  # in float32, for the optimizer
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
     batch = plan_batch(config, processes)

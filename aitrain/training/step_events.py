@@ -16,9 +16,7 @@ from transformers.trainer_utils import IntervalStrategy
 from aitrain.engines.sharded_tensors import own_part
 from aitrain.errors import DivergedError
 from aitrain.events import Step
-from aitrain.rollout.engine import RolloutClock
 from aitrain.runs.records import MetricsLine, read_metrics
-from aitrain.training.run_context import RunRecorder
 
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer
@@ -40,9 +38,9 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
     than the step. `optimize` is the time of a step outside its rollout.
     """
 
-    def __init__(self, trainer: EpisodeTrainer, recorder: RunRecorder, clock: RolloutClock) -> None:
-        self.trainer, self.recorder, self.clock = trainer, recorder, clock
-        self.run = trainer.run
+    def __init__(self, trainer: EpisodeTrainer) -> None:
+        self.trainer, self.run, self.recorder = trainer, trainer.run, trainer.recorder
+        self.clock = trainer.rollouts.rollout.clock
         self.restore: Callable[[], None] = lambda: None
         """Restores the state of a resumed run that transformers does not restore."""
         self._step_start = 0.0

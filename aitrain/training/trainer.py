@@ -211,13 +211,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         refuse_unsharded(config, self.accelerator.device.type, not is_sharded(self.model))
         self.remove_callback(PrinterCallback)
         self.mask_truncated_completions = False
-        self.pass_limit = self.planned_limit = inputs.batch.limit  # the warm-up may lower the first
+        self.pass_limit = inputs.batch.limit
+        self.lowered = dict[str, int]()
+        """Options of a forward pass that the warm-up has lowered."""
         # the router's loss depends on which rows share a pass
         self.trims = inputs.batch.trims and not self.aux_loss_enabled
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
-        self.watch = StepEvents(self, recorder, self.rollouts.rollout.clock)
+        self.watch = StepEvents(self)
         self.add_callback(self.watch)
         policy = self.accelerator.unwrap_model(self.model)
         is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
@@ -247,13 +249,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         }
 
     def score(self, completions: list[Any], log_metric: Callable[[str, float], None], **_: Any) -> list[float | None]:
-        """TRL's reward function: the environment's score for each completion, None if unscored."""
+        """TRL's reward function: the environment's score for each completion, less the penalty for the longest one of
+        its episode; None if unscored."""
         self.rollouts.count_failures(self._batch.played)
         self._metrics["train"]["tokens"].append(sum(one.tokens for one in self._batch.played))
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 log_metric(name, value)  # each episode's own: TRL takes the mean of all, over processes
-        return [self.algorithm.reward(one) for one in self._batch.everywhere if one.key in self._batch.own]
+        own = [one for one in self._batch.everywhere if one.key in self._batch.own]
+        return [None if one.score is None else one.score - self.algorithm.penalty(one.longest) for one in own]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's tensors of this process's episodes, with the advantages of the algorithm, and what is in the loss.
@@ -262,9 +266,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         batch, metrics, device = self._batch, self._metrics["train"], self.accelerator.device
         everywhere, size, first = batch.everywhere, self.num_generations, len(inputs) * self.accelerator.process_index
         own = slice(first, first + len(inputs))
-        scored = [(one.score, self.algorithm.reward(one)) for one in everywhere]
-        pairs = [[math.nan if value is None else value for value in pair] for pair in scored]
-        scores, rewards = torch.tensor(pairs, device=device).unbind(1)
+        scores = torch.tensor([math.nan if one.score is None else one.score for one in everywhere], device=device)
+        rewards = scores - torch.tensor([self.algorithm.penalty(one.longest) for one in everywhere], device=device)
         in_loss = torch.tensor([one.is_kept for one in everywhere], device=device)
         if self.run.config.overlong_buffer:
             metrics["penalty/overlong"].append((scores - rewards).nanmean().item())
@@ -461,24 +464,20 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
         """vLLM's log-probabilities, corrected for truncated sampling in forward passes without dropout. Every process
         must call this."""
-        reported: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
         if self.sampling.is_plain:
-            return reported
+            return [list(each.logprobs) for each in trajectories]
         pad, device = self.processing_class.pad_token_id, self.accelerator.device
         prompts = padded([each.prompt_ids for each in trajectories], pad, device)
         answers = padded([each.ids for each in trajectories], pad, device, "right")
         ids, mask = torch.cat([prompts.ids, answers.ids], 1), torch.cat([prompts.mask, answers.mask], 1)
         with evaluation_mode(self.model), replaced(trl_utils, {"_ChunkedLogProbFunction": LogprobShift(self.sampling)}):
             shifts = self._in_own_passes(self.model, ids, mask, answers.ids.shape[1]).tolist()
-        of_sampled: list[float] = []
-        for trajectory, logprobs, row in zip(trajectories, reported, shifts, strict=True):
-            for place in trajectory.sampled_places:
-                of_sampled.append(row[place])
-                if (value := logprobs[place]) is not None:
-                    logprobs[place] = value + row[place]
-        everywhere = gather_object(of_sampled) or [0.0]
-        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
-        return reported
+        comparable = list[list[float | None]]()
+        for each, row in zip(trajectories, shifts, strict=True):
+            values = zip(each.logprobs, row, each.mask, strict=False)  # a row has padding at its end
+            # TRL has None in place of NaN
+            comparable.append([one + shift if own and one is not None else one for one, shift, own in values])
+        return comparable
 
     # -- logging
 

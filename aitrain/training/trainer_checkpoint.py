@@ -92,14 +92,10 @@ class CheckpointWriter:
         self.last = step
 
     def _manifest(self, trainer: EpisodeTrainer) -> Manifest:
-        config = self.manifest.config
-        if trainer.pass_limit != trainer.planned_limit:
-            size = {"batch_size": trainer.pass_limit.completions, "rl_prompts_per_step": trainer.prompts_per_step}
-            config = {**config, **size}
         return replace(
             self.manifest,
             step=trainer.state.global_step,
-            config=config,
+            config={**self.manifest.config, **trainer.lowered},
             before=self.eval_state.before,
             last_other=self.eval_state.last_other,
             seconds=round(trainer.watch.trained_seconds, 3),

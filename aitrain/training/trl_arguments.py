@@ -33,8 +33,8 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         "weight_decay": config.weight_decay,
         "max_grad_norm": config.max_grad_norm,
         "gradient_checkpointing": not config.disable_gradient_checkpointing,
-        "bf16": precision.bf16,
-        "fp16": precision.fp16,
+        "bf16": precision.autocast == "bf16",
+        "fp16": precision.autocast == "fp16",
         "use_cpu": precision.use_cpu,
         "ddp_timeout": config.ddp_timeout,
         "ddp_find_unused_parameters": False,  # every trained weight is used in every pass

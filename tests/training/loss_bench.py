@@ -20,7 +20,7 @@ from aitrain.training.passes import KEPT
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 
-CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
+CPU = Precision(torch.float32, "no", use_cpu=True)
 WORDS, LONGEST = 7, 5
 WHOLE = PassLimit(100)
 Rows = dict[str, torch.Tensor]

@@ -34,15 +34,14 @@ SIZE = 4
 """Episodes of a group."""
 
 
-class BySeed(Scripted):
-    """Answers 0 or 1 by the seed: consecutive seeds, those of a group, have different answers."""
+class InTurn(Scripted):
+    """Answers 0 or 1 in turn, so that the members of a group have different answers."""
 
     def __init__(self) -> None:
         super().__init__(lambda _: "")
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        assert request.seed is not None
-        self.answer = lambda _: f"{request.seed.seed % 2}$" if request.seed else ""
+        self.answer = lambda _: f"{request.index % 2}$"
         return await super().generate(request)
 
 
@@ -97,7 +96,7 @@ def on_ranks(ranks: int, environment: object, work: Callable[[PolicyRollouts], A
 
     def on_rank(rank: int) -> Any:
         runner = start_runner(environment, TrainConfig())
-        rollout = Rollout(runner, BySeed(), ChatFormat(Letters()), Limits(9, 99), END)
+        rollout = Rollout(runner, InTurn(), ChatFormat(Letters()), Limits(9, 99), END)
         accelerator: Any = SimpleNamespace(num_processes=ranks, process_index=rank)
         rollouts = PolicyRollouts(
             rollout, accelerator, 0, lambda _: None, FailureCount(), nullcontext, lambda: 0,
