@@ -75,8 +75,6 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
     class Rounds(BatchingEngine):
         """Answers all episodes at once."""
 
-        weight_version = 0
-
         def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
             return [Completion(ids, [-0.1] * len(ids)) for _ in rows]
 

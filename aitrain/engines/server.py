@@ -94,8 +94,6 @@ class VLLMServerEngine(Engine):
     """Name of the weights that the servers should have; None: those that they were started with."""
     loads: int = 0
     """Number of loads of weights, without those after restarts."""
-    weight_version: int | None = field(default=None, init=False)
-    """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
     last_seconds: float = field(default=0.0, init=False)
     """Duration of the last load of weights by this process."""
 
@@ -178,15 +176,12 @@ class VLLMServerEngine(Engine):
 
     # -- weights, by all ranks
 
-    async def load_weights(self, version: int) -> None:
-        """Load the policy's weights, which have done `version` optimizer steps, unless the server has this version.
-        Every rank must call this, while no requests are sent.
+    async def sync_weights(self, version: int) -> None:
+        """Load the policy's weights on all servers.
 
         Raises:
             ServerFailed: the server does not come back, or refuses the weights.
         """
-        if self.weight_version == version:
-            return
         start = time.monotonic()
         self.loads += 1
         self.version = f"step-{version}-load-{self.loads}"  # weights may change without a step
@@ -200,7 +195,6 @@ class VLLMServerEngine(Engine):
                     if server.check is not None:
                         await server.check(replace(self, servers=[server]))
             self.last_seconds = time.monotonic() - start
-        self.weight_version = version
 
     async def _load_on(self, server: PolicyServer) -> None:
         """Load the weights in place of those before.

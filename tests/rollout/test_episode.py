@@ -201,9 +201,7 @@ def test_a_completion_is_continued_in_the_next_round_where_a_longer_row_left_it_
     assert len(short.trajectory.turns) == 1
 
 
-def test_a_rank_without_episodes_takes_part_in_the_rounds_of_the_others_with_their_longest_row() -> (
-    None
-):
+def test_a_rank_without_episodes_takes_part_in_the_rounds_of_the_others_with_their_longest_row() -> None:
     left = [3, 3, 3, 0]
 
     async def nothing() -> list[tuple[list[str], int]]:
