@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from aitrain import activity
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
-from aitrain.rollout.engine import Completion, Decoding, Engine, FinishReason, GenerationRequest, Leave, RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, Engine, FinishReason, GenerationRequest, Leave
 from aitrain.rollout.limits import EndOfTurn
 
 
@@ -43,7 +43,6 @@ class BatchingEngine(Engine):
     def __init__(self, end: EndOfTurn, context: int | None = None, shared_by: Accelerator | None = None) -> None:
         """`shared_by`: the ranks that generate together, so that each must take part in every generation."""
         self.end, self.context, self.shared_by = end, context, shared_by
-        self.clock = RolloutClock()
         self._waiting: list[_Waiting] = []
         self._live = 0
 

@@ -34,7 +34,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.weight_sync import WeightSync
 from aitrain.errors import AitrainError, RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.machine import allow_open_files
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest
 from aitrain.rollout.episode import run_all
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.client import VLLMClient
@@ -83,7 +83,6 @@ class VLLMServerEngine(Engine):
     """How `generate` samples."""
     context: int | None = None
     """Maximum tokens of prompt and completion."""
-    clock: RolloutClock = field(default_factory=RolloutClock)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
     places: Iterator[int] = field(default_factory=count)

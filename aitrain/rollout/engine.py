@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -83,6 +84,11 @@ class Engine(ABC):
 
     weight_version: int | None = None
     """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
+
+    @cached_property
+    def clock(self) -> RolloutClock:
+        """The clock of its rollouts."""
+        return RolloutClock()
 
     @abstractmethod
     async def generate(self, request: GenerationRequest) -> Completion:

@@ -215,7 +215,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
-        self.watch = StepEvents(self, recorder, self.rollouts.rollout.clock)
+        self.watch = StepEvents(self, recorder, self.rollouts.rollout.engine.clock)
         self.add_callback(self.watch)
         policy = self.accelerator.unwrap_model(self.model)
         is_precise = policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
