@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 from benchmarks.measuring import Asked, Figure
@@ -61,7 +61,7 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
     from aitrain.options.train import TrainConfig
     from aitrain.packages import TINY_FOLDER
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
-    from aitrain.rollout.engine import Completion, GenerationRequest, Leave
+    from aitrain.rollout.engine import Completion, Engine, GenerationRequest
     from aitrain.rollout.episode import Rollout
     from aitrain.rollout.event_loop import event_loop
     from aitrain.rollout.limits import EndOfTurn, Limits
@@ -75,20 +75,14 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
     class Rounds(BatchingEngine):
         """Answers all episodes at once."""
 
-        weight_version = 0
-
         def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
             return [Completion(ids, [-0.1] * len(ids)) for _ in rows]
 
-    class Server:
+    class Server(Engine):
         """Answers each episode at once."""
 
         async def generate(self, request: GenerationRequest) -> Completion:
             return Completion(ids, [-0.1] * len(ids))
-
-        @asynccontextmanager
-        async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-            yield lambda: None
 
     def play(engine: Any) -> None:
         with closing(start_runner(Talk(), TrainConfig())) as runner:

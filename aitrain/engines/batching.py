@@ -4,7 +4,7 @@ completion."""
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from aitrain import activity
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
-from aitrain.rollout.engine import Completion, Decoding, FinishReason, GenerationRequest, Leave, RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, Engine, FinishReason, GenerationRequest, Leave
 from aitrain.rollout.limits import EndOfTurn
 
 
@@ -28,7 +28,7 @@ class _Waiting:
     logprobs: list[float]
 
 
-class BatchingEngine(ABC):
+class BatchingEngine(Engine):
     """Generates a batch when every live episode waits for it; on several ranks together if they share the engine.
 
     No row is generated beyond the context, which some models do not support. A padded batch stops where its longest row
@@ -39,19 +39,12 @@ class BatchingEngine(ABC):
     """How `generate` samples."""
     is_padded = True
     """Whether all rows are padded to the longest one, which then limits the new tokens of all."""
-    weight_version: int | None = None
-    """Optimizer steps that the loaded weights have done; None: the policy's weights were not loaded yet."""
 
     def __init__(self, end: EndOfTurn, context: int | None = None, shared_by: Accelerator | None = None) -> None:
         """`shared_by`: the ranks that generate together, so that each must take part in every generation."""
         self.end, self.context, self.shared_by = end, context, shared_by
-        self.clock = RolloutClock()
         self._waiting: list[_Waiting] = []
         self._live = 0
-
-    def load_weights(self, version: int) -> None:
-        """Load the policy's weights; `version` is their number of optimizer steps. Every rank must call this."""
-        self.weight_version = version
 
     @abstractmethod
     def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:

@@ -101,11 +101,9 @@ class ColocatedEngine(BatchingEngine):
         super().__init__(end, context, accelerator if is_shared else None)
         self.sampling, self._generation = sampling, generation
 
-    def load_weights(self, version: int) -> None:
-        """Sync the policy's weights, unless vLLM has this version. Every rank must call this."""
-        if self.weight_version != version:
-            self._generation.sync_weights()
-        self.weight_version = version
+    async def sync_weights(self, version: int) -> None:
+        """Sync the policy's weights."""
+        self._generation.sync_weights()
 
     def sample(self, rows: list[GenerationRequest], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row, with its own seed."""

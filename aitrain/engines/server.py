@@ -34,7 +34,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.weight_sync import WeightSync
 from aitrain.errors import AitrainError, RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.machine import allow_open_files
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest
 from aitrain.rollout.episode import run_all
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.client import VLLMClient
@@ -83,7 +83,6 @@ class VLLMServerEngine(Engine):
     """How `generate` samples."""
     context: int | None = None
     """Maximum tokens of prompt and completion."""
-    clock: RolloutClock = field(default_factory=RolloutClock)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
     places: Iterator[int] = field(default_factory=count)
@@ -94,8 +93,6 @@ class VLLMServerEngine(Engine):
     """Name of the weights that the servers should have; None: those that they were started with."""
     loads: int = 0
     """Number of loads of weights, without those after restarts."""
-    weight_version: int | None = field(default=None, init=False)
-    """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
     last_seconds: float = field(default=0.0, init=False)
     """Duration of the last load of weights by this process."""
 
@@ -178,15 +175,12 @@ class VLLMServerEngine(Engine):
 
     # -- weights, by all ranks
 
-    async def load_weights(self, version: int) -> None:
-        """Load the policy's weights, which have done `version` optimizer steps, unless the server has this version.
-        Every rank must call this, while no requests are sent.
+    async def sync_weights(self, version: int) -> None:
+        """Load the policy's weights on all servers.
 
         Raises:
             ServerFailed: the server does not come back, or refuses the weights.
         """
-        if self.weight_version == version:
-            return
         start = time.monotonic()
         self.loads += 1
         self.version = f"step-{version}-load-{self.loads}"  # weights may change without a step
@@ -200,7 +194,6 @@ class VLLMServerEngine(Engine):
                     if server.check is not None:
                         await server.check(replace(self, servers=[server]))
             self.last_seconds = time.monotonic() - start
-        self.weight_version = version
 
     async def _load_on(self, server: PolicyServer) -> None:
         """Load the weights in place of those before.

@@ -32,7 +32,7 @@ from aitrain.options.generation import Thinking
 MARK = "answer7e1f"
 """Placeholder for a completion in renderings that determine what follows it."""
 
-_USER_MESSAGE: Message = {"role": "user", "content": "question"}
+QUESTION: Message = {"role": "user", "content": "question"}
 _TOOL_CALL: Message = {
     "role": "assistant",
     "content": "",
@@ -143,8 +143,8 @@ class ChatFormat:
             function = {"name": first.get("name", "tool"), "arguments": {}}
             answer = {**_TOOL_CALL, "tool_calls": [{"type": "function", "function": function}]}
         try:
-            whole = self._rendered([_USER_MESSAGE, answer, *messages], **_GENERATE)
-            before = self._rendered_without_end([_USER_MESSAGE, answer])
+            whole = self._rendered([QUESTION, answer, *messages], **_GENERATE)
+            before = self._rendered_without_end([QUESTION, answer])
         except Exception as error:
             raise EnvironmentFailed(
                 f"The model's chat template refuses what the environment says: {describe_error(error)}\n"
@@ -164,7 +164,7 @@ class ChatFormat:
     @cached_property
     def _turn_end(self) -> str:
         """What the template renders after a completion, such as `<|im_end|>` and a newline."""
-        return self._rendered([_USER_MESSAGE, _assistant_message()]).partition(MARK)[2]
+        return self._rendered([QUESTION, _assistant_message()]).partition(MARK)[2]
 
     def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
         return str(
@@ -242,13 +242,13 @@ class ChatFormat:
 
         When a message of one of the roles in `following` is added, the rendering must start with the previous one.
         """
-        asked, thought = [_USER_MESSAGE, _assistant_message()], _assistant_message(_THOUGHT)
+        asked, thought = [QUESTION, _assistant_message()], _assistant_message(_THOUGHT)
         pairs: list[tuple[list[Message], Message]] = []
         if "user" in following:
-            befores = asked, [_USER_MESSAGE, thought], [*asked, _USER_MESSAGE, thought]
-            pairs += [(before, _USER_MESSAGE) for before in befores]
+            befores = asked, [QUESTION, thought], [*asked, QUESTION, thought]
+            pairs += [(before, QUESTION) for before in befores]
         if "tool" in following:
-            pairs.append(([_USER_MESSAGE, _TOOL_CALL], {"role": "tool", "name": "tool", "content": "result"}))
+            pairs.append(([QUESTION, _TOOL_CALL], {"role": "tool", "name": "tool", "content": "result"}))
         for before, message in pairs:
             try:
                 whole = self._rendered([*before, message], **_GENERATE)
@@ -261,7 +261,7 @@ class ChatFormat:
     def drops_system(self) -> bool:
         """Whether the template leaves out a system message, without an error."""
         try:
-            text = self._rendered([{"role": "system", "content": MARK}, _USER_MESSAGE])
+            text = self._rendered([{"role": "system", "content": MARK}, QUESTION])
         except Exception:  # a template may raise anything; prompt_text fails with the error of the environment's prompt
             return False
         return MARK not in text

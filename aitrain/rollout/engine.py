@@ -1,17 +1,19 @@
-"""What samples, and what is sampled: the `Engine` protocol, with the request for a completion and the completion; the
-trajectory, an episode as token ids; and the clock of a rollout.
+"""What samples, and what is sampled: the base class of engines, with the request for a completion and the completion;
+the trajectory, an episode as token ids; and the clock of a rollout.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import AitrainError
@@ -77,9 +79,18 @@ class OutOfRepliesError(AitrainError):
     """An engine has no further completion, such as a script after its last line; this ends the episode like a limit."""
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Samples token ids after token ids, with one version of the policy's weights."""
 
+    weight_version: int | None = None
+    """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
+
+    @cached_property
+    def clock(self) -> RolloutClock:
+        """The clock of its rollouts."""
+        return RolloutClock()
+
+    @abstractmethod
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion.
 
@@ -92,6 +103,19 @@ class Engine(Protocol):
         """Context of episodes that are played together. A batching engine generates when all of them that have not left
         wait for it; here each request is independent of the others."""
         return nullcontext(lambda: None)
+
+    async def load_weights(self, version: int) -> None:
+        """Load the policy's weights, which have done `version` optimizer steps, unless the engine has this version.
+        Every rank must call this, while nothing is sampled."""
+        if self.weight_version != version:
+            await self.sync_weights(version)
+            self.weight_version = version
+
+    async def sync_weights(self, version: int) -> None:  # noqa: B027  # some engines have nothing to sync
+        """Get the policy's weights; no-op for an engine that generates with the policy itself, or with no other."""
+
+    async def close(self) -> None:  # noqa: B027  # nor to close
+        """Close connections, and remove files."""
 
 
 # -- the trajectory

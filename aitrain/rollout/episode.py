@@ -32,7 +32,6 @@ from aitrain.rollout.engine import (
     GenerationRequest,
     Leave,
     OutOfRepliesError,
-    RolloutClock,
     Trajectory,
 )
 from aitrain.rollout.limits import EndOfTurn, Limits
@@ -134,7 +133,6 @@ class Rollout:
     end: EndOfTurn
     scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Context in which environments score, such as one that serves their calls of the model."""
-    clock: RolloutClock = field(default_factory=RolloutClock)
 
     async def play(
         self,
@@ -174,7 +172,7 @@ class Rollout:
     ) -> None:
         """Play and score episodes at the same time, by their indices; `batch`: that of the engine, if it has begun."""
         episodes = list(by_index.values())
-        with self.clock.running("environment"):
+        with self.engine.clock.running("environment"):
             await self.runner.open(episodes)
         try:
             async with batch or self.engine.batch(len(episodes)) as leave:
@@ -204,7 +202,7 @@ class Rollout:
             """The environment's response; its untrained conversations are answered until it continues the trained one.
             The episode is over if it fails."""
             while True:
-                with self.clock.running("environment"):
+                with self.engine.clock.running("environment"):
                     response = await self.runner.respond(episode, turn)
                 if response.untrained is None:
                     return response
@@ -284,7 +282,7 @@ class Rollout:
 
     async def _score(self, episodes: list[Episode]) -> None:
         begun: Mapping[EnvSession, Transcript] = {one: one.transcript for one in episodes if one.too_long is None}
-        with self.clock.running("environment"):
+        with self.engine.clock.running("environment"):
             async with self.scoring():
                 await self.runner.score(begun)
         for trajectory in (episode.trajectory for episode in episodes):  # TRL takes no empty prompt or completion

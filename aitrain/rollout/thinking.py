@@ -13,7 +13,7 @@ from aitrain.environment.completion_parser import KNOWN_TAGS, THOUGHT_KEYS, Thou
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError
 from aitrain.options.generation import Thinking
-from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.chat_format import QUESTION, ChatFormat
 
 LEVELS, BUDGET = ("low", "medium", "high"), "a number of tokens"
 ON = {"enable_thinking": True, "thinking": True}
@@ -23,7 +23,6 @@ VARIABLES: dict[str, dict[str, Any]] = {
     **{level: {**ON, "reasoning_effort": level} for level in LEVELS},
 }
 """The variables of templates for each value of `--thinking`, under all names that are in use."""
-QUESTION = {"role": "user", "content": "question"}
 THOUGHTFUL = {"role": "assistant", "content": "answer", **dict.fromkeys(THOUGHT_KEYS, "thought")}
 THOUGHTFUL_CALL = {**THOUGHTFUL, "tool_calls": [ToolCall("tool").as_message_part()]}
 """Gemma 4's first templates write a thought before calls only."""

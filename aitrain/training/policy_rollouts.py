@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
 from aitrain.environment.seeds import derived_seed
@@ -81,10 +80,7 @@ class PolicyRollouts:
         Raises:
             ServerFailed: on all ranks, if a vLLM server did not get them.
         """
-        if self.server is not None:
-            self.loop.run(self.server.load_weights(self.weight_version()))
-        elif isinstance(self.rollout.engine, BatchingEngine):
-            self.rollout.engine.load_weights(self.weight_version())
+        self.loop.run(self.rollout.engine.load_weights(self.weight_version()))
 
     def count_failures(self, played: Sequence[PlayedEpisode]) -> None:
         """Count the failures of a training batch. Every rank must call this, with the episodes of all ranks, so that
@@ -128,13 +124,11 @@ class PolicyRollouts:
 
     def invalidate_weights(self) -> None:
         """Mark the engine's weights as outdated, after a change of the policy's weights without an optimizer step."""
-        if isinstance(self.rollout.engine, (BatchingEngine, VLLMServerEngine)):
-            self.rollout.engine.weight_version = None
+        self.rollout.engine.weight_version = None
 
     def close(self) -> None:
         """Close the engine, and remove files of weights for a vLLM server."""
         if isinstance(self.loop, ThreadLoop):
             self.loop.cancel()
-        if (close := getattr(self.rollout.engine, "close", None)) is not None:
-            self.loop.run(close())
+        self.loop.run(self.rollout.engine.close())
         self.loop.close()

@@ -40,7 +40,7 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
 
     def __init__(self, trainer: EpisodeTrainer) -> None:
         self.trainer, self.run, self.recorder = trainer, trainer.run, trainer.recorder
-        self.clock = trainer.rollouts.rollout.clock
+        self.clock = trainer.rollouts.rollout.engine.clock
         self.restore: Callable[[], None] = lambda: None
         """Restores the state of a resumed run that transformers does not restore."""
         self._step_start = 0.0

@@ -118,7 +118,7 @@ def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[P
             if episode.too_long is None and runner.part_of(episode.case).scores_groups:
                 together[group].append(episode)
         groups = [Group(members[0].case, [one.as_member for one in members]) for members in together.values()]
-        with rollouts.rollout.clock.running("environment"):
+        with rollouts.rollout.engine.clock.running("environment"):
             scored = rollouts.loop.run(score_groups(runner, groups))
         for members, results in zip(together.values(), scored, strict=True):
             for episode, result in zip(members, results, strict=True):

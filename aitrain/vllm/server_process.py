@@ -87,8 +87,6 @@ class VLLMServer:
     program: tuple[str, ...] = PROGRAM
     """Command, without the arguments."""
     _tree: ProcessTree | None = field(default=None, init=False)
-    _launched: float = field(default=0.0, init=False)
-    """Time of the last start."""
     _log: RedactedLog = field(init=False, repr=False)
     _log_start: int = field(default=0, init=False)
     """Where the output of the last start begins in the log."""
@@ -126,7 +124,7 @@ class VLLMServer:
 
     def launch(self) -> None:
         """Start the process."""
-        self._launched, variables = time.monotonic(), self.environment()
+        variables = self.environment()
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._log = RedactedLog(self.log, variables)
         self._tree = ProcessTree([*self.words(), GUARD], STOP_SECONDS, env=variables, stderr=self._log.pipe)
@@ -137,11 +135,12 @@ class VLLMServer:
         Raises:
             RunFailed: it exited, or was not healthy in time.
         """
+        end = time.monotonic() + self.timeout
         while not self._is_healthy():
             if (code := self.poll()) is not None:
                 self._log.close()
                 raise why_it_ended(self.log, self._log_start, code)
-            if time.monotonic() - self._launched > self.timeout:
+            if time.monotonic() > end:
                 raise RunFailed(f"vLLM was not ready after {self.timeout:.0f} s\nSee {self.log}")
             time.sleep(POLL_SECONDS)
 

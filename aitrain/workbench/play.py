@@ -6,7 +6,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from aitrain.environment.runner import AbsentModel, start_runner
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import event_loop
 from aitrain.rollout.message_format import MessageFormat
@@ -106,7 +106,7 @@ def case_name(case: Case) -> str:
 
 
 @dataclass
-class ShownEngine:
+class ShownEngine(Engine):
     """An engine that shows what it continues, as the model's chat template renders it, and its answers."""
 
     inner: Engine
@@ -134,10 +134,6 @@ class ShownEngine:
             show_heading(self.console, f"{self.who} answers")
             show_text(self.console, answer, "cyan")
         return completion
-
-    def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
-        """That of the engine."""
-        return self.inner.batch(episodes)
 
     def _text(self, ids: list[int], is_answer: bool = False) -> str:
         if not isinstance(self.chat, MessageFormat):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.rollout.chat_format import ChatFormat, TemplateSupport
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, Trajectory
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Trajectory
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 
@@ -44,7 +44,7 @@ def trained(trajectory: Trajectory) -> str:
     return text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own])
 
 
-class Scripted:
+class Scripted(Engine):
     """An engine: each answer is a function of the text so far."""
 
     def __init__(self, answer: Callable[[str], str]) -> None:
@@ -54,10 +54,6 @@ class Scripted:
         self.requests.append(request)
         ids = [ord(letter) for letter in self.answer("".join(map(chr, request.prompt_ids)))][: request.max_tokens]
         return Completion(ids, [-1.0] * len(ids), "stop" if END.is_reached(ids) else "length")
-
-    @asynccontextmanager
-    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        yield lambda: None
 
 
 def cases(count: int = 1, chat: bool = True) -> list[Case]:

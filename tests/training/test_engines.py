@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -83,11 +84,11 @@ def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_sampling_of_i
 def test_weights_are_synced_once_for_each_version(generation: Any, make_engine: Make) -> None:
     engine, syncs = make_engine(), []
     for version in (0, 0, 1, 1, 3):
-        engine.load_weights(version)
+        asyncio.run(engine.load_weights(version))
         syncs.append(len(generation.syncs))
     assert syncs == [1, 1, 2, 2, 3]
     engine.weight_version = None  # the policy has other weights of the same step
-    engine.load_weights(3)
+    asyncio.run(engine.load_weights(3))
     assert len(generation.syncs) == 4
 
 
