@@ -21,7 +21,7 @@ from optuna.samplers import TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import ConfigError
 from aitrain.events import Announce, Failed, Note, RunResult, decode
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
@@ -43,8 +43,6 @@ RANDOM_TRIALS = 5
 
 COMMAND = (*PYTHON, "-m", "aitrain", "grpo")
 ENDED = (TrialState.COMPLETE, TrialState.FAIL)
-FAILURES = 3
-"""The sweep ends when its first trials have failed, as the others would fail as well."""
 
 
 # -- what is searched
@@ -169,11 +167,7 @@ class Sweep:
     _process: subprocess.Popen[str] | None = None
 
     def run(self) -> None:
-        """Play the trials that are left.
-
-        Raises:
-            RunFailed: the first trials have failed.
-        """
+        """Play the trials that are left."""
         for note in self.plan.notes:
             self.announce(Note(note))
         self._record("running")
@@ -185,13 +179,6 @@ class Sweep:
                 best = best_trial(self.study)
                 ahead = f"; best so far {best.value:.3f} ({trial_name(best)})" if best else ""
                 self._say(trial, f"{outcome(self.study.get_trials()[trial.number])}{ahead}")
-                ended = self.study.get_trials(states=ENDED)
-                if len(ended) == FAILURES and all(trial.state == TrialState.FAIL for trial in ended):
-                    raise RunFailed(
-                        f"The first {FAILURES} trials have failed: the sweep ends.\n"
-                        f"{trial_name(ended[0])}: {outcome(ended[0])}\n"
-                        "Start it again from its file: a sweep that is continued does not play failed trials again."
-                    )
         except BaseException as error:
             self._record("failed", str(error))
             raise
