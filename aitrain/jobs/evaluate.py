@@ -29,7 +29,6 @@ from aitrain.errors import ConfigError, Interrupted
 from aitrain.events import Ended, Step
 from aitrain.execution.failure import FailureCount
 from aitrain.options.evaluate import EvalConfig
-from aitrain.rollout.engine import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import BEHIND_API, FILLER, MessageFormat
@@ -124,7 +123,7 @@ def _prepare(
         AitrainError: an option, the environment or the model cannot be used; an address does not answer.
     """
     begin(context)
-    runner, policy, clock = context.runner, None, RolloutClock()
+    runner, policy = context.runner, None
     if reference.kind == "url":  # there is no tokenizer, and there are no weights
         if isinstance(config.thinking, int):
             raise ConfigError("thinking: a model behind an address takes on, off, low, medium or high, no budget")
@@ -191,11 +190,10 @@ def _prepare(
             engine = policy.engine()
             size = config.concurrency or max(BATCH, config.completions_per_pass)
         scoring = offer_model(runner, policy.model, shown.chat.tokenizer, completer)
-    engine.clock = clock
     end = EndOfTurn([FILLER]) if policy is None else policy.end
     limits = limits_of(runner, None if policy is None else policy.context)
     rollouts = PolicyRollouts(
-        Rollout(runner, engine, shown.chat, limits, end, scoring, clock),
+        Rollout(runner, engine, shown.chat, limits, end, scoring),
         accelerator,
         config.seed,
         context.note,
