@@ -81,7 +81,7 @@ def test_of_several_gpus_each_is_shown_with_its_memory_or_as_hidden(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.install_torch("2.13.0+cu130", "13.0")
-    machine.gpus(H200, "1, NVIDIA H200, 143771, 900", "2, Odd, Name, 143771, 10")
+    machine.gpus(H200, "1, NVIDIA H200, 143771, 900", "2, Odd Name, 143771, 10")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     found = findings()
 

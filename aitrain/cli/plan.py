@@ -199,8 +199,7 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
         yield "vLLM", f"with {config.vllm_memory:.0%} of each GPU: {room}"
     kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"
     prompts = "shared" if plan.batch.shares_prompts else "computed for each completion"
-    scored = f" and {estimate.scoring_passes} without gradients" if estimate.scoring_passes else ""
-    yield "passes", f"{estimate.passes} in each process{scored}; {kept}, prompts {prompts}"
+    yield "passes", f"{estimate.passes} in each process; {kept}, prompts {prompts}"
     for part, (least, most) in estimate.seconds.items():
         seconds = f"{least:,.1f} to {most:,.1f} s"
         if part == "step":

@@ -25,7 +25,7 @@ from typing import NoReturn, TextIO
 
 from aitrain import activity
 from aitrain.environment.runner import EnvRunner
-from aitrain.errors import RunFailed, to_aitrain_error, write_error_file
+from aitrain.errors import to_aitrain_error, write_error_file
 from aitrain.events import (
     BYE,
     COMMAND_VARIABLE,
@@ -37,7 +37,7 @@ from aitrain.events import (
     Phase,
     encode,
 )
-from aitrain.execution.process_tree import on_stop_signals
+from aitrain.execution.process_tree import end_with_parent, on_stop_signals
 from aitrain.jobs.env_loading import load_runner
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
@@ -127,15 +127,9 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     with on_stop_signals(stop.request):  # also from the supervisor of this process, if its command is killed
         channel.on_broken = stop.request
         if launcher := os.environ.get(LAUNCHER_VARIABLE):
-
-            def wait_for_end() -> None:
-                while os.getppid() == int(launcher):
-                    time.sleep(1.0)
+            end_with_parent()  # the command's watchdog ends it if it hangs then
+            if os.getppid() != int(launcher):
                 stop.request()
-                time.sleep(config.stall_timeout)
-                os._exit(RunFailed.exit_code)  # it hangs
-
-            threading.Thread(target=wait_for_end, daemon=True).start()
         run(
             RunContext(
                 config,

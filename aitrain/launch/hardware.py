@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shutil
@@ -140,12 +141,12 @@ def ask_driver(versions: bool = False, only: str = "") -> Driver | None:
         return Driver(failure=str(error))
     if code and "no devices" not in answer.lower():
         return Driver(failure=answer.strip().partition("\n")[0][:200] or f"exit code {code}")
-    gpus = []
-    for line in answer.splitlines():  # `0, NVIDIA H200, 143771, 143164`; memory of the system is `[N/A]`
-        index, _, rest = line.partition(",")
-        name, *numbers = (field.strip() for field in rest.rsplit(",", 2))
-        if index.strip().isdecimal() and len(numbers) == 2:
-            gpus.append(Gpu(index.strip(), name, *(int(n) if n.isdecimal() else None for n in numbers)))
+    rows = csv.reader(answer.splitlines(), skipinitialspace=True)  # `0, NVIDIA H200, 143771, 143164`
+    gpus = [
+        Gpu(row[0], row[1], *(int(n) if n.isdecimal() else None for n in row[2:]))  # of the system's memory: `[N/A]`
+        for row in rows
+        if len(row) == 4
+    ]
     return Driver(tuple(gpus), _number("driver|kmd", version), _number("cuda|cuda umd", version))
 
 

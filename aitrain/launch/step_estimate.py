@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aitrain.batch import BatchPlan, CaseSchedule, schedule_cases
+from aitrain.batch import BatchPlan, schedule_cases
 from aitrain.launch.hardware import Hardware
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.resource_estimate import (
@@ -77,8 +77,6 @@ class HardwareEstimate:
     """Flags with which it fits: none if it does as it is; None if there are none."""
     passes: int
     """Forward passes of a process in a step with the longest completions."""
-    scoring_passes: int
-    """Those without gradients."""
     seconds: Mapping[str, tuple[float, float]]
     """Of the parts of a step, and of the step, at least and at most."""
 
@@ -87,23 +85,15 @@ class HardwareEstimate:
         """The estimate for a model whose shape is known."""
         shape, device = read_model_shape(config.model), memory_of(hardware.kind)
         assert shape is not None
-        passes = batch.passes(sum(assumed_lengths(config)))
         fast, slow = (_seconds(shape, config, batch, hardware, assumed) for assumed in (FAST, SLOW))
         return cls(
             hardware,
             estimate_memory(shape, config, batch, device),
             cached_episodes(shape, config, device),
             changes_that_fit(shape, config, batch, device, TIGHT * (device.total or 0)),
-            passes,
-            passes * _scorings(config, schedule_cases(config, batch)),
+            batch.passes(sum(assumed_lengths(config))),
             {part: (fast[part], slow[part]) for part in fast},
         )
-
-
-def _scorings(config: TrainConfig, schedule: CaseSchedule) -> int:
-    """Forward passes of a completion without gradients: for vLLM's correction or later updates, and for the
-    reference."""
-    return int(config.use_vllm or schedule.updates > 1) + int(config.rl_kl_coef > 0)
 
 
 def _seconds(
@@ -146,7 +136,9 @@ def _seconds(
 
     passes = batch.passes(prompt + math.ceil(mean))
     prompts = batch.share / batch.generations if batch.shares_prompts else batch.share
-    scorings, recomputed = _scorings(config, schedule), not config.disable_gradient_checkpointing
+    recomputed = not config.disable_gradient_checkpointing
+    # without gradients: for vLLM's correction or later updates, and for the reference
+    scorings = (config.use_vllm or schedule.updates > 1) + (config.rl_kl_coef > 0)
     forwards = 1 + recomputed + scorings
     training = forward(batch.share * mean + prompts * prompt, prompt + mean) * (forwards + (1 if config.peft else 2))
     training += passes * (launch * (forwards + 2) + gathered * (2 + scorings))

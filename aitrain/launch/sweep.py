@@ -19,9 +19,9 @@ import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import TPESampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import ConfigError
 from aitrain.events import Announce, Failed, Note, RunResult, decode
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
@@ -42,9 +42,6 @@ RANDOM_TRIALS = 5
 """Trials with random values before the Parzen estimator begins."""
 
 COMMAND = (*PYTHON, "-m", "aitrain", "grpo")
-ENDED = (TrialState.COMPLETE, TrialState.FAIL)
-FAILURES = 3
-"""The sweep ends when its first trials have failed, as the others would fail as well."""
 
 
 # -- what is searched
@@ -158,7 +155,8 @@ def _as_choice(value: Any) -> Any:
 class Sweep:
     """The trials of a sweep, played one after another.
 
-    A trial that a stopped or killed sweep left is running in the record, and is resumed first.
+    A trial is recorded when it has ended. One that a stopped or killed sweep left is the next of the record again, with
+    the same values, and its run is resumed.
     """
 
     plan: SweepPlan
@@ -169,29 +167,14 @@ class Sweep:
     _process: subprocess.Popen[str] | None = None
 
     def run(self) -> None:
-        """Play the trials that are left.
-
-        Raises:
-            RunFailed: the first trials have failed.
-        """
+        """Play the trials that are left."""
         for note in self.plan.notes:
             self.announce(Note(note))
         self._record("running")
         try:
-            while not self.stops and (trial := self._next()) is not None:
-                self._say(trial, values_text(trial.params))
-                self._play(trial)
+            while not self.stops and (values := self.plan.next_values(self.study.get_trials())) is not None:
+                self._play(values)
                 self._record("running")
-                best = best_trial(self.study)
-                ahead = f"; best so far {best.value:.3f} ({trial_name(best)})" if best else ""
-                self._say(trial, f"{outcome(self.study.get_trials()[trial.number])}{ahead}")
-                ended = self.study.get_trials(states=ENDED)
-                if len(ended) == FAILURES and all(trial.state == TrialState.FAIL for trial in ended):
-                    raise RunFailed(
-                        f"The first {FAILURES} trials have failed: the sweep ends.\n"
-                        f"{trial_name(ended[0])}: {outcome(ended[0])}\n"
-                        "Start it again from its file: a sweep that is continued does not play failed trials again."
-                    )
         except BaseException as error:
             self._record("failed", str(error))
             raise
@@ -206,7 +189,7 @@ class Sweep:
     def _record(self, status: str, reason: str = "") -> None:
         """Write status.json and result.json, by which other commands show the sweep, and its page."""
         folder, best, options = RunFolder(self.folder), best_trial(self.study), self.plan.config.options
-        ended = self.study.get_trials(states=ENDED)
+        ended = self.study.get_trials()
         steps = {"step": len(ended), "steps": self.plan.trials}
         folder.write_status(status, job="sweep", reason=reason, **steps, **sign_of_life())
         result = {
@@ -221,23 +204,14 @@ class Sweep:
         write_json(folder.result, result)
         write_page(self.study, self.folder)
 
-    def _say(self, trial: Trial, text: str) -> None:
-        self.announce(Note(f"{trial_name(trial)} ({trial.number + 1} of {self.plan.trials}): {text}", "info"))
-
-    def _next(self) -> Trial | None:
-        running = self.study.get_trials(states=(TrialState.RUNNING,))
-        if not running and (values := self.plan.next_values(self.study.get_trials())) is not None:
-            made = create_trial(state=TrialState.RUNNING, params=values, distributions={**self.plan.space})
-            self.study.add_trial(made)
-            running = self.study.get_trials(states=(TrialState.RUNNING,))
-        return Trial(self.study, running[0]._trial_id) if running else None
-
-    def _play(self, trial: Trial) -> None:
-        """Run the training of a trial, or continue it, and record its score, or why it has none; one that was stopped
-        stays as it is."""
-        name = trial_name(trial)
+    def _play(self, values: dict[str, Any]) -> None:
+        """Run the training of the next trial, or continue it, and record its score, or why it has none; one that was
+        stopped is not recorded yet."""
+        number = len(self.study.get_trials())
+        name, heading = trial_name(number), f"{trial_name(number)} ({number + 1} of {self.plan.trials})"
+        self.announce(Note(f"{heading}: {values_text(values)}", "info"))
         file = self.folder / f"{name}.yaml"
-        options = self.plan.trial_options(trial.params, project_name=name, output_dir=str(self.folder))
+        options = self.plan.trial_options(values, project_name=name, output_dir=str(self.folder))
         write_text(file, write_yaml(options))
         resume = ["--resume"] if (self.folder / name).exists() else []
         result: dict[str, Any] = {}
@@ -265,11 +239,14 @@ class Sweep:
                     self.announce(event)
         row = (result.get("scores") or {}).get(self.plan.config.objective)
         if row and row["after"]:
-            trial.set_user_attr("before", row["before"] and row["before"]["mean"])
-            trial.set_user_attr("interval", row["after"])
-            trial.set_user_attr("seconds", result["seconds"])
-            self.study.tell(trial, row["after"]["mean"])
-        elif not self.stops:
+            facts = {"before": row["before"] and row["before"]["mean"], "interval": row["after"]}
+            end = {"value": row["after"]["mean"], "user_attrs": {**facts, "seconds": result["seconds"]}}
+        elif self.stops:
+            return
+        else:
             why = error or f"exit code {self._process.returncode} without a score: were there held-out cases?"
-            trial.set_user_attr("error", why)
-            self.study.tell(trial, state=TrialState.FAIL)
+            end = {"state": TrialState.FAIL, "user_attrs": {"error": why}}
+        self.study.add_trial(create_trial(params=values, distributions={**self.plan.space}, **end))
+        best = best_trial(self.study)
+        ahead = f"; best so far {best.value:.3f} ({trial_name(best.number)})" if best else ""
+        self.announce(Note(f"{heading}: {outcome(self.study.get_trials()[number])}{ahead}", "info"))

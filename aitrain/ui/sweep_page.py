@@ -12,7 +12,7 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from aitrain.errors import ConfigError
 from aitrain.runs.held_out import interval_text
@@ -26,7 +26,6 @@ STUDY = "sweep"
 STATUS = {
     TrialState.COMPLETE: "finished",
     TrialState.FAIL: "failed",
-    TrialState.RUNNING: "unfinished",
 }
 WIDEST = 24
 """Columns of a value in the table."""
@@ -50,9 +49,9 @@ def open_study(folder: Path, is_new: bool = False) -> Study:
         raise ConfigError(f"{folder / SWEEP_LOG} is damaged: {error}") from None
 
 
-def trial_name(trial: Trial | FrozenTrial) -> str:
+def trial_name(number: int) -> str:
     """Name of a trial's run folder."""
-    return f"trial-{trial.number}"
+    return f"trial-{number}"
 
 
 def best_trial(study: Study) -> FrozenTrial | None:
@@ -96,7 +95,7 @@ def table(trials: Sequence[FrozenTrial]) -> list[list[str]]:
 
 def confirm_command(trial: FrozenTrial, folder: Path) -> str:
     """The command that scores the model of a trial again."""
-    return shlex.join(["aitrain", "eval", str(folder / trial_name(trial)), "--samples", "8"])
+    return shlex.join(["aitrain", "eval", str(folder / trial_name(trial.number)), "--samples", "8"])
 
 
 def best_lines(study: Study, folder: Path) -> Iterator[str]:
@@ -105,7 +104,7 @@ def best_lines(study: Study, folder: Path) -> Iterator[str]:
     if best is None:
         yield "No trial has a score: there is no best one."
         return
-    yield f"best: {trial_name(best)} with {values_text(best.params)}: {outcome(best)}"
+    yield f"best: {trial_name(best.number)} with {values_text(best.params)}: {outcome(best)}"
     yield (
         "The best of several scores is biased upwards: part of it is chance, and its interval does not know of the"
         " choice. Score it again with new samples:"
@@ -132,7 +131,7 @@ def sweep_page(study: Study, folder: Path) -> str:
         "best": "\n".join(best_lines(study, folder)),
         "figures": figures,
         "head": head,
-        "rows": [(f"{trial_name(trial)}/report.html", cells) for trial, cells in zip(trials, rows, strict=True)],
+        "rows": [(f"{trial_name(trial.number)}/report.html", cells) for trial, cells in zip(trials, rows, strict=True)],
         "styles": [asset("page.css"), asset("comparison.css")],
         "data": as_inert_json(figures),
         "scripts": scripts,

@@ -77,7 +77,7 @@ def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_w
     killed.start()
     killed.join(120)
     assert killed.exitcode == -signal.SIGKILL
-    assert (Overview(Path("runs/lrs")).status, states()[4:]) == ("dead", ["RUNNING"])
+    assert (Overview(Path("runs/lrs")).status, states()[4:]) == ("dead", [])
     assert run("runs/lrs") == 0
     resumed, whole = (
         [(trial.params, trial.state, trial.value) for trial in open_study(Path("runs") / name).trials]
@@ -100,7 +100,7 @@ def test_ctrl_c_stops_the_running_trial_which_is_resumed(run: Run, capsys: pytes
     assert run(*FILE, waits=[BAD]) == 130
     thread.join()
     assert "aitrain sweep runs/lrs" in capsys.readouterr().err
-    assert (states(), Overview(Path("runs/lrs")).status) == (["COMPLETE", "RUNNING"], "stopped")
+    assert (states(), Overview(Path("runs/lrs")).status) == (["COMPLETE"], "stopped")
     assert run("runs/lrs") == 0
     assert (states(), starts(0), starts(1)) == (["COMPLETE", "COMPLETE"], 1, 2)
 
