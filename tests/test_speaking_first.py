@@ -57,11 +57,9 @@ def test_what_the_environment_says_first_joins_the_prompt_of_the_row(prompt: Any
     assert prompt == before
 
 
-@pytest.mark.parametrize("said", [None, lambda: 1 / 0])
-def test_an_opening_that_says_nothing_or_fails_is_a_failure_of_its_own_place(said: Any) -> None:
-    with pytest.raises(CallFailed) as caught:
-        rehearse(Speaks(said), ["x"], Case(0, [], {}))
-    assert caught.value.failure.place == "opening"
+def test_an_opening_that_says_nothing_is_a_failure() -> None:
+    with pytest.raises(CallFailed, match="said nothing, and the row has no prompt"):
+        rehearse(Speaks(None), ["x"], Case(0, [], {}))
 
 
 @pytest.mark.parametrize("row", [{}, {"prompt": None}])

@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import replace
 from functools import partial
 from traceback import StackSummary
 from typing import Any, TypeAlias
@@ -32,11 +31,11 @@ from aitrain.environment.session import (
     ResetResult,
     Session,
     UntrainedChat,
-    within,
+    wrong_type,
 )
 from aitrain.errors import EpisodeTruncated
 from aitrain.execution.deadline_pool import CANCELLED
-from aitrain.execution.failure import CallFailed, Failure, as_failure
+from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import Task, current_task, wait_until
 from aitrain.execution.user_code import stack_of_thread
 
@@ -104,9 +103,8 @@ class RolloutSession(LocalSession):
         self._answer(AssistantTurn("", limit=self._limit))
         while self._next() is not None:
             self._answer(AssistantTurn("", limit=self._limit))
-        with within("rollout"):
-            is_scored = self._returned.exception() is None
-            return parse_score(self._returned.result()) if is_scored else UNFINISHED
+        is_scored = self._returned.exception() is None
+        return parse_score(self._returned.result()) if is_scored else UNFINISHED
 
     def close(self) -> None:
         """End the rollout, also if `open` has not finished."""
@@ -145,7 +143,8 @@ class RolloutSession(LocalSession):
         """The rollout's next request; None if it has ended.
 
         Raises:
-            CallFailed: it raised, or has asked too many untrained requests.
+            BaseException: what it raised.
+            CallFailed: it has asked too many untrained requests.
         """
         while (request := self._taken()) is not None:
             self._pending = request
@@ -158,8 +157,7 @@ class RolloutSession(LocalSession):
             self._fail_pending(EpisodeTruncated(f"no answer: {self._limit}"))
         error = self._returned.exception()  # when it has ended
         if error is not None and not self._is_truncation(error):
-            failure = as_failure(error)
-            raise CallFailed(replace(failure, place=failure.place or "rollout")) from error
+            raise error
         return None
 
     def _taken(self) -> ChatRequest | None:
@@ -184,7 +182,7 @@ class RolloutSession(LocalSession):
         if request is None:
             what = f"returned {shown(self._returned.result())} without asking the policy"
             what += ": call endpoint.chat, or ask endpoint.base_url"
-            raise CallFailed(Failure("wrong_type", what, place="rollout"))
+            raise wrong_type(what)
         if not request.is_trained:
             return ResetResult(untrained=_untrained(request))
         self._messages, self._tools = list(request.messages), request.tools or ()
@@ -210,7 +208,7 @@ class RolloutSession(LocalSession):
     def _failed(self, error: Exception) -> CallFailed:
         """The failure of an episode whose pending request gets this error."""
         self._fail_pending(error)
-        return CallFailed(Failure("wrong_type", str(error), place="rollout"))
+        return wrong_type(str(error))
 
     def _fail_pending(self, error: Exception) -> None:
         request, self._pending = self._pending, None

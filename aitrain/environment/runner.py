@@ -227,7 +227,8 @@ class EnvRunner:
         if self.has_sessions:
             self.policy.begin_batch()
             jobs = [partial(self.open_session, one.case, one.seed) for one in sessions]
-            for one, result in zip(sessions, await self._make(sessions, jobs, self.kind), strict=True):
+            place = "get_tools" if self.kind == "score_episode" else self.kind
+            for one, result in zip(sessions, await self._make(sessions, jobs, place), strict=True):
                 one.session, one.reset = result or (None, ResetResult())
 
     def open_session(self, case: Case, seed: int) -> tuple[AnySession, ResetResult]:
@@ -254,7 +255,7 @@ class EnvRunner:
         """What the environment does after a turn of the policy; an episode that fails is over."""
         if one.session is None:
             return EnvResponse(is_over=True)
-        place = "step" if self.kind == "start" else self.kind
+        place = {"start": "step", "score_episode": "a tool"}.get(self.kind, self.kind)
         return await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
 
     async def score(self, transcripts: Mapping[EnvSession, Transcript]) -> None:
@@ -330,7 +331,7 @@ class EnvRunner:
         return await self._call(one, job, place)
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
-        """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one.
+        """The value of a call, whose time and failure are noted; `place` is the method.
         Calls of `score_group` are not under the policy: they may compare with what earlier ones left."""
         if not self._calls:
             self._phase.enter_context(activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE))
@@ -352,7 +353,7 @@ class EnvRunner:
         one.seconds += outcome.seconds
         one.hangs = outcome.is_running
         if outcome.failure is not None:
-            failure = replace(outcome.failure, place=outcome.failure.place or place)
+            failure = replace(outcome.failure, place=place)
             one.result = ScoreResult(None, failure=failure)
         return outcome.value
 
@@ -465,7 +466,7 @@ def _merged(own: ScoreResult, result: ScoreResult) -> ScoreResult:
     """The result of `score_group` with the metrics of both; an episode that failed keeps its failure."""
     if own.failure is not None:
         return own
-    failure = None if result.failure is None else replace(result.failure, place=result.failure.place or "score_group")
+    failure = None if result.failure is None else replace(result.failure, place="score_group")
     return ScoreResult(result.score, {**own.metrics, **result.metrics}, failure)
 
 

@@ -6,9 +6,8 @@ A session runs in the process of the environment's code, which may be a worker: 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.completion_parser import ToolCall
@@ -28,9 +27,8 @@ from aitrain.environment.contract import (
     with_opening,
 )
 from aitrain.environment.tools import Tools
-from aitrain.errors import EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async
-from aitrain.execution.failure import CallFailed, Failure, as_failure
+from aitrain.execution.failure import CallFailed, Failure
 
 
 @dataclass(frozen=True)
@@ -125,20 +123,6 @@ class EnvResponse:
     """The start of an episode that began with an untrained conversation."""
 
 
-@contextmanager
-def within(place: str) -> Iterator[None]:
-    """Turn an error of the user's code into a CallFailed with this place.
-
-    Raises:
-        CallFailed: it raised.
-    """
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        failure = as_failure(error.__cause__ if isinstance(error, EnvironmentFailed) and error.__cause__ else error)
-        raise CallFailed(replace(failure, place=failure.place or place)) from error
-
-
 class LocalSession:
     """What sessions share that are in the process of the environment."""
 
@@ -147,13 +131,12 @@ class LocalSession:
 
     def score_group(self, group: Group) -> list[ScoreResult]:
         """What `score_group` returns for each member of a group."""
-        with within("score_group"):
-            returned = call_by_name(self.environment.score_group, group.arguments())
-            returned = returned.tolist() if hasattr(returned, "tolist") else returned
-            if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
-                count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
-                what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
-                raise CallFailed(Failure("wrong_type", f"returned {count}: {what}"))
+        returned = call_by_name(self.environment.score_group, group.arguments())
+        returned = returned.tolist() if hasattr(returned, "tolist") else returned
+        if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
+            count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
+            what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
+            raise wrong_type(f"returned {count}: {what}")
         return list(map(parse_score, returned))
 
     def close_environment(self) -> None:
@@ -164,7 +147,7 @@ class LocalSession:
 
 class Session(LocalSession):
     """The environment's side of one episode that an object plays: that of `start`, or one that stands for `episode` or
-    `score_episode`. Errors of the user's code are raised as CallFailed with their place."""
+    `score_episode`."""
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
@@ -173,38 +156,30 @@ class Session(LocalSession):
         self.tools = Tools()
         self._takes_calls = False  # whether `step` gets the tool calls of the answers
 
-    def _place(self, method: str) -> str:
-        """The user's method that stands behind a method of the episode."""
-        return method if self.kind == "start" else self.kind
-
     def open(self, arguments: Mapping[str, Any]) -> ResetResult:
         """Begin the episode; `arguments` are those of `episode` and `start`."""
         if self.kind == "score_episode":
             self.episode = _OneAnswer()
         else:
-            with within(self.kind):
-                begun = call_by_name(getattr(self.environment, self.kind), arguments)
+            begun = call_by_name(getattr(self.environment, self.kind), arguments)
             self.episode = _Generator(begun) if self.kind == "episode" else begun
         if self.kind == "start":
             for name in ("step", "score"):
                 if not callable(getattr(self.episode, name, None)):
-                    raise _wrong_type("start", f"returned {shown(self.episode)}, which has no {name}")
+                    raise wrong_type(f"returned {shown(self.episode)}, which has no {name}")
             self._takes_calls = "calls" in (named_by(self.episode.step) or ())
-        with within("get_tools"):
-            owner = self.episode if hasattr(self.episode, "get_tools") else self.environment
-            self.tools = Tools.of(owner, runs_calls=not self._takes_calls)
+        owner = self.episode if hasattr(self.episode, "get_tools") else self.environment
+        self.tools = Tools.of(owner, runs_calls=not self._takes_calls)
         opening = None
         if callable(getattr(self.episode, "opening", None)):  # another attribute of this name is the object's own
-            with within(self._place("opening")):
-                opening = run_if_async(self.episode.opening())
-        messages = () if opening is None else _as_messages(opening, self._place("opening"))
+            opening = run_if_async(self.episode.opening())
+        messages = () if opening is None else _as_messages(opening)
         asked: Prompt = arguments.get("prompt") or []
         if isinstance(asked, str) and self.tools.of_schemas:
             self.tools = Tools()  # without a chat template, the model is not shown the schemas
         prompt = with_opening(asked, messages)
         if not prompt:
-            what = "said nothing, and the row has no prompt: return or yield what the model is to answer"
-            raise _wrong_type(self._place("opening"), what)
+            raise wrong_type("said nothing, and the row has no prompt: return or yield what the model is to answer")
         is_parsed = len(self.tools) > 0 or (self._takes_calls and bool(self.tools.schemas))
         return ResetResult(tuple(self.tools.schemas), messages, is_parsed, prompt)
 
@@ -214,23 +189,21 @@ class Session(LocalSession):
         if turn.calls and not self.tools.are_only_shown:
             results, wrong = list[Message](), 0
             for call in turn.calls:  # one after another, as a later one may depend on an earlier one
-                with within(f"the tool {call.name}"):
-                    outcome = self.tools.run(call)
+                outcome = self.tools.run(call)
                 results.append({"role": "tool", "name": call.name, "content": outcome.text})
                 wrong += outcome.is_wrong
                 if outcome.ends_episode:
                     break
             return EnvResponse(tuple(results), outcome.ends_episode, calls=len(results), wrong_calls=wrong)
         calls = turn.calls if self._takes_calls else ()
-        with within(self._place("step")):
-            given = {"calls": list(calls)} if self._takes_calls else {}
-            response = run_if_async(self.episode.step(turn.text, **given))
+        given = {"calls": list(calls)} if self._takes_calls else {}
+        response = run_if_async(self.episode.step(turn.text, **given))
         is_over = response is None
         if isinstance(response, ToolResult):
             is_over, response = response.done, response.content
         if calls and isinstance(response, str):
             response = {"role": "tool", "name": calls[0].name, "content": response}
-        messages = () if response is None and is_over else _as_messages(response, self._place("step"))
+        messages = () if response is None and is_over else _as_messages(response)
         return EnvResponse(messages, is_over, len(calls), sum(bool(call.problem) for call in calls))
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
@@ -238,9 +211,8 @@ class Session(LocalSession):
         for an object of `start`."""
         is_plain = self.kind == "score_episode"
         method = self.environment.score_episode if is_plain else self.episode.score
-        with within(self._place("score")):
-            returned = call_by_name(method, arguments, MODEL_ARGUMENTS if is_plain else ())
-            return UNFINISHED if returned is UNFINISHED else parse_score(returned)
+        returned = call_by_name(method, arguments, MODEL_ARGUMENTS if is_plain else ())
+        return UNFINISHED if returned is UNFINISHED else parse_score(returned)
 
     def close(self) -> None:
         """Release the episode's resources, also if `open` has not finished; errors are only logged."""
@@ -264,7 +236,7 @@ class _Generator:
     def __init__(self, generator: Any) -> None:
         if not hasattr(generator, "send"):
             what = f"returned {shown(generator)}, not a generator: write it with `def` and `yield`"
-            raise _wrong_type("episode", what)
+            raise wrong_type(what)
         self.generator = generator
         self.returned: Any = UNFINISHED  # until it has returned
 
@@ -272,14 +244,14 @@ class _Generator:
         """What it yields first."""
         response = self._send(None)
         if self.returned is not UNFINISHED:
-            raise _wrong_type("episode", "ended before the model's first answer: `reply = yield` gets it")
+            raise wrong_type("ended before the model's first answer: `reply = yield` gets it")
         return response
 
     def step(self, reply: str) -> Any:
         """What it yields after an answer; None if it has returned."""
         response = self._send(reply)
         if response is None and self.returned is UNFINISHED:
-            raise _wrong_type("episode", "yielded None after an answer: yield what to say next, or return the score")
+            raise wrong_type("yielded None after an answer: yield what to say next, or return the score")
         return response
 
     def _send(self, sent: str | None) -> Any:
@@ -306,7 +278,7 @@ class _Generator:
         self.generator.close()
 
 
-def _as_messages(response: Any, place: str) -> tuple[Message, ...]:
+def _as_messages(response: Any) -> tuple[Message, ...]:
     """Text becomes a user message; messages are copied."""
     if isinstance(response, str):
         return ({"role": "user", "content": response},)
@@ -314,8 +286,9 @@ def _as_messages(response: Any, place: str) -> tuple[Message, ...]:
     if isinstance(messages, (list, tuple)) and messages and all(map(is_message, messages)):
         return tuple({"content": "", **message} for message in messages)  # calls of tools may have no content
     what = f'responded with {shown(response)}, which is neither text nor messages with "role" and "content"'
-    raise _wrong_type(place, what)
+    raise wrong_type(what)
 
 
-def _wrong_type(place: str, message: str) -> CallFailed:
-    return CallFailed(Failure("wrong_type", message, place=place))
+def wrong_type(message: str) -> CallFailed:
+    """The failure of a call that the user's code answered with something else than it has to."""
+    return CallFailed(Failure("wrong_type", message))

@@ -672,5 +672,7 @@ def attributes_to_copy(environment: Any, changed: list[object]) -> frozenset[str
     if not all(item is environment or any(item in walk for walk in below.values()) for item in targets):
         raise ValueError("it is not below the environment")
     own = frozenset(name for name, walk in below.items() if any(item in walk for item in targets))
-    copy_of(environment, own)
+    copied = Walk(vars(copy_of(environment, own)).values(), through_code=False)
+    if any(item in copied for item in targets):
+        raise ValueError("a copy of the environment still refers to it")
     return own

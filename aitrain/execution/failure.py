@@ -38,7 +38,7 @@ _TIMEOUTS_RAISED_IN = ("socket", "ssl", "aiohttp")
 @dataclass(frozen=True)
 class Failure:
     """Why a call failed; `kind` is one of FAILURE_KINDS, `trace` the user's traceback where there is one, and `place`
-    the method or tool that failed."""
+    the method that was called."""
 
     kind: str
     message: str
@@ -58,6 +58,8 @@ def as_failure(error: BaseException) -> Failure:
     """The failure of a call that raised, with the user's own line."""
     if isinstance(error, CallFailed):
         return error.failure
+    if isinstance(error, EnvironmentFailed) and error.__cause__ is not None:
+        return as_failure(error.__cause__)
     try:
         kind = "server" if _is_transport_error(error) else "raised"
         return Failure(kind, failure_message("raised", error), "".join(traceback.format_exception(error)))

@@ -11,7 +11,7 @@ from aitrain.environment.contract import Case, env_kind
 from aitrain.environment.rollout_session import session_for
 from aitrain.environment.session import ResetResult
 from aitrain.errors import EnvironmentFailed
-from aitrain.execution.failure import CallFailed
+from aitrain.execution.failure import as_failure
 from aitrain.runs.environment_source import files_of
 from aitrain.ui.episodes import tool_name
 from aitrain.ui.output import escape_controls
@@ -78,7 +78,7 @@ def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:
     session = session_for(opened.environment, case)
     try:
         return session.open(case.arguments(seed=0))
-    except CallFailed as error:
-        raise EnvironmentFailed(f"{error.failure.place} of case {case.case_idx} {error.failure.message}") from error
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(f"The episode of case {case.case_idx} {as_failure(error).message}") from error
     finally:
         session.close()

@@ -81,7 +81,7 @@ def test_an_episode_that_begins_after_its_deadline_is_closed() -> None:
 
 PLACES: dict[str, tuple[float | None, str, str | None]] = {
     "start": (None, "env_error", "start"),
-    "get_tools": (None, "env_error", "get_tools"),
+    "get_tools": (None, "env_error", "start"),
     "step": (None, "env_error", "step"),
     "said": (None, "env_error", "step"),
     "score": (None, "env_error", "score"),
