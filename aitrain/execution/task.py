@@ -96,10 +96,7 @@ def is_abandoned() -> bool:
 @contextmanager
 def paused() -> Iterator[None]:
     """Stop the clock of the calling task in this context, such as while it waits for the model."""
-    task = current_task.get()
-    if task is None:
-        yield
-        return
+    task = current_task.get() or Task(math.inf)
     task.pause(1)
     try:
         yield

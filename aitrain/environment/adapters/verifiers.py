@@ -59,10 +59,6 @@ class VerifiersEnvironment:
         self.source_files = package_files(module) if module_specs(module) else []
 
 
-async def _nothing(*_: Any) -> None:
-    """Do nothing."""
-
-
 _raised: ContextVar[dict[str, tuple[float, Exception]]] = ContextVar("raised")
 """What functions of the rubric raised at the scoring of one rollout, with their weights: the rubric makes it 0."""
 
@@ -151,7 +147,7 @@ class LegacyVerifiers(VerifiersEnvironment):
     async def close(self) -> None:
         """Release what the environment holds; verifiers would do it when the process ends."""
         await self.env._teardown()
-        self.env._teardown = _nothing
+        self.env._teardown = functools.partial(asyncio.sleep, 0)
 
 
 HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
