@@ -25,7 +25,7 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
         (GOOD, "--rl-num-generatons 4", 2, "Did you mean rl_num_generations?"),
         (SINKS, """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3, "env.py, line 7, in __init__"),
         ("input()\n" + GOOD, "", 3, "EOFError"),
-        ("open('rows.txt')\n" + GOOD, "", 3, "Looked for it from"),
+        ("open('rows.txt')\n" + GOOD, "", 3, "env.py, line 1"),
     ],
     ids=case_name,
 )

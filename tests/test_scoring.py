@@ -221,9 +221,9 @@ def test_three_batches_in_a_row_that_teach_nothing_end_the_run_and_so_does_a_sho
 
 def test_calls_that_hang_are_told_once_and_64_of_them_end_the_run_with_the_line() -> None:
     count = FailureCount()
-    notes = [count.after_abandoned(threads, list) for threads in (0, 2, 3, 0, 63)]
+    notes = [count.after_abandoned(threads, "") for threads in (0, 2, 3, 0, 63)]
 
     assert [note is not None for note in notes] == [False, True, False, False, False]
     with pytest.raises(EnvironmentFailed, match=r"64 calls .*\nthe line\n.*--rl-env-isolation process") as caught:
-        count.after_abandoned(64, lambda: ["", "the line"])
+        count.after_abandoned(64, "the line")
     assert caught.value.exit_code == 3

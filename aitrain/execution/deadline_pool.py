@@ -37,15 +37,14 @@ class DeadlinePool:
         self.max_calls, self.timeout = max_calls, timeout
         self.last_hang = ""
         """The line of the user's code at which the last abandoned call hangs."""
-        self._hanging = set[Task]()
+        self._abandoned = list[threading.Thread]()
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # decides whether a call has ended or was abandoned first
         self._slots = defaultdict[asyncio.AbstractEventLoop, asyncio.Semaphore](lambda: asyncio.Semaphore(max_calls))
 
     @property
     def abandoned(self) -> int:
         """Number of threads of abandoned calls that are still running."""
-        return len(self._hanging)
+        return sum(thread.is_alive() for thread in self._abandoned)
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
         """The outcome of `job`, called in a thread; an awaitable that it returns is awaited on the shared loop. A call
@@ -56,14 +55,11 @@ class DeadlinePool:
 
         def run() -> None:
             current_task.set(task)
-            task.begin()
+            task.pause(-1)
             try:
                 outcome = Outcome(run_if_async(job()), task.ran())
             except BaseException as error:
                 outcome = Outcome(None, task.ran(), as_failure(error))
-            with self._lock:
-                task.is_done = True
-                self._hanging.discard(task)
             if task.abandoned is not None:
                 outcome = Outcome(None, task.ran(), task.abandoned)
             activity.own.tick()
@@ -71,42 +67,29 @@ class DeadlinePool:
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(outcome))
 
         async with self._slots[loop]:
-            await self._start(run)
+            thread = threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True)
+            await _start(thread)
             try:
-                return await self._outcome(task, ended)
+                await self._watch(task, thread, ended)
             except BaseException:
-                self._abandon(task, CANCELLED)
+                task.abandoned = task.abandoned or CANCELLED
+                self._abandoned.append(thread)
                 raise
+        if ended.done():
+            return ended.result()
+        self._abandoned.append(thread)
+        return Outcome(None, task.ran(), task.abandoned, is_running=True)
 
-    async def _start(self, run: Callable[[], None]) -> None:
-        while True:
-            with suppress(RuntimeError):  # the system's limit is reached: other threads have to end
-                threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True).start()
-                return
-            await asyncio.sleep(0.1)
-
-    async def _outcome(self, task: Task, ended: asyncio.Future[Outcome[T]]) -> Outcome[T]:
-        """Wait for the end of a call, and abandon it at its deadline, or if it does not keep that itself in time."""
+    async def _watch(self, task: Task, thread: threading.Thread, ended: asyncio.Future[Any]) -> None:
+        """Wait for the end of a call; abandon it at its deadline, or if it does not keep that itself in time."""
         while not ended.done():
             fails_by_itself = task.stack is not None or task.abandoned is not None
             left = task.left() + (GRACE if fails_by_itself else 0.0)
-            if left > 0:
-                await asyncio.wait([ended], timeout=min(POLL, left))
-                continue
-            failure = task.time_out(stack_of_thread(task.thread))
-            if self._abandon(task, failure):
+            if left <= 0:
+                failure = task.time_out(stack_of_thread(thread))
                 self.last_hang = failure.message.partition("\n")[2]
-                return Outcome(None, task.ran(), failure, is_running=True)
-            await ended
-        return ended.result()
-
-    def _abandon(self, task: Task, failure: Failure) -> bool:
-        """Drop the result of a call; returns whether it still runs."""
-        with self._lock:
-            if not task.is_done:
-                task.abandoned = task.abandoned or failure
-                self._hanging.add(task)
-            return not task.is_done
+                return
+            await asyncio.wait([ended], timeout=min(POLL, left))
 
     def call_all(self, jobs: Sequence[Callable[[], Any]]) -> list[Outcome[Any]]:
         """The outcomes of calls, for which the calling thread waits."""
@@ -119,3 +102,10 @@ class DeadlinePool:
         thread.start()
         thread.join()
         return outcomes
+
+
+async def _start(thread: threading.Thread) -> None:
+    while True:
+        with suppress(RuntimeError):  # the system's limit is reached: other threads have to end
+            return thread.start()
+        await asyncio.sleep(0.1)

@@ -5,7 +5,7 @@ run, which reports the first of each kind, and ends the run after too many.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aitrain.errors import AitrainError, EnvironmentFailed, EpisodesFailed
@@ -148,17 +148,16 @@ class FailureCount:
                 f"All failures are in rollouts/. The first one:\n{self.first_failure}"
             )
 
-    def after_abandoned(self, threads: int, hangs_at: Callable[[], Sequence[str]]) -> str | None:
+    def after_abandoned(self, threads: int, line: str) -> str | None:
         """Check the number of threads of abandoned calls, over all processes; returns a note for the user the first
-        time that there are any. `hangs_at` returns the line of the last hanging call, one for each process.
+        time that there are any. `line` is that of a call that hangs.
 
         Raises:
             EnvironmentFailed: there are at least ABANDONED_LIMIT.
         """
         if threads >= ABANDONED_LIMIT:
-            line = next((line for line in hangs_at() if line), "at an unknown line")
             raise EnvironmentFailed(
-                f"{threads} calls to the environment hang, and Python cannot end their threads. The last one hangs\n"
+                f"{threads} calls to the environment hang, and Python cannot end their threads. One hangs\n"
                 f"{line}\n"
                 "Processes can be ended: use --rl-env-isolation process."
             )

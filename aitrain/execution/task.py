@@ -41,17 +41,10 @@ class Task:
         self.timeout = timeout
         self.stack: Callable[[], StackSummary] | None = None
         """The stack of what it waits for outside its thread; None: it waits for nothing."""
-        self.is_done = False
         self.abandoned: Failure | None = None
         """Its failure, if its deadline has come or nobody waits for it, so that its result is dropped."""
         self._lock = threading.Lock()
-        self.thread: threading.Thread | None = None
         self._ran, self._since, self._pauses = 0.0, 0.0, 1  # until it begins
-
-    def begin(self) -> None:
-        """Start the clock in the calling thread, which makes the call."""
-        self.thread = threading.current_thread()
-        self.pause(-1)
 
     def pause(self, by: int) -> None:
         """Stop the clock with 1, and undo it with -1; pauses nest, also those of several threads."""
@@ -96,10 +89,7 @@ def is_abandoned() -> bool:
 @contextmanager
 def paused() -> Iterator[None]:
     """Stop the clock of the calling task in this context, such as while it waits for the model."""
-    task = current_task.get()
-    if task is None:
-        yield
-        return
+    task = current_task.get() or Task(math.inf)
     task.pause(1)
     try:
         yield

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
 import traceback
 from collections.abc import Awaitable
-from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import FrameType
 
@@ -16,9 +14,8 @@ from aitrain.packages import is_library, is_machinery
 
 
 def failure_message(what: str, error: BaseException) -> str:
-    """Message such as `score_episode raised: ValueError: no such city`, with the user's line and, if known, advice."""
-    first = first_of_group(error)
-    return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(first), _remedy(first)) if line)
+    """Message such as `score_episode raised: ValueError: no such city`, with the user's line."""
+    return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(first_of_group(error))) if line)
 
 
 def describe_error(error: BaseException) -> str:
@@ -54,14 +51,6 @@ def users_line(stack: traceback.StackSummary) -> str:
 
 own_files: set[str] = set()
 """Files that aitrain writes in this process, also during calls of the environment, which they are no state of."""
-
-
-def _remedy(error: BaseException) -> str:
-    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str) and not os.path.isabs(error.filename):
-        return f"Looked for it from {Path.cwd()}."
-    if describe_error(error).startswith("ImportError: attempted relative import"):
-        return "Name it as a module: --rl-env-module package.module"
-    return ""
 
 
 _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)

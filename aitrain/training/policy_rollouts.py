@@ -116,9 +116,9 @@ class PolicyRollouts:
             for message in self.failures.of(env).first_of_each(failures):
                 self.notify(f"{env}: {message}" if env else message)
         pools = [part.pool for part in self.rollout.runner.parts.values()]
-        own = sum(pool.abandoned for pool in pools), next((pool.last_hang for pool in pools if pool.last_hang), "")
-        threads, lines = zip(*gather_object([own]), strict=True)
-        note = self.failures.after_abandoned(sum(threads), lambda: lines)
+        hangs = gather_object([(pool.abandoned, pool.last_hang) for pool in pools])
+        line = next((line for _, line in hangs if line), "at an unknown line")
+        note = self.failures.after_abandoned(sum(threads for threads, _ in hangs), line)
         if note is not None:
             self.notify(note)
 

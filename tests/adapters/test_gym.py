@@ -143,4 +143,4 @@ def test_episodes_that_seed_the_global_generators_are_played_one_after_another()
     policy.end_episodes()
 
     assert policy.state() == {"mode": "serial", "copied": None}
-    assert "seed_generators(game_seed)" in told[0]
+    assert "random.seed(seed)" in told[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aitrain import Score
 from aitrain.environment.adapters.inspect import score_of
+from aitrain.environment.contract import ScoreResult, parse_score
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ from aitrain.environment.adapters.inspect import score_of
 def test_the_score_is_the_mean_of_the_scorers_and_each_value_is_a_metric(
     values: dict[str, object], score: float, metrics: dict[str, float]
 ) -> None:
-    assert score_of(values, {"untrained_requests": 2.0}) == Score(score, {**metrics, "untrained_requests": 2.0})
+    scored = parse_score(score_of(values, {"untrained_requests": 2.0}))
+    assert scored == ScoreResult(score, {**metrics, "untrained_requests": 2.0})
     with pytest.raises(ValueError, match="not a number"):
         score_of({**values, "graded": "rather good"}, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
@@ -27,25 +26,19 @@ class RewardedEpisode:
 
     def __init__(self, use: str) -> None:
         self.use, self.values = use, list[float]()
-        self.details = dict[str, float]()
-        """Numbers that came with rewards, such as their components; the last of each name."""
+        self.details = dict[str, Any]()
+        """What came with rewards, such as their components; the last of each name."""
 
     def add(self, answer: Mapping[str, Any]) -> None:
-        """Add the reward of a step's answer, None is no reward, and the numbers of its metadata."""
+        """Add the reward of a step's answer, None is no reward, and its metadata."""
         if answer.get("reward") is not None:
             self.values.append(float(answer["reward"]))
-        if isinstance(answer.get("metadata"), Mapping):
-            self.details |= numbers_in(answer["metadata"])
+        self.details |= answer.get("metadata") or {}
 
     def score(self) -> Score:
         """The score, with the sum and the number of rewards as metrics."""
         metrics = {**self.details, "return": sum(self.values), "rewards": float(len(self.values))}
         return Score(sum(self.values[-1:] if self.use == "last" else self.values), metrics)
-
-
-def numbers_in(values: Mapping[str, object]) -> dict[str, float]:
-    """The values of a JSON object that are numbers or truth values."""
-    return {str(name): float(value) for name, value in values.items() if isinstance(value, (int, float))}
 
 
 async def run_calls(
@@ -76,6 +69,7 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]], parameters: str = "input_sc
     ]
 
 
+certificates = cache(httpx.create_ssl_context)  # loading them takes longer than a call
 CONNECT_SECONDS = 10.0
 DEADLINE_SECONDS = 600.0  # calls of episodes have the shorter one of --rl-env-timeout
 
@@ -91,7 +85,7 @@ class EnvServer(httpx.AsyncClient):
             # a kept connection may have been closed by the server while the policy generated
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=not is_local(url),
-            verify=_certificates() if url.startswith("https:") else False,
+            verify=certificates() if url.startswith("https:") else False,
         )
 
     async def ask(self, method: str, path: str, body: object = None, may_fail: bool = False) -> httpx.Response:
@@ -150,9 +144,3 @@ class ServerEnvironment:
         except ValueError as error:
             raise ConfigError(f"rl_env: {name}: {error}") from None
         self.requirements = requires(self.score_range, name, None)
-
-
-@cache
-def _certificates() -> ssl.SSLContext:
-    """Loaded once: it takes longer than a call."""
-    return httpx.create_ssl_context()

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.settings import game_rows, requires, seed_generators
+from aitrain.environment.adapters.settings import Games, requires, seed_generators
 from aitrain.environment.contract import Score
 from aitrain.environment.user_modules import source_files
 from aitrain.errors import ConfigError
@@ -20,7 +20,7 @@ MOST_INVALID = 3  # answers without an action that end an episode
 HIGHLIGHT = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")  # coloured text of a terminal, such as the agent's place
 
 
-class Gymnasium:
+class Gymnasium(Games):
     """One episode of the environment for each case. The score is the sum of its rewards."""
 
     package, framework = "gymnasium", "gym"
@@ -66,10 +66,6 @@ class Gymnasium:
         for module in self.imports:
             import_module(module)
         return import_module(self.package).make(self.id, **self.config)
-
-    def build_dataset(self) -> list[dict[str, object]]:
-        """One row for each episode, without a prompt: the environment speaks first."""
-        return game_rows(self.size, self.seed, self.system)
 
     def episode(self, game_seed: int) -> Generator[str, str, Score]:
         """Play until the environment or a limit ends the episode; the score is the sum of the rewards."""

@@ -87,7 +87,7 @@ def score_of(values: Mapping[str, object], metrics: Mapping[str, float]) -> Scor
     """
     parts = {name: _numbers(name, value) for name, value in values.items()}
     means = [mean for part in parts.values() if (mean := _mean(part.values())) is not None]
-    named = {name: number for part in parts.values() for name, number in part.items() if math.isfinite(number)}
+    named = {name: number for part in parts.values() for name, number in part.items()}
     return Score(_mean(means), {**named, **metrics})
 
 

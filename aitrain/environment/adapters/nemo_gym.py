@@ -12,7 +12,6 @@ from aitrain.environment.adapters.env_server import (
     EnvServer,
     ServerEnvironment,
     StepResponse,
-    numbers_in,
     run_calls,
     tool_schemas,
 )
@@ -94,9 +93,8 @@ class NeMoGymSession:
         }  # fmt: skip
         verified = await self.server.json("POST", "/verify", {**self.task, "response": response})
         given = {**verified, **(verified.get("reward_components") or {})}
-        metrics = numbers_in({name: value for name, value in given.items() if name not in self.task})
-        reward = metrics.pop("reward")
-        return Score(None if verified.get("mask_sample") else reward, metrics)
+        metrics = {name: value for name, value in given.items() if name not in self.task and name != "reward"}
+        return Score(None if verified.get("mask_sample") else verified["reward"], metrics)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -54,9 +54,7 @@ class OpenRewardSession(RewardedEpisode):
     async def get_tools(self) -> list[ToolJson]:
         """Begin the session; returns the task's tools, which are asked for first."""
         created = await self.server.ask("POST", "/create_session", {})
-        for name, data in events_in(created.text):
-            if name == "task_id":
-                self.server.headers["X-Session-ID"] = data.strip()
+        self.server.headers["X-Session-ID"] = dict(events_in(created.text))["task_id"].strip()
         await self.server.ask("POST", "/create", self.task)
         listed = await self.server.json("GET", f"/{self.env}/task_tools")
         self.terminal = listed.get("terminal_tool")
@@ -84,9 +82,10 @@ class OpenRewardSession(RewardedEpisode):
         await self.server.ask("POST", "/ping", may_fail=True)  # sessions without one for a quarter of an hour are ended
         response = await self.server.ask("POST", f"/{self.env}/call", {"name": call.name, "input": call.arguments})
         events = list(events_in(response.text))
-        for _, data in (event for event in events if event[0] == "error"):
-            raise RuntimeError(f"the tool {call.name} raised on the server: {data}")
-        if "end" not in dict(events):
+        last = dict(events)
+        if "error" in last:
+            raise RuntimeError(f"the tool {call.name} raised on the server: {last['error']}")
+        if "end" not in last:
             raise ConnectionError(
                 f"The server at {self.server.base_url} ended the call of {call.name} without a result"
             )

@@ -60,10 +60,17 @@ def choose(rows: Sequence[Any], size: int | None, seed: int | None) -> list[Any]
     return chosen[:size]
 
 
-def game_rows(size: int, seed: int, system: str | None) -> list[dict[str, object]]:
-    """Rows of games that speak first: each has the seed of its game, and no prompt but the system prompt."""
-    prompt = prompted([], system)
-    return [{"prompt": prompt, "game_seed": seed + number} for number in range(size)]
+class Games:
+    """Games that speak first."""
+
+    size: int
+    seed: int
+    system: str | None
+
+    def build_dataset(self) -> list[dict[str, object]]:
+        """One row for each game, with its seed, and no prompt but the system prompt."""
+        prompt = prompted([], self.system)
+        return [{"prompt": prompt, "game_seed": self.seed + number} for number in range(self.size)]
 
 
 def prompted(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[ChatMessage]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.settings import game_rows, requires, seed_generators
+from aitrain.environment.adapters.settings import Games, requires, seed_generators
 from aitrain.environment.contract import Score
 from aitrain.environment.user_modules import load_object, parse_id, source_files
 from aitrain.errors import ConfigError
@@ -43,7 +43,7 @@ def moves_in(seen: str) -> list[str]:
 GAME = -1  # the sender of the game's own messages
 
 
-class TextArena:
+class TextArena(Games):
     """One game for each case. The score is the player's reward: 1 for winning, -1 for losing or an invalid move."""
 
     def __init__(
@@ -75,10 +75,6 @@ class TextArena:
             raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {seat}")
         self.requirements = requires(score_range, "textarena")
         self.start_game(0)  # a game refuses a wrong number of players
-
-    def build_dataset(self) -> list[dict[str, object]]:
-        """One row for each game, without a prompt: the game speaks first."""
-        return game_rows(self.size, self.seed, self.system)
 
     def episode(self, game_seed: int, seed: int) -> Generator[str, str, Score]:
         """Play until the game ends; a game that a limit ends is lost if there are other players, else worth nothing."""

@@ -43,24 +43,8 @@ class VerifiersEnvironment:
     size: int | None
     seed: int | None
     system: str | None
-    score_range: object
     arguments: Mapping[str, object]
-
-    def declare(self, max_turns: int | None = None) -> None:
-        """Declare what the environment requires, and the files of its module.
-
-        Raises:
-            ConfigError: there is no score_range: verifiers does not bound the value of a reward function.
-        """
-        self.requirements = requires(self.score_range, "verifiers", max_turns=max_turns)
-        # the id may name an owner, a version, a function or an environment around a taskset
-        name = self.id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0]
-        module = name.replace("-", "_")
-        self.source_files = package_files(module) if module_specs(module) else []
-
-
-async def _nothing(*_: Any) -> None:
-    """Do nothing."""
+    max_turns: int | None = None
 
 
 _raised: ContextVar[dict[str, tuple[float, Exception]]] = ContextVar("raised")
@@ -104,8 +88,8 @@ class LegacyVerifiers(VerifiersEnvironment):
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
         turns = getattr(self.env, "max_turns", None) or 0
+        self.max_turns = turns if turns > 0 else None
         watch_rubric(rubric)
-        self.declare(turns if turns > 0 else None)
 
     def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""
@@ -151,7 +135,7 @@ class LegacyVerifiers(VerifiersEnvironment):
     async def close(self) -> None:
         """Release what the environment holds; verifiers would do it when the process ends."""
         await self.env._teardown()
-        self.env._teardown = _nothing
+        self.env._teardown = functools.partial(asyncio.sleep, 0)
 
 
 HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
@@ -168,7 +152,6 @@ class VerifiersV1(VerifiersEnvironment):
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
         self.tasks = list(islice(iter(self.env.taskset), self.size if self.seed is None else None))
         self.template = self.tasks[0]
-        self.declare()
         self._starting = asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 
@@ -243,7 +226,17 @@ def Verifiers(
     arguments: Mapping[str, object] | None = None,
     **others: object,
 ) -> object:
-    """The environment, by the adapter of the installed version."""
+    """The environment, by the adapter of the installed version.
+
+    Raises:
+        ConfigError: there is no score_range: verifiers does not bound the value of a reward function.
+    """
     is_legacy = tuple(map(int, version("verifiers").split(".")[:2])) < (0, 4)
     kind = LegacyVerifiers if is_legacy else VerifiersV1
-    return kind(id, size, seed, system, score_range, {**others, **(arguments or {})})
+    environment: Any = kind(id, size, seed, system, {**others, **(arguments or {})})
+    environment.requirements = requires(score_range, "verifiers", max_turns=environment.max_turns)
+    # the id may name an owner, a version, a function or an environment around a taskset
+    name = id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0]
+    module = name.replace("-", "_")
+    environment.source_files = package_files(module) if module_specs(module) else []
+    return environment

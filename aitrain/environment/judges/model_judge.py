@@ -200,7 +200,7 @@ BUSY_SECONDS = 30.0
 TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, verdict TEXT NOT NULL)"
 
 
-def stored_verdict(file: Path, key: str, verdict: list[Any] | None = None) -> Any:
+def stored_verdict(file: Path, key: str, verdict: list[Any] | None = None) -> list[Any] | None:
     """The verdict in a file by the hash of what was asked, None if there is none. A `verdict` is stored first, unless
     there is one already. No text of a policy is kept.
 
@@ -261,7 +261,10 @@ class ModelJudge(JudgeServer, frozen=True):
         locks = _Connections.of_running_loop().locks
         async with locks.setdefault(key, asyncio.Lock()):  # equal answers of a group
             found = stored_verdict(file, key)
-            return stored_verdict(file, key, await self._asked(body, reply)) if found is None else found
+            if found is None:
+                asked = await self._asked(body, reply)
+                found = stored_verdict(file, key, asked) or asked
+            return found
 
     async def _asked(self, body: Mapping[str, Any], reply: TypeAdapter[Any]) -> list[Any]:
         answer = await self.post("/chat/completions", body)
