@@ -194,11 +194,6 @@ class Subject:
             if len(script.replies) == 1 or (self.share(one) or 0.0) < PASS
         ]
 
-    @property
-    def answered(self) -> list[tuple[Case, str]]:
-        """Those of a single reply, with it."""
-        return [(case, script.replies[0]) for case, script in self.decided if len(script.replies) == 1]
-
     def asked(self, case: Case) -> str:
         """What the policy is asked first, as one text: the prompt, and what the environment says first."""
         return text_of((case.prompt if self.kind == "score_episode" else self.play_one(case, JUNK).prompt) or "")
