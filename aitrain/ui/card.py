@@ -47,8 +47,8 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
 
     made, rewards, is_adapter = overview.environment, overview.rewards, (place / "adapter_config.json").exists()
     env_config = without_secrets(config.rl_env_config)
-    masked = config.model_copy(update={"rl_env_config": env_config, "trl": without_secrets(config.trl)})
-    options = (f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in masked.changed().items())
+    changed = without_secrets(config.changed())
+    options = (f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in changed.items())
     templates = Environment(loader=FunctionLoader(asset), trim_blocks=True, finalize=finalize)
     text: str = templates.get_template("card.md").render(
         header=_header(config.model, is_adapter),

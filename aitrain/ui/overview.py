@@ -56,11 +56,11 @@ OF_A_PLACE = ("project_name", "output_dir")
 
 
 class Overview:
-    """The run in a folder; files that are missing or damaged count as empty. Without rollouts, which may not be read
-    yet, a run in progress has no intervals."""
+    """The run in a folder; files that are missing or damaged count as empty, as do rollouts that are not read (yet): a
+    run in progress then has no intervals."""
 
     def __init__(self, folder: Path, rollouts: RolloutIndex | None = None) -> None:
-        self.run, self.rollouts = RunFolder(folder), rollouts
+        self.run, self.rollouts = RunFolder(folder), rollouts or RolloutIndex(folder)
         self.recorded, self.result = read_object(self.run.status), read_object(self.run.result)
         """status.json and result.json."""
 
@@ -145,7 +145,7 @@ class Overview:
 
     def mixture(self) -> Mixture:
         """Its environments, with the held-out cases of its rollouts."""
-        return recorded_mixture(self.environment, self.options, self.rollouts.held_out if self.rollouts else {})
+        return recorded_mixture(self.environment, self.options, self.rollouts.held_out)
 
     # -- scores
 
@@ -175,7 +175,7 @@ class Overview:
     def held_out(self) -> list[JsonObject]:
         """The held-out scores by weight version: of the cases that were played during the training, if there are any.
         For the step of model/, the scores after training replace earlier ones."""
-        entries = [entry for entry in self.rollouts.entries if entry.eval_phase] if self.rollouts else []
+        entries = [entry for entry in self.rollouts.entries if entry.eval_phase]
         mixture, during = self.mixture(), {entry.case for entry in entries if entry.eval_phase.startswith("step")}
         scorings = grouped(
             ((entry.weight_version, entry.eval_phase.startswith("after"), entry.eval_phase), entry)
@@ -210,10 +210,8 @@ class Overview:
     # -- episodes
 
     @property
-    def episodes(self) -> dict[str, Any] | None:
-        """Numbers of episodes by kind, and the steps that have training episodes; None without rollouts."""
-        if self.rollouts is None:
-            return None
+    def episodes(self) -> dict[str, Any]:
+        """Numbers of episodes by kind, and the steps that have training episodes."""
         entries = self.rollouts.entries
         failures = Counter(entry.failure for entry in entries if entry.failure)
         return {

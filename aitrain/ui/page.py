@@ -34,10 +34,9 @@ SCRIPTS = (
     "rollouts.js",
     "cases.js",
     "head.js",
+    "runs.js",
     "page.js",
 )
-SERVED_SCRIPTS = (*SCRIPTS[:-1], "runs.js", SCRIPTS[-1])
-"""With the table of runs, which only `aitrain view` has."""
 NOTHING_ELSE = "base-uri 'none'; form-action 'none'"
 NO_HTML = f"{NOTHING_ELSE}; require-trusted-types-for 'script'; trusted-types 'none'"
 
@@ -72,7 +71,7 @@ def rendered(
 
 def served() -> str:
     """The page that requests its data from /api/."""
-    return rendered("page.html", STYLES, SERVED_SCRIPTS, connects="'self'")
+    return rendered("page.html", STYLES, SCRIPTS, connects="'self'")
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:

@@ -21,8 +21,8 @@ from aitrain.ui.overview import Overview
 
 PATIENCE = 0.3
 """Seconds that a page waits for new rollouts to be read before it is shown without them."""
-SIGNS = ("metrics.jsonl", "status.json", "rollouts")
-"""Files that identify a run folder; one suffices. A config.yaml is also what a user writes options into."""
+SIGNS = ("metrics.jsonl", "status.json", "rollouts", SWEEP_LOG)
+"""Files that identify the folder of a run or a sweep; one suffices. A config.yaml may be a file of options only."""
 MOST_RUNS = 2_000
 
 
@@ -105,10 +105,10 @@ class RunRegistry:
 
 def _found_in(place: Path) -> Iterator[Path]:
     """The runs and sweeps of a place."""
-    if is_run(place) or is_sweep(place):
+    if is_run(place):
         yield place
     elif place.is_dir():
-        folders = [path for path in place.iterdir() if _may_enter(path) and (is_run(path) or is_sweep(path))]
+        folders = [path for path in place.iterdir() if _may_enter(path) and is_run(path)]
         yield from sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
@@ -123,7 +123,7 @@ def is_sweep(path: Path) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is a run folder."""
+    """Whether a path is a folder of a run or a sweep."""
     return path.is_dir() and any((path / sign).exists() for sign in SIGNS)
 
 

@@ -114,12 +114,12 @@ def run_texts(overview: Overview) -> Iterator[Text]:
         yield Text("\nreward    ").append_text(reward_line(overview.rewards))
     command = f"aitrain show {shlex.quote(str(run.path))}"
     counted = overview.episodes
-    if counted and counted["all"]:
+    if counted["all"]:
         ended = f"ended: {_numbers(counted['stops'])}"
         yield Text(f"\n{counted['all']:,} episodes, {counted['held_out']:,} of them held out; {ended}")
         yield Text(escape_controls(f"episodes: {command} --worst, --failed, --step N, --case N"), "dim")
-    if failures := counted["failures"] if counted else result.get("failures"):
-        of = counted["all"] if counted else result["episodes"]
+    if failures := counted["failures"] or result.get("failures"):
+        of = counted["all"] or result["episodes"]
         failed = f"{sum(failures.values()):,} of {of:,} episodes ({_numbers(failures)})"
         yield Text(escape_controls(f"\nfailures: {failed}: {command} --failed"), "red")
     yield Text()

@@ -90,8 +90,7 @@ def chosen_case(cases: Sequence[Case], wanted: str) -> Case:
     Raises:
         ConfigError: there is none.
     """
-    by_number = [case for case in cases if str(case.number) == wanted]
-    found = by_number or [case for case in cases if str(case.case_idx) == wanted]
+    found = [case for name in ("number", "case_idx") for case in cases if str(getattr(case, name)) == wanted]
     if not found:
         raise ConfigError(f"case: there is no case {wanted}: rows are numbered from 0 to {len(cases) - 1}")
     return found[0]

@@ -32,8 +32,6 @@ from aitrain.workbench.player import Conversation, Player
 BATCH = 256
 EXCERPT = 400
 """Characters that are shown of an answer."""
-SAME = 1e-9
-"""Scores that differ by less are the same."""
 DIFFERENT = "the environment or a tool answered differently"
 
 
@@ -53,13 +51,13 @@ class RescoredEpisode:
 
     @property
     def change(self) -> float:
-        """By how much the score changed, infinite if there is one only before or only after; 0 if it is the same."""
+        """By how much the score changed, to nine decimals; infinite if there is one only before or only after."""
         before, after = self.record.score, self.after
         if self.problem or before == after:
             return 0.0
         if before is None or after is None:
             return math.inf
-        return after - before if abs(after - before) > SAME else 0.0
+        return round(after - before, 9)
 
     def to_json(self) -> dict[str, Any]:
         """Which episode it is, both scores, and the beginnings of its texts."""

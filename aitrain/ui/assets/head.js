@@ -66,7 +66,7 @@ function endedEarly(summary, showFailures) {
     { class: `card early ${isFailed ? "bad" : ""}`, id: "reason", "aria-labelledby": "reason-title" },
     el("h2", { id: "reason-title" }, isFailed ? FAILED[status] : "Why it stopped"),
     why && longText(why),
-    isFailed && summary.episodes?.failed > 0 && el("button", { type: "button", class: "quiet", onclick: showFailures }, `Show the ${plural(summary.episodes.failed, "failed episode")}`),
+    isFailed && summary.episodes.failed > 0 && el("button", { type: "button", class: "quiet", onclick: showFailures }, `Show the ${plural(summary.episodes.failed, "failed episode")}`),
     next && el("p", { class: "next" }, "Continue it with ", el("code", {}, isolated(next))),
     log && el("details", { class: "fold", open: !reason }, el("summary", {}, `End of train.log (${plural(log.split("\n").length, "line")})`), el("div", { class: "log scroll", tabindex: "0", role: "region", "aria-label": "End of train.log" }, longText(log, 20_000))),
   );

@@ -118,9 +118,9 @@ function facts(summary) {
     { class: "tiles" },
     reward.length > 0 && tile("reward, last step", score(reward[reward.length - 1]), `first step ${score(reward[0])}`),
     summary.job === "eval" ? tile("time", duration(result.seconds)) : tile("steps", count(summary.step ?? result.steps), result.seconds ? `in ${duration(result.seconds)}` : null),
-    episodes && tile("episodes", count(episodes.all), episodes.held_out && summary.job !== "eval" ? `${count(episodes.held_out)} of them held-out` : null),
-    episodes && tile("failed episodes", el("span", { class: episodes.failed ? "worse" : "" }, count(episodes.failed)), failureHint(episodes)),
-    episodes?.damaged > 0 && tile("damaged lines", count(episodes.damaged), "in the rollout files, left out"),
+    episodes.all > 0 && tile("episodes", count(episodes.all), episodes.held_out && summary.job !== "eval" ? `${count(episodes.held_out)} of them held-out` : null),
+    episodes.all > 0 && tile("failed episodes", el("span", { class: episodes.failed ? "worse" : "" }, count(episodes.failed)), failureHint(episodes)),
+    episodes.damaged > 0 && tile("damaged lines", count(episodes.damaged), "in the rollout files, left out"),
     result.cases && tile("cases", count(result.cases), result.samples > 1 ? `${count(result.samples)} samples of each` : "one sample of each"),
     result.train_cases && tile("cases", count(result.train_cases), `${count(result.eval_cases)} more held out`),
   );

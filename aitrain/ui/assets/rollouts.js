@@ -22,7 +22,7 @@ class RolloutList {
   }
 
   get counted() {
-    return this.summary.episodes ?? { all: 0, steps: [], eval_phases: [], failures: {}, stops: {} };
+    return this.summary.episodes;
   }
 
   /** The sets, steps, failures and ends that there are, as things to choose. */

@@ -194,7 +194,7 @@ def _denied(_: Subject, reply: str) -> Iterable[str]:
 
 def _strategies(subject: Subject) -> Replies:
     """One answer for all cases, or a part of the prompt, in the form of a reference; of few cases, nothing is known."""
-    form = subject.answered[0][1] if subject.answered else ""
+    form = subject.decided[0][1].replies[-1] if subject.decided else ""
     cores = [core for case in subject.sample if (core := subject.core(case)) is not None and len(core) <= 200]
     answers = list(dict.fromkeys((NOT_A_NUMBER, *cores, *LABELS)))[:24]
     constants = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
@@ -207,16 +207,15 @@ def _strategies(subject: Subject) -> Replies:
             yield what, case, Constant(rewrapped(form, answer) if form else answer)
 
 
-def _wrong(subject: Subject, before: str = "") -> Replies:
+def _wrong(before: str = "") -> Callable[[Subject], Replies]:
     """Wrong answers behind a sentence."""
-    for case, reply in subject.answered:
-        yield "", case, Script((before + rewrapped(reply, wrong_answers(core_of(reply))[0]),))
+    return _ending_in(lambda _, reply: [before + rewrapped(reply, wrong_answers(core_of(reply))[0])])
 
 
 def _persuading(subject: Subject) -> Replies:
     """Replies that tell a judge what to say, and wrong answers that sound sure."""
     yield from everywhere(subject, INJECTIONS, f"{JUNK_TEXT}\n")
-    yield from _wrong(subject, f"{CONFIDENT} ")
+    yield from _wrong(f"{CONFIDENT} ")(subject)
 
 
 # -- what makes them mild
@@ -302,5 +301,5 @@ injection = ReplyProbe(
     "Quote the reply as data in the judge's prompt, and let it score the answer without the rest.",
     paying={"fail": MARGIN},
     is_mild=lambda *_: False,  # what is plain tells what length and form earn
-    plain=lambda subject: [*everywhere(subject, [JUNK_TEXT, *LONG]), *_wrong(subject)],
+    plain=lambda subject: [*everywhere(subject, [JUNK_TEXT, *LONG]), *_wrong()(subject)],
 )

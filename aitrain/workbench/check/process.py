@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,19 @@ from aitrain.execution.user_code import stack_of_dump, users_line
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
 from aitrain.ui.output import escape_controls
-from aitrain.workbench.check.subject import LEVELS, CheckResult, EnvFinding
+from aitrain.workbench.check.subject import LEVELS
 
 MODULE = "aitrain.jobs.env_check"
 Message = dict[str, Any]
 LINES = 3
-"""Lines of output that are shown of a process that ended before its first check."""
+"""Last lines of output that are shown of a process that ended."""
 
 COLOURS = {"ok": typer.colors.GREEN, "fail": typer.colors.RED, "warning": typer.colors.YELLOW}
 
 
 def messages_of(request: Message, variables: Mapping[str, str] | None = None) -> Iterator[Message]:
     """What the process `python -m MODULE` sends, which has these environment variables as well. If it ends in a check,
-    this is what the check found, and those after it are not made."""
+    this is the error, and those after it are not made."""
     with tempfile.TemporaryDirectory(prefix="aitrain-check-") as folder:
         file, log = Path(folder, "request.json"), Path(folder, "output.log")
         file.write_text(json.dumps(request), encoding="utf-8")
@@ -60,23 +60,13 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
             if "Timeout (" in said:  # of faulthandler
                 how = f"hangs {users_line(stack_of_dump(said.rpartition('Timeout (')[2], ('', '')))}".strip()
-            if not name:
-                advice = "Code that crashes or hangs can be trained with --rl-env-isolation process."
-                text = [
-                    f"The environment's process {how} while it is constructed.",
-                    *said.splitlines()[-LINES:],
-                    advice,
-                ]
-                yield {"error": "\n".join(text), "exit_code": 3}
-                return
-            finding = EnvFinding(
-                "fail",
-                f"The environment's process {how} while the check {name} runs. The checks after it are not made.",
-                "Nothing ends such a call in a thread: a training hangs or ends with it.",
-                "Bound what it does for a long or odd reply. With --rl-env-isolation process all checks run, as"
-                " training does then.",
-            )
-            yield {"result": asdict(CheckResult(name, findings=[finding]))}
+            when = f"the check {name} runs" if name else "it is constructed"
+            text = [
+                f"The environment's process {how} while {when}, as that of a training would",
+                *said.splitlines()[-LINES:],
+                "Bound what it does for long and odd replies, or use --rl-env-isolation process: then all checks run.",
+            ]
+            yield {"error": "\n".join(text), "exit_code": 3}
         except KeyboardInterrupt:
             yield {"error": "Stopped.", "exit_code": Interrupted.exit_code}
         finally:

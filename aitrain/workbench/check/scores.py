@@ -93,18 +93,21 @@ def equivalent_answers(subject: Subject) -> Iterator[EnvFinding]:
     """The reference in other forms.
 
     Raises:
-        NotCheckedError: there is none of one reply that earns anything.
+        NotCheckedError: there is none that earns anything.
     """
-    if not subject.answered:
+    if not subject.decided:
         raise NotCheckedError(NO_SCALE)
-    forms = [(name, case, form) for case, reply in subject.answered for name, form in equivalent_forms(reply).items()]
-    kinds = earned(subject, [(name, case, Script((form,))) for name, case, form in forms])
-    worst = {kind.what: share for kind in kinds if (share := min(kind.shares)) < PASS}
-    for name, case, form in forms:
+    forms = [
+        (name, case, script.ending_in(form))
+        for case, script in subject.decided
+        for name, form in equivalent_forms(script.replies[-1]).items()
+    ]
+    worst = {kind.what: share for kind in earned(subject, forms) if (share := min(kind.shares)) < PASS}
+    for name, case, script in forms:
         if name in worst:
             yield EnvFinding(
                 "warning" if name in SPACES else "info",
-                f"The reference {name} loses score: {form!r:.60}. Forms that do: {', '.join(worst)}.",
+                f"The reference {name} loses score: {script.replies[-1]!r:.60}. Forms that do: {', '.join(worst)}.",
                 "Right answers in this form earn too little; if the model always writes so, all of its answers do.",
                 "Compare reply.strip(), say in the prompt which form counts, or read the answer out of the reply.",
                 case.case_idx,
@@ -133,7 +136,7 @@ REMEDIES = {
 def exceptions(subject: Subject) -> Iterator[EnvFinding]:
     """All replies get a score in the range: nothing raises or hangs, and no service fails that the environment asks."""
     try:
-        replies = {case.number: reply for case, reply in subject.answered}
+        replies = {case.number: script.replies[-1] for case, script in subject.decided}
         for case in subject.sample[:2]:
             # a column is often the right answer, and there may be no reference
             texts = [*HOSTILE, *subject.tool_calls, *(str(value)[:2000] for value in case.row.values())]

@@ -112,14 +112,10 @@ class Subject:
         self.environment, self.cases = self.opened.environment, self.opened.cases
         self.kind = env_kind(self.environment)
         self._end = time.monotonic() + self.seconds
-
-    @cached_property
-    def player(self) -> Player:
-        """Plays the episodes, with the concurrency of a run."""
-        player = Player(self.environment, self.config)
-        player.runner.notify = self.notes.append
-        player.runner.offer(None if player.runner.processes else self.model, self.tokenizer)
-        return player
+        self.player = Player(self.environment, self.config)
+        runner = self.player.runner
+        runner.notify = self.notes.append
+        runner.offer(None if runner.processes else self.model, self.tokenizer)
 
     def close(self) -> None:
         """End the environment's threads and processes."""
@@ -197,11 +193,6 @@ class Subject:
             for (case, script), one in zip(answers, without, strict=True)
             if len(script.replies) == 1 or (self.share(one) or 0.0) < PASS
         ]
-
-    @property
-    def answered(self) -> list[tuple[Case, str]]:
-        """Those of a single reply, with it."""
-        return [(case, script.replies[0]) for case, script in self.decided if len(script.replies) == 1]
 
     def asked(self, case: Case) -> str:
         """What the policy is asked first, as one text: the prompt, and what the environment says first."""

@@ -68,12 +68,11 @@ def test_a_check_that_fails_says_what_it_found_and_the_exit_code_is_3() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_a_finding_and_the_checks_after_it_run_in_processes_only(here: Path) -> None:
+def test_a_process_that_dies_is_an_error_and_the_checks_after_it_run_in_processes_only(here: Path) -> None:
     (here / "crashes.py").write_text(CRASHES)
     done = check("crashes.py --json --only=model-use,exceptions")
-    (died,) = json.loads(done.stdout)["checks"]
     assert done.returncode == 3
-    assert "was ended by SIGKILL while the check model-use runs" in died["findings"][0]["what"]
+    assert "was ended by SIGKILL while the check model-use runs" in json.loads(done.stdout)["error"]
     done = check("crashes.py --json --only=exceptions --rl-env-isolation=process")
     assert "crashed" in json.loads(done.stdout)["checks"][0]["findings"][0]["what"]
 
