@@ -169,10 +169,8 @@ def open_session(request: ChatSetup) -> ChatSession:
     Raises:
         ConfigError: a model cannot be loaded, or the base is not known.
     """
-    reference = read_model(request.model)
+    reference, wanted = read_model(request.model), request.config
     before = before_training(reference)
-    if before is None and request.only == "base":
-        raise ConfigError(f"only: it is not known what {reference.given} was trained from")
     label = reference.label if reference.step is None else f"{reference.label}, step {reference.step}"
     named = [("model" if before is None else "tuned", label, reference)]
     is_one_model = False
@@ -184,11 +182,13 @@ def open_session(request: ChatSetup) -> ChatSession:
         if request.only not in (None, name) and before is not None:
             continue
         if policy is None or not is_one_model:
-            policy = load_policy(reference if is_one_model else each, request.config)
+            policy = load_policy(reference if is_one_model else each, wanted)
         config, engine = policy.config, policy.engine()
         engine.keeps_cache = True  # from one question to the next
-        answer = max(ANSWER_TOKENS, config.rl_max_new_tokens if config.thinking else 0)
-        limits = Limits(config.rl_max_turns, request.answer_tokens or answer, None, policy.context)
+        answer = config.rl_max_new_tokens
+        if "rl_max_new_tokens" not in request.given:
+            answer = max(ANSWER_TOKENS, answer if config.thinking else 0)
+        limits = Limits(config.rl_max_turns, answer, None, policy.context)
         chat = ModelChat(name, label, engine, chat_format(policy.tokenizer, config), limits, policy.end)
         chat.has_template = policy.tokenizer.chat_template is not None
         if is_one_model and name == "base":
