@@ -24,7 +24,7 @@ from aitrain.options.run import COMPLETIONS_PER_PASS
 from aitrain.options.section import options_of
 from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.packages import named_folder
-from aitrain.redaction import to_json_object, without_secrets
+from aitrain.redaction import to_jsonable, without_secrets
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.records import MetricsLine, RolloutRecord, read_metrics
@@ -167,7 +167,7 @@ def _digest(content: object) -> str:
 
 def seal(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a checkpoint, after all of its other files."""
-    content = to_json_object({**asdict(manifest), "files": _digests_of(dict(_files(folder)))})
+    content = to_jsonable({**asdict(manifest), "files": _digests_of(dict(_files(folder)))})
     sync_all(folder)
     write_json(folder / MANIFEST, {**content, "sha256": _digest(content)})
 
@@ -249,7 +249,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int) -> li
 
     Options that the environment declared before, and that are not given now, are compared when it has been loaded.
     """
-    old, new = _comparable(before.config, before.processes), _comparable(to_json_object(config.written()), processes)
+    old, new = _comparable(before.config, before.processes), _comparable(to_jsonable(config.written()), processes)
     if pass_dependent(config):
         old["batch_size"], new["batch_size"] = before.config.get("batch_size"), config.batch_size
     safe = {option.name for option in options_of(type(config)) if option.resume_safe}
@@ -262,7 +262,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int) -> li
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     """Changes of options, environment and training cases, each in a few words."""
     changes = changed_options(before, config, now.processes)
-    old, new = before.environment, to_json_object(now.environment)
+    old, new = before.environment, to_jsonable(now.environment)
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
     elif _sources(old) != _sources(new):
