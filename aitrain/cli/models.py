@@ -113,7 +113,7 @@ def serve(
     reference, gpus = read_model(model), visible_gpus()
     if reference.kind == "url":
         raise ConfigError(f"{model} is the address of a server already")
-    options = run_options(reference)
+    options = run_options(reference.run)
     recorded = {name: value for name, value in options.items() if name in RECORDED}
     config = resolve(ServeConfig, None, given_flags(flags), recorded)
     folder = named_folder(reference.base) or Path(reference.base).expanduser()
