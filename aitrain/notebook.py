@@ -31,7 +31,6 @@ from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream, disable_telemetry
 from aitrain.runs.checkpoint import has_steps
 from aitrain.runs.heartbeat import Heartbeat, Progress
-from aitrain.runs.model_reference import chat_options
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.requests import ChatSetup
 from aitrain.runs.result import Result
@@ -189,13 +188,10 @@ def chat(
     Raises:
         ConfigError: the model cannot be loaded, or an option is wrong.
     """
-    model = str(model)
     _silence_tqdm()
     from aitrain.jobs.chat import open_session
 
-    given = chat_options(model, only, options)
-    request = ChatSetup(model, given, only, system, greedy, seed, answer_tokens=options.get("rl_max_new_tokens"))
-    return open_session(request)
+    return open_session(ChatSetup(str(model), options, only, system, greedy, seed))
 
 
 # -- the display

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from io import FileIO
@@ -126,32 +126,19 @@ def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
 
 
-IsSecret = Callable[[str, str], bool]
-"""Whether a value is a secret, by its name and by itself."""
-
-
 def is_random(name: str, value: str) -> bool:
     """Whether a value with the name of a secret is one in a text of any kind, such as the answer of a model."""
     return MADE_AT_RANDOM.fullmatch(value) is not None and is_secret_name(name)
 
 
-def _has_secret_name(name: str, _: str) -> bool:
-    """The same in the value of an option."""
-    return is_secret_name(name)
-
-
-def _is_long(name: str, value: str) -> bool:
-    """The same in source code."""
-    return len(value) >= MIN_SECRET_LENGTH and is_secret_name(name)
-
-
-def redact(text: str, is_secret: IsSecret = is_random) -> str:
+def redact(text: str, least: int | None = None) -> str:
     """The text with *** in place of secrets: values of environment variables, forms of secrets, and values with names.
 
-    All that is written or shown goes through it.
+    All that is written or shown goes through it. `least`: characters from which on a value with the name of a secret is
+    one; None, for texts of any kind, such as the answer of a model: if it is made at random.
     """
     hide = _redacted_repeated if len(text) <= LONGEST_REPEATED else _redacted
-    return hide(text, known_forms(time.monotonic() // REFRESH_SECONDS), is_secret)
+    return hide(text, known_forms(time.monotonic() // REFRESH_SECONDS), least)
 
 
 @lru_cache(maxsize=1)
@@ -160,13 +147,16 @@ def known_forms(moment: float) -> tuple[str, ...]:
     return tuple(encoded_forms(secret_values().values()))
 
 
-def _redacted(text: str, forms: tuple[str, ...], is_secret: IsSecret) -> str:
+def _redacted(text: str, forms: tuple[str, ...], least: int | None) -> str:
+    def is_secret(name: str, value: str) -> bool:
+        return is_random(name, value) if least is None else len(value) >= least and is_secret_name(name)
+
     def parameter(found: re.Match[str]) -> str:
         before, name, value = found.groups()
         is_count = value.isdecimal() and len(value) < MIN_SECRET_LENGTH  # max_tokens=64
         is_name = WORDS.fullmatch(value.rstrip(",)]}:")) is not None
         is_code = EXPRESSION.fullmatch(value) is not None and (is_name or not is_random(name, value))
-        if is_secret is _is_long and is_name and "_" in value:  # key=score_of_answer, password=user_password
+        if least and is_name and "_" in value:  # key=score_of_answer, password=user_password
             is_code |= is_secret_name(value) or not SURE_NAME.search(_snake_case(name))
         is_one = is_secret_name(name) if before in ("?", "&") else is_secret(name, value) and not is_code
         return f"{before}{name}={MASK}" if is_one and not is_count else found[0]
@@ -194,13 +184,13 @@ _redacted_repeated = lru_cache(maxsize=4096)(_redacted)
 
 def source_without_secrets(text: str) -> str:
     """Source code with *** for what is a secret by its name or its form."""
-    return redact(text, _is_long)
+    return redact(text, MIN_SECRET_LENGTH)
 
 
 def without_secrets(value: Any) -> Any:
     """A JSON-like value with *** in place of secrets, detected by name or form at any depth."""
     if isinstance(value, str):
-        return redact(value, _has_secret_name)
+        return redact(value, 0)
     if isinstance(value, Mapping):
         named = str(value.get("name", ""))  # {"name": "token", "value": ...}
         return {
@@ -253,7 +243,12 @@ def to_jsonable(value: object, redacts: bool = True) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return to_json_object(value, redacts)
+            return {
+                to_jsonable(str(key), redacts): MASK
+                if redacts and isinstance(item, str) and is_random(str(key), item)
+                else to_jsonable(item, redacts)
+                for key, item in value.items()
+            }
         case set() | frozenset():  # in an order that is the same in each process
             return sorted((to_jsonable(item, redacts) for item in value), key=str)
         case list() | tuple():
@@ -262,16 +257,6 @@ def to_jsonable(value: object, redacts: bool = True) -> Any:
     if callable(item) and getattr(value, "ndim", 1) == 0:
         return to_jsonable(item(), redacts)
     return to_jsonable(re.sub(" at 0x[0-9a-f]+", "", str(value)), redacts)
-
-
-def to_json_object(values: Mapping[str, object], redacts: bool = True) -> dict[str, Any]:
-    """`to_jsonable` for a mapping."""
-    return {
-        to_jsonable(str(key), redacts): MASK
-        if redacts and isinstance(item, str) and is_random(str(key), item)
-        else to_jsonable(item, redacts)
-        for key, item in values.items()
-    }
 
 
 # -- streams and logs

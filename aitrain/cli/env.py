@@ -20,8 +20,7 @@ from aitrain.cli.flags import (
     with_options,
 )
 from aitrain.errors import AitrainError, ConfigError
-from aitrain.options.evaluate import EvalConfig
-from aitrain.options.reading import NOTHING, read_file, resolve
+from aitrain.options.reading import NOTHING, resolve
 from aitrain.options.train import TrainConfig
 
 PORT = 8000
@@ -203,11 +202,11 @@ def rescore(
     are replayed with their saved answers and seed; one in which the environment answers differently is not scored. The
     exit code is 3 if today's environment scores none of them.
     """
-    from aitrain.runs.model_reference import read_model
+    from aitrain.runs.model_reference import read_model, run_options
     from aitrain.ui.run_registry import run_named
 
     folder = run_named(run)
-    saved = read_file(EvalConfig, folder.config)  # of a training or an eval
+    saved = run_options(folder.path)  # of a training or an eval
     with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
         model = read_model(str(saved["model"]))
         saved["model"] = "tiny" if model.kind == "url" else model.base

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.reading import resolve
 from aitrain.options.run import ModelOptions
 from aitrain.packages import named_folder
-from aitrain.runs.requests import ExportRequest
+from aitrain.runs.requests import ChatSetup, ExportRequest
 
 
 @with_options(GenerationOptions)
@@ -41,14 +41,10 @@ def chat(
     as they were, unless they are given here.
     """
     from aitrain.launch.command_processes import limit_threads, run_on_terminal
-    from aitrain.runs.model_reference import chat_options
-    from aitrain.runs.requests import ChatSetup
 
-    given = given_flags(flags)
-    request = ChatSetup(model, chat_options(model, only, given), only, system, greedy, seed)
+    request = ChatSetup(model, given_flags(flags), only, system, greedy, seed)
     limit_threads(request.config.model)
-    limit = request.config.rl_max_new_tokens if "rl_max_new_tokens" in given else None
-    return run_on_terminal("aitrain.jobs.chat", asdict(replace(request, answer_tokens=limit)))
+    return run_on_terminal("aitrain.jobs.chat", asdict(request))
 
 
 def export(
@@ -117,7 +113,7 @@ def serve(
     reference, gpus = read_model(model), visible_gpus()
     if reference.kind == "url":
         raise ConfigError(f"{model} is the address of a server already")
-    options = run_options(reference)
+    options = run_options(reference.run)
     recorded = {name: value for name, value in options.items() if name in RECORDED}
     config = resolve(ServeConfig, None, given_flags(flags), recorded)
     folder = named_folder(reference.base) or Path(reference.base).expanduser()

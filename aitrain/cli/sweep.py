@@ -12,7 +12,7 @@ import typer
 from aitrain.cli.flags import AsJson, DryRun, given_flags, print_json
 from aitrain.errors import ConfigError
 from aitrain.packages import installed
-from aitrain.redaction import to_json_object
+from aitrain.redaction import to_jsonable
 from aitrain.runs.new_folder import locked
 from aitrain.runs.run_folder import SWEEP_LOG, RunFolder, make_unused
 
@@ -57,7 +57,7 @@ def sweep(
     with locked(RunFolder(folder)), Screen() as screen:
         (folder / f"{SWEEP_LOG}.lock").unlink(missing_ok=True)  # Optuna's own, which a killed sweep may have left
         study = open_study(folder, not is_begun)
-        study.set_user_attr("config", to_json_object(plan.config.written()))
+        study.set_user_attr("config", to_jsonable(plan.config.written()))
         screen.start()
         played = Sweep(plan, folder, study, screen)
         try:

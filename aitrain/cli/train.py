@@ -228,7 +228,7 @@ def _train_again(before: RunFolder) -> tuple[int, RunFolder]:
     from aitrain.cli.running import train_here
     from aitrain.launch.preflight import check
     from aitrain.runs.environment_source import source_hash, with_imported
-    from aitrain.runs.model_reference import ModelReference, found_places, run_options
+    from aitrain.runs.model_reference import found_places, run_options
     from aitrain.runs.new_folder import new_run_folder
 
     notes = list[str]()
@@ -253,7 +253,7 @@ def _train_again(before: RunFolder) -> tuple[int, RunFolder]:
             )
         return f"{os.path.relpath(found)}:{kind}"
 
-    options = run_options(ModelReference(str(before.path), "run", "", run=before.path))
+    options = run_options(before.path)
     options |= {"project_name": f"{before.path.resolve().name}-again", "output_dir": str(before.path.parent)}
     if options.get("nnodes") is None and options.get("launcher") == "local":
         options["num_processes"] = before.processes

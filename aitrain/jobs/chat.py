@@ -164,7 +164,7 @@ def open_session(request: ChatSetup) -> ChatSession:
     Raises:
         ConfigError: a model cannot be loaded.
     """
-    reference = read_model(request.model)
+    reference, wanted = read_model(request.model), request.config
     before = before_training(reference)
     named = {"model": reference} if before is None else {"base": before, "tuned": reference}
     is_one_model = (
@@ -176,10 +176,12 @@ def open_session(request: ChatSetup) -> ChatSession:
             continue
         label = each.label if each.step is None else f"{each.label}, step {each.step}"
         if policy is None or not is_one_model:
-            policy = load_policy(reference if is_one_model else each, request.config)
+            policy = load_policy(reference if is_one_model else each, wanted)
         config, engine = policy.config, policy.engine()
-        answer = max(ANSWER_TOKENS, config.rl_max_new_tokens if config.thinking else 0)
-        limits = Limits(config.rl_max_turns, request.answer_tokens or answer, None, policy.context)
+        answer = config.rl_max_new_tokens
+        if "rl_max_new_tokens" not in request.given:
+            answer = max(ANSWER_TOKENS, answer if config.thinking else 0)
+        limits = Limits(config.rl_max_turns, answer, None, policy.context)
         chat = ModelChat(name, label, engine, chat_format(policy.tokenizer, config), limits, policy.end)
         chat.has_template = policy.tokenizer.chat_template is not None
         if is_one_model and name == "base":

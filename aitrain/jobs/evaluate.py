@@ -218,7 +218,7 @@ def _note_overlap(context: RunContext, reference: ModelReference, split: Dataset
     as is what else makes scores mean less."""
     if reference.run is None:  # it has seen none of the training's cases
         return 0
-    run, seen, chose = RunFolder(reference.run), set[str](), run_options(reference).get("save_best")
+    run, seen, chose = RunFolder(reference.run), set[str](), run_options(reference.run).get("save_best")
     for file in run.rollout_files:
         for record in read_rollouts(file):
             is_used = record.discarded is None if not record.eval_phase else chose and record.eval_phase[:4] == "step"

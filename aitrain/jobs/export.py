@@ -54,7 +54,7 @@ def export(request: ExportRequest) -> None:
         RunFailed: the folder cannot be written, or the model in it computes something else.
     """
     reference = read_model(request.model)
-    is_adapter, options = reference.adapter is not None, run_options(reference)
+    is_adapter, options = reference.adapter is not None, run_options(reference.run)
     folder = request.folder(reference.label)
     revision = as_object(as_object(options.get("trl")).get("model_init_kwargs")).get("revision")
     config = TrainConfig(

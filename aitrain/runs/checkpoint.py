@@ -21,7 +21,7 @@ from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.options.section import options_of
 from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.packages import named_folder
-from aitrain.redaction import to_json_object, without_secrets
+from aitrain.redaction import to_jsonable, without_secrets
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.records import RECORD, MetricsLine, RolloutRecord, read_metrics
@@ -245,7 +245,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int, compl
     Options that the environment declared before, and that are not given now, are compared when it has been loaded.
     """
     old = _comparable(before.config, before.processes, before.completions)
-    new = _comparable(to_json_object(config.written()), processes, completions)
+    new = _comparable(to_jsonable(config.written()), processes, completions)
     safe = {option.name for option in options_of(type(config)) if option.resume_safe} | {*OF_THE_STEP}
     safe |= as_object(before.environment.get("requires")).keys() - config.model_fields_set
     if pass_dependent(config):
@@ -258,7 +258,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int, compl
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     """Changes of options, environment and training cases, each in a few words."""
     changes = changed_options(before, config, now.processes, now.completions)
-    old, new = before.environment, to_json_object(now.environment)
+    old, new = before.environment, to_jsonable(now.environment)
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
     elif _sources(old) != _sources(new):

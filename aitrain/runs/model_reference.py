@@ -103,18 +103,18 @@ def before_training(reference: ModelReference) -> ModelReference | None:
     """The model that the training began with; None if it is not known."""
     if reference.run is None:
         return read_model(reference.base) if reference.adapter is not None else None
-    base = run_options(reference).get("model")
+    base = run_options(reference.run).get("model")
     return read_model(base) if isinstance(base, str) else None
 
 
-def run_options(reference: ModelReference) -> dict[str, object]:
-    """Options of the run that trained the model, for a command that has options of the same names; empty without a run.
+def run_options(run: Path | None) -> dict[str, object]:
+    """Options of a run, for a command that has options of the same names; empty without a run.
 
     Relative paths are those of the folder that the run was started in, where this is known.
     """
-    if reference.run is None:
+    if run is None:
         return {}
-    folder = RunFolder(reference.run)
+    folder = RunFolder(run)
     options = {name: value for name, value in load_options(folder.config).items() if name not in OWN_OPTIONS}
     for name in ("model", "chat_template"):
         if isinstance(value := options.get(name), str):
@@ -259,7 +259,7 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
         raise ConfigError(f"model: {model} is an address; a chat loads the model itself: give its folder or name")
     if only == "base" and before_training(reference) is None:
         raise ConfigError(f"only: it is not known what {model} was trained from")
-    trained = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
+    trained = {name: value for name, value in run_options(reference.run).items() if name in TrainConfig.model_fields}
     trained.pop("rl_max_episode_tokens", None)  # a conversation has no such limit
     return {**beside_thought(trained, given), "model": reference.base, **given}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
+from aitrain.runs.model_reference import chat_options
 
 
 @dataclass(frozen=True)
@@ -14,20 +15,18 @@ class ChatSetup:
     """A chat that can begin, as `aitrain chat` sends it to its process as JSON."""
 
     model: str
-    options: dict[str, object]
-    """Options of a run, for sampling."""
+    given: dict[str, object]
+    """Sampling options, in place of those of the run."""
     only: str | None = None
     """`base` or `tuned`; None for both."""
     system: str = ""
     greedy: bool = False
     seed: int = 0
-    answer_tokens: int | None = None
-    """Maximum tokens of an answer, if the user has set it."""
 
     @property
     def config(self) -> TrainConfig:
-        """The options, checked."""
-        return resolve(TrainConfig, None, self.options)
+        """The options of the run that trained the model, with the given ones, checked."""
+        return resolve(TrainConfig, None, chat_options(self.model, self.only, self.given))
 
 
 EXPORTS = "exports"

@@ -105,9 +105,9 @@ def test_options_of_a_run_are_those_of_its_start_folder_and_its_environment_is_t
     (run / "environment.json").write_text(json.dumps({"file": str(here / "other" / "env.py")}))
     monkeypatch.chdir(here / "other")
     found = read_model("../runs/sums")
-    options = run_options(found)
+    options = run_options(found.run)
     assert options == {
         "model": str(here / "base"), "chat_template": None, "rl_env": f"{here}/other/env.py:Env", "seed": 7
     }  # fmt: skip
     assert before_training(found) == read_model(str(here / "base"))
-    assert run_options(read_model("tiny")) == {}
+    assert run_options(None) == {}

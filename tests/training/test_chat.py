@@ -11,7 +11,6 @@ import pytest
 
 from aitrain.jobs.chat import ChatSession, answer_lines, open_session
 from aitrain.packages import TINY_FOLDER
-from aitrain.runs.model_reference import chat_options
 from aitrain.runs.requests import ChatSetup
 from tests.conftest import write
 from tests.training.conftest import save_adapter
@@ -29,8 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def session(run: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(run)
-    options = chat_options("runs/spoilt", None, {"rl_max_new_tokens": 8})
-    opened = open_session(ChatSetup("runs/spoilt", options, greedy=True, answer_tokens=8))
+    opened = open_session(ChatSetup("runs/spoilt", {"rl_max_new_tokens": 8}, greedy=True))
     yield opened
     opened.close()
 

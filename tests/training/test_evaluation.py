@@ -20,7 +20,7 @@ from aitrain.events import Event
 from aitrain.jobs import evaluate as eval_job
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import OF_THE_RUN, TrainConfig
-from aitrain.runs.model_reference import read_model, run_options
+from aitrain.runs.model_reference import run_options
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.result import EvalResult
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object
@@ -140,7 +140,7 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
     kept = [record["score"] for record in before if record["row_number"] in reported]
     assert values["score_before"] == pytest.approx(fmean(kept))
 
-    taken = {name: value for name, value in run_options(read_model(str(result.folder))).items() if name in OF_THE_RUN}
+    taken = {name: value for name, value in run_options(result.folder).items() if name in OF_THE_RUN}
     evaluated = evaluate("again", Held(), **{**taken, "model": str(result.folder)})
     assert (evaluated.cases, evaluated.overlap) == (6, 0)
     assert evaluated.scores["sampled"] == values["scores"]["sampled"]["after"]

@@ -72,6 +72,14 @@ def test_an_unchanged_scorer_changes_nothing_but_what_had_failed() -> None:
     assert "case 3: none -> 1.000" in printed
 
 
+def test_the_environment_is_found_from_another_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "config.yaml").write_text("model: tiny\nrl_env: numbers_env.py\noutput_dir: runs\n")
+    (run / "elsewhere").mkdir()
+    monkeypatch.chdir(run / "elsewhere")
+    code, _, said = run_in_process(f"env rescore {run}")
+    assert code == 0, said
+
+
 @pytest.mark.usefixtures("run")
 def test_another_environment_is_given_by_name_with_its_keywords(here: Path) -> None:
     (here / "kinder.py").write_text(ENVIRONMENT.replace("text == answer", "text.strip() == answer"))
