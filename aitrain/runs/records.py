@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter
 from aitrain.environment.completion_parser import thought_of
 from aitrain.redaction import to_jsonable
 from aitrain.runs.json_values import JsonObject, as_object, as_objects, as_text
-from aitrain.runs.run_folder import parsed_lines
+from aitrain.runs.run_folder import RunFolder, parsed_lines
 
 SCHEMA = 2
 """Version of the format that is written; since 2 there are records with `discarded`."""
@@ -132,9 +132,9 @@ class RolloutRecord:
 RECORD = TypeAdapter(RolloutRecord)
 
 
-def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
-    """The records of a rollout file, without lines that are none."""
-    return (record for _, record in parsed_lines(path, RECORD.validate_json))
+def read_rollouts(run: Path) -> Iterator[RolloutRecord]:
+    """The records of a run folder, without lines that are none."""
+    return (record for file in RunFolder(run).rollout_files for _, record in parsed_lines(file, RECORD.validate_json))
 
 
 def prompt_key(prompt: object) -> str:

@@ -52,8 +52,9 @@ def test_a_record_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
     scored = RolloutRecord(
         step=0, eval_phase="before_sampled", sample=1, prompt="say", discarded=2, rendered_prompt="x"
     )
-    append_lines(tmp_path / "rank0.jsonl", [RECORD.to_json(), scored.to_json()])
-    assert list(read_rollouts(tmp_path / "rank0.jsonl")) == [RECORD, scored]
+    (tmp_path / "rollouts").mkdir()
+    append_lines(tmp_path / "rollouts" / "rank0.jsonl", [RECORD.to_json(), scored.to_json()])
+    assert list(read_rollouts(tmp_path)) == [RECORD, scored]
     assert RECORD.to_json()["schema"] == SCHEMA
 
 
