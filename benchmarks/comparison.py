@@ -50,7 +50,7 @@ def verdicts_of_one_model(folder: Path, seeds: int) -> Iterator[str]:
     flags = ["--rl-env=envs.arithmetic", "--rl-max-new-tokens=8", "--cases=64", f"--samples={2 * seeds}"]
     command = [sys.executable, "-m", "aitrain", "eval", "tiny", *flags, "--decoding=sampled"]
     subprocess.run([*command, f"--output-dir={folder}/runs"], check=True, stdout=subprocess.DEVNULL)
-    records = [record for file in sorted(folder.glob("runs/*/rollouts/*.jsonl")) for record in read_rollouts(file)]
+    records = [record for run in folder.glob("runs/*") for record in read_rollouts(run)]
     for seed in range(seeds):
         sides = [folder / "pairs" / f"{seed}{side}" for side in "ab"]
         for place, side in enumerate(sides):

@@ -79,19 +79,15 @@ def test_a_process_that_hangs_is_named_its_stacks_are_kept_and_nothing_is_left(w
 # -- no hangs
 
 
-def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not that of a rank that waits for a slow one or for an environment, nor that in which the watchdog stood
-    still."""
-    now, memory = 1000.0, bytearray(2 * SLOT)
-    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now)
+def test_only_polls_in_which_no_process_gets_on_count() -> None:
+    """Not those of a rank that waits for a slow one or for an environment."""
+    memory = bytearray(2 * SLOT)
     waits, slow = Activity(memory, 0), Activity(memory, 1)
     dog = Watchdog(1.0, range(2), lambda rank: read(memory, rank), print)
 
-    def is_stalled(looks: int, seconds: float = 0.1, ticks: bool = False) -> bool:
-        nonlocal now
+    def is_stalled(looks: int, ticks: bool = False) -> bool:
         found = False
         for _ in range(looks):
-            now += seconds
             if ticks:
                 slow.tick()
             found = dog._is_stalled()
@@ -101,11 +97,11 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
     assert not is_stalled(9)
     assert is_stalled(2)
     slow.tick()
-    assert not is_stalled(1, seconds=8 * 3600.0)  # in a suspended machine
-    assert is_stalled(11)
+    assert not is_stalled(10)
+    assert is_stalled(2)
     with waits.waiting("waiting for the environment", allows=60.0):
         waits.tick()
-        assert not is_stalled(100)
+        assert not is_stalled(600)
     for rank in (waits, slow):
         rank.enter("saving", moves_files=True)
     assert not is_stalled(39)

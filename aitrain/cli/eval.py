@@ -140,8 +140,7 @@ def eval_table(results: Sequence[EvalResult]) -> Text:
 
     lines, labels = list[dict[str, str]](), [str(result.model["label"]) for result in results]
     for result, label in zip(results, labels, strict=True):
-        tries = {f"pass@{count}": interval for count, interval in [*result.pass_at.items()][1:][-1:]}
-        scores = {name: interval_text(interval) for name, interval in (result.scores | tries).items()}
+        scores = {name: interval_text(interval) for name, interval in result.scores.items()}
         name = label if labels.count(label) == 1 else str(result.model["given"])
         lines.append({"model": name, "failed": str(sum(result.failures.values())), **scores})
     head = dict.fromkeys(title for line in lines for title in line)

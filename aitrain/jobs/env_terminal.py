@@ -43,7 +43,6 @@ from aitrain.rollout.episode import Rollout
 from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import read_rollouts
-from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
@@ -114,7 +113,7 @@ def _rescore(request: Request) -> Document:
     from aitrain.workbench.rescore import RescoredEpisode, report, rescore, show_report
 
     wanted = request["rescore"]
-    step, folder = wanted["step"], RunFolder(Path(wanted["run"]))
+    step = wanted["step"]
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
     sources, first, episodes = locate_environments(config), 0, list[RescoredEpisode]()
@@ -123,8 +122,7 @@ def _rescore(request: Request) -> Document:
             opened, own = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config or {}))
         records = (
             record
-            for file in folder.rollout_files
-            for record in read_rollouts(file)
+            for record in read_rollouts(Path(wanted["run"]))
             if name in ("", record.environment) and (step is None or (record.step == step and not record.eval_phase))
         )
         episodes += rescore(opened, own, tokenizer, records, first)

@@ -103,8 +103,7 @@ def _play_and_score(
     progress.status, progress.ends_at = "finished", None
     if not is_main:
         return None
-    records = (record for file in folder.rollout_files for record in read_rollouts(file))
-    result = with_scores(replace(begun, seconds=progress.seconds or 0.0), plan.mixture, records)
+    result = with_scores(replace(begun, seconds=progress.seconds or 0.0), plan.mixture, read_rollouts(folder.path))
     result.write()
     context.announce(Ended("finished", progress.step))
     return result
@@ -219,11 +218,10 @@ def _note_overlap(context: RunContext, reference: ModelReference, split: Dataset
     if reference.run is None:  # it has seen none of the training's cases
         return 0
     run, seen, chose = RunFolder(reference.run), set[str](), run_options(reference.run).get("save_best")
-    for file in run.rollout_files:
-        for record in read_rollouts(file):
-            is_used = record.discarded is None if not record.eval_phase else chose and record.eval_phase[:4] == "step"
-            if is_used and (reference.step is None or record.step <= reference.step):
-                seen.add(prompt_key(record.prompt or record.row))
+    for record in read_rollouts(reference.run):
+        is_used = record.discarded is None if not record.eval_phase else chose and record.eval_phase[:4] == "step"
+        if is_used and (reference.step is None or record.step <= reference.step):
+            seen.add(prompt_key(record.prompt or record.row))
     overlap = max(split.overlap, sum(prompt_key(content_of(case)) in seen for case in split.held_out))
     if overlap:
         context.note(

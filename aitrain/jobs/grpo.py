@@ -225,8 +225,8 @@ def _finish(
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
     scores = score_table(scorings, plan.mixture, config.eval_samples)
     because = context.stop.reason if status == "stopped" else None
-    files = context.folder.rollout_files if is_main else ()  # of all processes
-    outcomes = [record.error.kind if record.error else "" for file in files for record in read_rollouts(file)]
+    records = read_rollouts(context.folder.path) if is_main else ()  # of all processes
+    outcomes = [record.error.kind if record.error else "" for record in records]
     result = Result(
         context.folder.path,
         status=status,

@@ -78,7 +78,6 @@ class Heartbeat:
         self.over.set()
         if self.thread.is_alive():
             self.thread.join()
-        self._playing = Playing(0, 0, None)
         if error is not None:
             is_stop = isinstance(error, (Interrupted, KeyboardInterrupt))
             self.progress.status = "stopped" if is_stop else "failed"
@@ -93,7 +92,6 @@ class Heartbeat:
         known = asdict(self.progress)
         status = known.pop("status")
         known["phase"] = activity.own.slot.name
-        known["rollout"] = asdict(self._playing) if self._playing.episodes else {}
         with suppress(OSError):
             self.folder.write_status(status, **sign_of_life(), **known)
 

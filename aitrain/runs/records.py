@@ -16,12 +16,10 @@ from pydantic import ConfigDict, TypeAdapter
 from aitrain.environment.completion_parser import thought_of
 from aitrain.redaction import to_jsonable
 from aitrain.runs.json_values import JsonObject, as_object, as_objects, as_text
-from aitrain.runs.run_folder import parsed_lines
+from aitrain.runs.run_folder import RunFolder, parsed_lines
 
 SCHEMA = 2
 """Version of the format that is written; since 2 there are records with `discarded`."""
-OPTIONAL = {"eval_phase", "sample", "group", "advantage", "discarded", "environment", "rendered_prompt"}
-"""Fields that a record may lack."""
 LONGEST_COLUMN = 100_000
 """Maximum characters of JSON of a row's column in a record; a longer one is replaced by its length."""
 
@@ -119,10 +117,8 @@ class RolloutRecord:
     """Seconds of all calls of the environment together."""
 
     def to_json(self) -> JsonObject:
-        """The record as a JSON object, without fields that say nothing about it."""
-        values: JsonObject = RECORD.dump_python(self, warnings=False)
-        known = {name: value for name, value in values.items() if name not in OPTIONAL or value not in (None, "")}
-        return {**known, "schema": SCHEMA}
+        """The record as a JSON object."""
+        return {**RECORD.dump_python(self, warnings=False), "schema": SCHEMA}
 
     def transcript(self) -> tuple[list[TranscriptMessage], list[TranscriptMessage]]:
         """The messages before the policy's first answer, and those from there on."""
@@ -136,9 +132,9 @@ class RolloutRecord:
 RECORD = TypeAdapter(RolloutRecord)
 
 
-def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
-    """The records of a rollout file, without lines that are none."""
-    return (record for _, record in parsed_lines(path, RECORD.validate_json))
+def read_rollouts(run: Path) -> Iterator[RolloutRecord]:
+    """The records of a run folder, without lines that are none."""
+    return (record for file in RunFolder(run).rollout_files for _, record in parsed_lines(file, RECORD.validate_json))
 
 
 def prompt_key(prompt: object) -> str:

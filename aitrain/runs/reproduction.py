@@ -74,7 +74,10 @@ def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
     last = read_object(run.result).get("steps") or 0
     left_out = "after" if ends[0] != ends[1] else "none"  # the scores after the training are those of other steps
     records = [
-        [one for one in _in_order(folder) if one.step <= last and not one.eval_phase.startswith(left_out)]
+        sorted(
+            (one for one in read_rollouts(folder.path) if one.step <= last and not one.eval_phase.startswith(left_out)),
+            key=lambda one: (one.step, one.eval_phase),  # those of one step stay in the order of the processes
+        )
         for folder in (run, again)
     ]
     metrics = [
@@ -90,12 +93,6 @@ def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
         else Part("weights", "not compared", f"of step {ends[0]}, and of step {ends[1]}"),
     )
     return Reproduction(run.path, again.path, parts, _facts(run, again))
-
-
-def _in_order(folder: RunFolder) -> list[RolloutRecord]:
-    """The records of all processes by step; those of one step in the order of the processes."""
-    records = [record for file in folder.rollout_files for record in read_rollouts(file)]
-    return sorted(records, key=lambda record: (record.step, record.eval_phase))
 
 
 Line = RolloutRecord | MetricsLine

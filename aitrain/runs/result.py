@@ -161,9 +161,7 @@ class EvalResult(StoredResult):
     job: str = JOB
     scores: dict[str, IntervalValues | None] = field(default_factory=dict)
     """Mean score over the cases, by decoding; of several environments, their weighted means, and rows such as
-    `sampled, NAME`."""
-    pass_at: dict[str, IntervalValues | None] = field(default_factory=dict)
-    """Unbiased pass@1 to pass@K of the sampled episodes; empty for scores without bounds."""
+    `sampled, NAME`. With K samples also `pass@K`, unless scores have no bounds."""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     """Means of the environment's metrics, by decoding."""
     lengths: dict[str, float] = field(default_factory=dict)
@@ -202,9 +200,8 @@ def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRe
         scoring = grouped((str(record.row_number), record.score) for record in played if record.score is not None)
         for row, envs in rows_of(name, mixture):
             result.scores[row] = interval_of_mean(scoring, envs)
-        if name == "sampled" and solvable and scoring:
-            for tries in range(1, result.samples + 1):
-                result.pass_at[str(tries)] = of_means(chances(scoring, tries, mixture), solvable)
+        if name == "sampled" and (tries := result.samples) > 1 and solvable and scoring:
+            result.scores[f"pass@{tries}"] = of_means(chances(scoring, tries, mixture), solvable)
         values = grouped(
             (f"{record.environment}/{metric}" if record.environment else metric, value)
             for record in played

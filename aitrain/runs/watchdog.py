@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from aitrain.activity import Snapshot
@@ -48,16 +48,14 @@ class WatchedProcess:
     rank: int
     poll: float
     idle: float = 0.0
-    """Seconds without progress, excluding time in which the watchdog was stopped or the machine suspended."""
+    """Seconds of polls without progress, without time in which the watchdog was stopped or the machine suspended."""
     seen: Snapshot | None = None
-    looked: float = field(default_factory=lambda: time.monotonic())
 
     def look(self, now: Snapshot) -> None:
         """Compare with the last poll."""
-        before, self.seen, at = self.seen, now, time.monotonic()
-        has_progressed = before is None or before.count != now.count
-        self.idle = 0.0 if has_progressed else self.idle + min(at - self.looked, 2 * self.poll)
-        self.looked = at
+        has_progressed = self.seen is None or self.seen.count != now.count
+        self.idle = 0.0 if has_progressed else self.idle + self.poll
+        self.seen = now
 
     def is_stalled(self, timeout: float) -> bool:
         """Whether it made no progress for longer than this, and than its wait with an own deadline may take."""

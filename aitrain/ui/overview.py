@@ -154,9 +154,7 @@ class Overview:
         """The held-out scores of result.json, those of an eval as scores after training; without a result, the score
         before training."""
         if self.job == "eval":
-            most = self.result.get("samples", 1)
-            chances = {f"pass@{most}": self.result.get("pass_at", {}).get(str(most))} if most > 1 else {}
-            scores = {**self.result.get("scores", {}), **chances}
+            scores = self.result.get("scores", {})
             return {name: {"before": None, "after": value, "change": None} for name, value in scores.items() if value}
         table = recorded_table(self.result.get("scores"))
         return {"sampled": self._bare_scores()} if table is None or self.status == "running" else table

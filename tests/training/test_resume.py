@@ -157,8 +157,7 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
 
     assert [path.name for path in checkpoints_of(folder)] == ["checkpoint-2"]
     assert list(read_lines(folder.metrics)) == lines[:2]
-    (file,) = folder.rollouts.iterdir()
-    assert list(read_rollouts(file)) == [rollouts[0], again]
+    assert list(read_rollouts(folder.path)) == [rollouts[0], again]
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,7 @@ def make_eval(folder: Path) -> RunFolder:
     write_json(
         run.result,
         {"job": "eval", "status": "finished", "model": {"label": "sums, step 9"}, "environment": "Arithmetic",
-         "cases": 4, "samples": 2, "seconds": 5.0, "scores": {"sampled": interval(0.625)},
-         "pass_at": {"1": interval(0.625), "2": interval(0.75)},
+         "cases": 4, "samples": 2, "seconds": 5.0, "scores": {"sampled": interval(0.625), "pass@2": interval(0.75)},
          "lengths": {"sampled": 2.0}},
     )  # fmt: skip
     return run

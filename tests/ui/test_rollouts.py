@@ -60,7 +60,7 @@ def test_a_record_with_a_score_that_is_no_finite_number_is_damaged(wrong: Any, t
     records = [record(score=wrong), record(metrics={"tries": wrong}), record(score=0.5)]
     rollouts = read(write_run(tmp_path, records))
     assert ([entry.score for entry in rollouts.entries], rollouts.damaged) == ([0.5], 2)
-    assert list(read_rollouts(tmp_path / "rollouts" / "rank0.jsonl")) == [rollouts.record(rollouts.entries[0])]
+    assert list(read_rollouts(tmp_path)) == [rollouts.record(rollouts.entries[0])]
 
 
 def test_an_episode_has_its_row_its_tools_and_the_prompt_of_its_group(tmp_path: Path) -> None:
