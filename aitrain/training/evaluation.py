@@ -114,7 +114,7 @@ def evaluate(
     scorings: dict[str, Scoring] = {}
     for name in plan.decodings:
         scores: list[tuple[str, float]] = []
-        failures: list[PlayedEpisode] = []
+        failed, scored = set[str](), set[str]()
         done = 0
         for batch in plan.batches(name, rollouts):
             rollouts.settle()  # a batch that is played ahead draws from the generators that are seeded now
@@ -129,13 +129,13 @@ def evaluate(
                 ]
             )
             scores += [(str(plan.cases[one.key[0]].number), one.score) for one in played if one.score is not None]
-            failures += [one for one in played if one.failure is not None]
+            failed |= {one.env for one in played if one.failure is not None}
+            scored |= {one.env for one in played if one.score is not None}
             done += len(batch)
             rollouts.report(played)
             after_batch(played, grouped(scores))
         scorings[name] = grouped(scores)
-        scored = {case.env for case in plan.cases if str(case.number) in scorings[name]}
-        for env in sorted({each.env for each in failures} - scored):
+        for env in sorted(failed - scored):
             with errors_of(env):
                 raise EpisodesFailed(
                     f"The environment failed on all {name} episodes of held-out cases.\n"

@@ -82,15 +82,14 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
             del configuration.aitrain
 
     @property
-    def _state(self) -> tuple[Any, ...]:
+    def _state(self) -> tuple[Any, Any, Any]:
         """Arguments of the methods of callbacks."""
         return self.trainer.args, self.trainer.state, self.trainer.control
 
     def take(self, scores: Evaluated) -> None:
         """Report scores of the held-out cases."""
         values = {"eval_score": scores.sampled, "eval_greedy": scores.greedy}
-        known = {name: value for name, value in values.items() if value is not None}
-        self._each(lambda _, callback: callback.on_log(*self._state, logs=dict(known)))
+        self.on_log(*self._state, {name: value for name, value in values.items() if value is not None})
 
     def _options(self) -> dict[str, object]:
         """All options, without secrets in the environment's keywords or TRL's fields."""

@@ -321,20 +321,19 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             # before the last one, gradients are added up, not exchanged; with FSDP2 they are, as they would stay whole
             is_last = number == len(passes.rows)
             accelerator.gradient_state._set_sync_gradients(is_last)  # for DeepSpeed, and TRL's adaptive entropy
-            with activity.own.doing("forward and backward pass"):
-                if number - 1 in passes.begins:
-                    with alone():
-                        self._prompts = SharedPrompts(model, rows["prompt_ids"], rows["prompt_mask"])
-                if self._prompts is not None and is_last:
-                    self._prompts.is_joined = isinstance(model, DistributedDataParallel)
-                exchange = nullcontext() if is_last or self.is_fsdp_enabled else alone()
-                with exchange, replaced(self, {"_metrics": {"train": metrics}}):
-                    loss = self.loss_of_pass(model, rows, divisor)
-                    if not is_last:
-                        total += loss.detach()
-                        accelerator.backward(loss)
-                        if number in passes.begins and self._prompts is not None:
-                            self._prompts.backward()
+            if number - 1 in passes.begins:
+                with alone():
+                    self._prompts = SharedPrompts(model, rows["prompt_ids"], rows["prompt_mask"])
+            if self._prompts is not None and is_last:
+                self._prompts.is_joined = isinstance(model, DistributedDataParallel)
+            exchange = nullcontext() if is_last or self.is_fsdp_enabled else alone()
+            with exchange, replaced(self, {"_metrics": {"train": metrics}}):
+                loss = self.loss_of_pass(model, rows, divisor)
+                if not is_last:
+                    total += loss.detach()
+                    accelerator.backward(loss)
+                    if number in passes.begins and self._prompts is not None:
+                        self._prompts.backward()
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
         over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
         everywhere = gather_object([(passes.weights, dict(metrics))])
