@@ -19,10 +19,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
 from aitrain import activity
@@ -31,9 +31,6 @@ from aitrain.execution.user_code import describe_error
 from aitrain.redaction import without_secrets
 from aitrain.training.run_context import RunContext
 
-if TYPE_CHECKING:
-    from aitrain.training.trainer import EpisodeTrainer
-
 PROJECT = "aitrain"
 """Project of the runs, unless the tracker's own variable names one."""
 
@@ -41,7 +38,7 @@ PROJECT = "aitrain"
 class Tracking(TrainerCallback):  # type: ignore[misc]
     """Reports to all trackers of a run; other processes than the first have none."""
 
-    def __init__(self, context: RunContext, trainer: EpisodeTrainer) -> None:
+    def __init__(self, context: RunContext, trainer: Trainer) -> None:
         """Open the trackers."""
         self.context, self.trainer = context, trainer
         self._opened: list[str] = []
