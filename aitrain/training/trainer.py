@@ -164,6 +164,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     _batch: TrainingBatch
     _prompts: SharedPrompts | None = None
     """Those of the forward passes that are being made, if they are computed once."""
+    saved_step: int | None = None
+    """The last step that was saved."""
     _in_loss: torch.Tensor | None = None
     """The tokens of a pass whose log-probabilities are computed, of shape (rows, tokens of completions); None: all."""
 
@@ -171,11 +173,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self,
         run: RunContext,
         inputs: TrainerInputs,
-        recorder: RunRecorder,
         save: Callable[[Any, Callable[[], None]], None],
     ) -> None:
         """`save` writes a checkpoint of a trainer, given TRL's method that writes one."""
-        self.run, self.recorder, self.save_with = run, recorder, save
+        self.run, self.save_with = run, save
+        self.recorder = RunRecorder(run.folder, run.checkpoint)
         self.cases, self.schedule = inputs.split.train, inputs.schedule
         self.prompts_per_step = inputs.batch.prompts_per_step  # over all processes
         self.algorithm, config = inputs.algorithm, inputs.runner.config
