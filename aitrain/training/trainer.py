@@ -66,6 +66,7 @@ from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset
 from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, TrainerCallback
@@ -100,7 +101,6 @@ from aitrain.training.algorithm import (
     has_advantages,
 )
 from aitrain.training.batch_source import batch_source
-from aitrain.training.dataset import case_numbers
 from aitrain.training.distributed import agree_on, of_first
 from aitrain.training.engine_setup import make_rollouts
 from aitrain.training.holdout import DatasetSplit, PromptLimit
@@ -192,7 +192,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 model=inputs.model,
                 reward_funcs=[self.score],
                 args=inputs.arguments,
-                train_dataset=case_numbers(range(self.schedule.batches * self.schedule.prompts)),
+                # TRL only counts the rows
+                train_dataset=Dataset.from_dict({"prompt": range(self.schedule.batches * self.schedule.prompts)}),
                 processing_class=inputs.tokenizer,
                 peft_config=inputs.peft_config,
                 callbacks=inputs.callbacks,
