@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from threading import Thread
+from functools import partial
 
 import torch
 from trl import GRPOConfig
@@ -120,6 +120,7 @@ class AheadSource(BatchSource):
     time uses the training's process group.
     """
 
+    _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "rollout ahead"), init=False)
     _next: Future[TrainingBatch] | None = field(default=None, init=False)
     """The batch that is played ahead."""
 
@@ -150,21 +151,7 @@ class AheadSource(BatchSource):
         self.rollouts.load_weights()
         version = self.rollouts.weight_version()
         rollouts = replace(self.rollouts, loads_weights=False, weight_version=lambda: version)
-        return _in_thread(lambda: self.play(step, rollouts))
-
-
-def _in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:
-    """The result of work that a thread does, which does not keep the process from ending."""
-    future: Future[TrainingBatch] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="rollout ahead", daemon=True).start()
-    return future
+        return self._thread.submit(self.play, step, rollouts)
 
 
 # -- the order of the cases

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import datasets
 from accelerate import PartialState
 from accelerate.utils import set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -128,11 +127,6 @@ def longest_episode(
 
 
 # -- the dataset
-
-
-def case_numbers(cases: Sequence[object]) -> datasets.Dataset:
-    """A dataset for TRL with as many rows, each with its number as the prompt; TRL only counts them."""
-    return datasets.Dataset.from_dict({"prompt": range(len(cases))})
 
 
 def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> dict[str, Datasets]:

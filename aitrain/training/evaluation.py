@@ -18,7 +18,6 @@ from aitrain.environment.runner import Runner
 from aitrain.errors import EpisodesFailed, errors_of
 from aitrain.redaction import to_jsonable
 from aitrain.rollout.engine import Decoding
-from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, grouped
 from aitrain.runs.records import RolloutRecord, prompt_key, row_columns
 from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
@@ -49,14 +48,22 @@ class EvalPlan:
         """Numbers of the episodes of each case with a decoding."""
         return range(self.first_sample, self.first_sample + (self.samples if decoding == "sampled" else 1))
 
-    def batches(self, decoding: str, rollouts: PolicyRollouts) -> list[list[MemberKey]]:
-        """The episodes of one decoding in batches of all ranks: the index of each case, and the number of the sample.
-        All samples of a case are in one batch if the environment scores them together."""
-        numbers, size = self.numbers(decoding), self.batch_size * rollouts.accelerator.num_processes
+    def shares(self, decoding: str, rollouts: PolicyRollouts) -> Iterator[tuple[int, list[MemberKey]]]:
+        """This rank's share of each batch of one decoding, which may be empty, and the number of episodes before the
+        batch. A key is the index of the case and the number of the sample. All samples of a case are in one share if
+        the environment scores them together."""
+        rank, processes = rollouts.accelerator.process_index, rollouts.accelerator.num_processes
+        numbers, size = self.numbers(decoding), self.batch_size * processes
         keys = [(index, number) for index in range(len(self.cases)) for number in numbers]
-        if rollouts.rollout.runner.scores_groups:
+        scores_groups = rollouts.rollout.runner.scores_groups
+        if scores_groups:
             size = max(1, size // len(numbers)) * len(numbers)
-        return [keys[start : start + size] for start in range(0, len(keys), size)]
+        for start in range(0, len(keys), size):
+            batch = keys[start : start + size]
+            yield (
+                start,
+                [key for key in batch if key[0] % processes == rank] if scores_groups else batch[rank::processes],
+            )
 
 
 @dataclass(frozen=True)
@@ -114,12 +121,14 @@ def evaluate(
     scorings: dict[str, Scoring] = {}
     for name in plan.decodings:
         scores: list[tuple[str, float]] = []
-        failures: list[PlayedEpisode] = []
-        done = 0
-        for batch in plan.batches(name, rollouts):
+        failed, scored = set[str](), set[str]()
+        for done, keys in plan.shares(name, rollouts):
+            cases, samples = [plan.cases[index] for index, _ in keys], [(sample,) for _, sample in keys]
+            decoding = Decoding.SEEDED if name == "sampled" else Decoding.GREEDY
             rollouts.settle()  # a batch that is played ahead draws from the generators that are seeded now
             with isolated_random_state(rollouts.run_seed + done), rollouts.evaluating():
-                own, played = _play(rollouts, plan, batch, Decoding.SEEDED if name == "sampled" else Decoding.GREEDY)
+                own = dict(zip(keys, rollouts.play(cases, "held-out", samples, decoding), strict=True))
+                played = finish(rollouts, own)
             # the engine's weight version is the number of steps done, also if those of an earlier step are evaluated
             steps, label = (phase.step, phase.weight_version), f"{phase.name}_{name}"
             write(
@@ -129,13 +138,12 @@ def evaluate(
                 ]
             )
             scores += [(str(plan.cases[one.key[0]].number), one.score) for one in played if one.score is not None]
-            failures += [one for one in played if one.failure is not None]
-            done += len(batch)
+            failed |= {one.env for one in played if one.failure is not None}
+            scored |= {one.env for one in played if one.score is not None}
             rollouts.report(played)
             after_batch(played, grouped(scores))
         scorings[name] = grouped(scores)
-        scored = {case.env for case in plan.cases if str(case.number) in scorings[name]}
-        for env in sorted({each.env for each in failures} - scored):
+        for env in sorted(failed - scored):
             with errors_of(env):
                 raise EpisodesFailed(
                     f"The environment failed on all {name} episodes of held-out cases.\n"
@@ -143,20 +151,6 @@ def evaluate(
                     f"{rollouts.failures.of(env).first_failure}"
                 )
     return EvalScores(**scorings, mixture=plan.mixture)
-
-
-def _play(
-    rollouts: PolicyRollouts, plan: EvalPlan, batch: list[MemberKey], decoding: Decoding
-) -> tuple[dict[MemberKey, Episode], list[PlayedEpisode]]:
-    """This rank's share of a batch, which may be empty, and the episodes of all ranks: whole cases if the environment
-    scores their samples together."""
-    rank, processes = rollouts.accelerator.process_index, rollouts.accelerator.num_processes
-    keys = batch[rank::processes]
-    if rollouts.rollout.runner.scores_groups:
-        keys = [key for key in batch if key[0] % processes == rank]
-    cases, samples = [plan.cases[index] for index, _ in keys], [(sample,) for _, sample in keys]
-    own = dict(zip(keys, rollouts.play(cases, "held-out", samples, decoding), strict=True))
-    return own, finish(rollouts, own)
 
 
 def content_of(case: Case) -> object:

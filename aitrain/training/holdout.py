@@ -125,18 +125,17 @@ def split(
     """
     everything, own_eval = built
     train = _keys_of(everything, limit)
-    dropped, shown, left_out = len(everything) - len(train), train, set[int]()
+    dropped, cases, shown = len(everything) - len(train), everything, train
+    if own_eval is not None:
+        cases, shown = own_eval, _keys_of(own_eval, limit)
+        dropped += len(cases) - len(shown)
     plays_all = is_eval and own_eval is None and (config.eval_cases or 0) >= len(train)
-    if plays_all:
-        held = set(train)
-    elif own_eval is None:
-        held, left_out = _hold_out(_distinct(everything, train), config, needed)
+    if own_eval is None and not plays_all:
+        held, left_out = _hold_out(_distinct(cases, shown), config, needed)
     else:
-        shown = _keys_of(own_eval, limit)
-        dropped += len(own_eval) - len(shown)
         count = len(shown) if config.eval_cases is None else min(config.eval_cases, len(shown))
-        held = set(random.Random(config.seed).sample(list(shown), count))
-    cases, choosing, reporting = everything if own_eval is None else own_eval, set[int](), held
+        held, left_out = set(random.Random(config.seed).sample(list(shown), count)), set[int]()
+    choosing, reporting = set[int](), held
     if config.save_best and len(held) > 1 and not plays_all:
         keys = _distinct(cases, {number: shown[number] for number in sorted(held)})
         choosing, others = hold_out(keys, len(held) // 2, len(held) - 1, config.seed)

@@ -41,15 +41,15 @@ from aitrain.training.model import (
     model_path,
     model_without_weights,
 )
-from aitrain.training.run_context import RunContext, RunRecorder, keep_sources
+from aitrain.training.run_context import RunContext, keep_sources
 from aitrain.training.saving import check_repository
 from aitrain.training.sharding import load_once_per_machine, refuse_unsharded
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 from aitrain.training.trainer_checkpoint import (
-    CheckpointWriter,
     restore_state,
     resumed_eval_state,
+    save_checkpoint,
 )
 from aitrain.training.trl_arguments import (
     explain_refusals,
@@ -107,11 +107,8 @@ def prepare(context: RunContext) -> Prepared | None:
         GRPOTrainer.get_optimizer_cls_and_kwargs(inputs.arguments, inputs.model)
     if context.dry_run_of:
         return None
-    recorder = RunRecorder(context.folder, context.checkpoint)
-    checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
-
     with explain_refusals():
-        trainer = EpisodeTrainer(context, inputs, recorder, checkpoints.save)
+        trainer = EpisodeTrainer(context, inputs, partial(save_checkpoint, manifest, eval_state))
     trainer.add_callback(tracking := Tracking(context, trainer))
     if inputs.batch.shares_prompts and trainer.rows_apart:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import HfApi, get_token
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import CONFIG_NAME as ADAPTER_CONFIG
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Trainer
 
 from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import ConfigError, RunFailed
@@ -26,9 +25,6 @@ from aitrain.packages import public_base
 from aitrain.runs.checkpoint import STAGING, publish
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.model import choose_precision, load_model
-
-if TYPE_CHECKING:
-    from aitrain.training.trainer import EpisodeTrainer
 
 
 def merged(model: PeftModel) -> PreTrainedModel:
@@ -51,7 +47,7 @@ def merged(model: PeftModel) -> PreTrainedModel:
 # -- the model of a run
 
 
-def save_model(trainer: EpisodeTrainer, folder: RunFolder) -> None:
+def save_model(trainer: Trainer, folder: RunFolder) -> None:
     """Write model/ atomically; every process must call this."""
     partial = folder.path / f"{STAGING}model"
     trainer.model.config.use_cache = True  # the trainer disables it; users of the saved model need it
@@ -61,7 +57,7 @@ def save_model(trainer: EpisodeTrainer, folder: RunFolder) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
-def merge_adapter(trainer: EpisodeTrainer, folder: RunFolder, config: TrainConfig) -> None:
+def merge_adapter(trainer: Trainer, folder: RunFolder, config: TrainConfig) -> None:
     """Write model/merged atomically: base plus adapter in the dtype of training, with the tokenizer.
 
     Loads the base a second time, on the CPU: the weights in use stay unchanged, and a quantized base is merged in full

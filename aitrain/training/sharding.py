@@ -20,7 +20,7 @@ import copy
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -31,15 +31,12 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import modeling_utils
 from transformers import trainer as transformers_trainer
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import gathered, reshard
 from aitrain.errors import ConfigError
 from aitrain.options.train import FSDP_SMALL, TrainConfig, reshards_after_forward
-
-if TYPE_CHECKING:
-    from aitrain.training.trainer import EpisodeTrainer
 
 UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 """Types of devices on which accelerate ignores the FSDP plugin, without a word."""
@@ -82,7 +79,7 @@ def load_once_per_machine(arguments: GRPOConfig) -> None:
         os.environ["ACCELERATE_USE_FSDP"] = "true"
 
 
-def shard_now(trainer: EpisodeTrainer) -> None:
+def shard_now(trainer: GRPOTrainer) -> None:
     """Shard the trainer's model and optimizer, and have transformers write and read its state here. Every process must
     call this.
 

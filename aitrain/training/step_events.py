@@ -21,8 +21,6 @@ from aitrain.runs.records import MetricsLine, read_metrics
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer
 
-PARTS = ("step", "optimize", "generate", "environment")
-
 MAX_SKIPPED_IN_A_ROW = 3
 """Consecutive skipped steps after which the run ends."""
 MAX_SKIPPED_IN_A_ROW_FP16 = 20
@@ -97,8 +95,8 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self.run.progress.step = state.global_step
         seconds, parts = time.monotonic() - self._step_start, self.clock.take()
         parts |= {"step": seconds, "optimize": seconds - self.rollout_seconds}
-        for part in PARTS:
-            self.trainer._metrics["train"][f"time/{part}"].append(round(parts[part], 6))
+        for part, spent in parts.items():
+            self.trainer._metrics["train"][f"time/{part}"].append(round(spent, 6))
         schedule, step = self.trainer.schedule, state.global_step
         state.epoch = schedule.epochs_after(step)
         if not schedule.ends_epoch(step):

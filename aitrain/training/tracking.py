@@ -19,10 +19,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
 from aitrain import activity
@@ -31,9 +31,6 @@ from aitrain.execution.user_code import describe_error
 from aitrain.redaction import without_secrets
 from aitrain.training.run_context import RunContext
 
-if TYPE_CHECKING:
-    from aitrain.training.trainer import EpisodeTrainer
-
 PROJECT = "aitrain"
 """Project of the runs, unless the tracker's own variable names one."""
 
@@ -41,7 +38,7 @@ PROJECT = "aitrain"
 class Tracking(TrainerCallback):  # type: ignore[misc]
     """Reports to all trackers of a run; other processes than the first have none."""
 
-    def __init__(self, context: RunContext, trainer: EpisodeTrainer) -> None:
+    def __init__(self, context: RunContext, trainer: Trainer) -> None:
         """Open the trackers."""
         self.context, self.trainer = context, trainer
         self._opened: list[str] = []
@@ -82,15 +79,14 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
             del configuration.aitrain
 
     @property
-    def _state(self) -> tuple[Any, ...]:
+    def _state(self) -> tuple[Any, Any, Any]:
         """Arguments of the methods of callbacks."""
         return self.trainer.args, self.trainer.state, self.trainer.control
 
     def take(self, scores: Evaluated) -> None:
         """Report scores of the held-out cases."""
         values = {"eval_score": scores.sampled, "eval_greedy": scores.greedy}
-        known = {name: value for name, value in values.items() if value is not None}
-        self._each(lambda _, callback: callback.on_log(*self._state, logs=dict(known)))
+        self.on_log(*self._state, {name: value for name, value in values.items() if value is not None})
 
     def _options(self) -> dict[str, object]:
         """All options, without secrets in the environment's keywords or TRL's fields."""

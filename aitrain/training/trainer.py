@@ -66,6 +66,7 @@ from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset
 from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, TrainerCallback
@@ -100,7 +101,6 @@ from aitrain.training.algorithm import (
     has_advantages,
 )
 from aitrain.training.batch_source import batch_source
-from aitrain.training.dataset import case_numbers
 from aitrain.training.distributed import agree_on, of_first
 from aitrain.training.engine_setup import make_rollouts
 from aitrain.training.holdout import DatasetSplit, PromptLimit
@@ -164,6 +164,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     _batch: TrainingBatch
     _prompts: SharedPrompts | None = None
     """Those of the forward passes that are being made, if they are computed once."""
+    saved_step: int | None = None
+    """The last step that was saved."""
     _in_loss: torch.Tensor | None = None
     """The tokens of a pass whose log-probabilities are computed, of shape (rows, tokens of completions); None: all."""
 
@@ -171,11 +173,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self,
         run: RunContext,
         inputs: TrainerInputs,
-        recorder: RunRecorder,
         save: Callable[[Any, Callable[[], None]], None],
     ) -> None:
         """`save` writes a checkpoint of a trainer, given TRL's method that writes one."""
-        self.run, self.recorder, self.save_with = run, recorder, save
+        self.run, self.save_with = run, save
+        self.recorder = RunRecorder(run.folder, run.checkpoint)
         self.cases, self.schedule = inputs.split.train, inputs.schedule
         self.prompts_per_step = inputs.batch.prompts_per_step  # over all processes
         self.algorithm, config = inputs.algorithm, inputs.runner.config
@@ -190,7 +192,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 model=inputs.model,
                 reward_funcs=[self.score],
                 args=inputs.arguments,
-                train_dataset=case_numbers(range(self.schedule.batches * self.schedule.prompts)),
+                # TRL only counts the rows
+                train_dataset=Dataset.from_dict({"prompt": range(self.schedule.batches * self.schedule.prompts)}),
                 processing_class=inputs.tokenizer,
                 peft_config=inputs.peft_config,
                 callbacks=inputs.callbacks,
@@ -321,20 +324,19 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             # before the last one, gradients are added up, not exchanged; with FSDP2 they are, as they would stay whole
             is_last = number == len(passes.rows)
             accelerator.gradient_state._set_sync_gradients(is_last)  # for DeepSpeed, and TRL's adaptive entropy
-            with activity.own.doing("forward and backward pass"):
-                if number - 1 in passes.begins:
-                    with alone():
-                        self._prompts = SharedPrompts(model, rows["prompt_ids"], rows["prompt_mask"])
-                if self._prompts is not None and is_last:
-                    self._prompts.is_joined = isinstance(model, DistributedDataParallel)
-                exchange = nullcontext() if is_last or self.is_fsdp_enabled else alone()
-                with exchange, replaced(self, {"_metrics": {"train": metrics}}):
-                    loss = self.loss_of_pass(model, rows, divisor)
-                    if not is_last:
-                        total += loss.detach()
-                        accelerator.backward(loss)
-                        if number in passes.begins and self._prompts is not None:
-                            self._prompts.backward()
+            if number - 1 in passes.begins:
+                with alone():
+                    self._prompts = SharedPrompts(model, rows["prompt_ids"], rows["prompt_mask"])
+            if self._prompts is not None and is_last:
+                self._prompts.is_joined = isinstance(model, DistributedDataParallel)
+            exchange = nullcontext() if is_last or self.is_fsdp_enabled else alone()
+            with exchange, replaced(self, {"_metrics": {"train": metrics}}):
+                loss = self.loss_of_pass(model, rows, divisor)
+                if not is_last:
+                    total += loss.detach()
+                    accelerator.backward(loss)
+                    if number in passes.begins and self._prompts is not None:
+                        self._prompts.backward()
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
         over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
         everywhere = gather_object([(passes.weights, dict(metrics))])

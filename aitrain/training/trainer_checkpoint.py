@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -35,7 +35,7 @@ from aitrain.runs.records import read_metrics
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.distributed import of_first
 from aitrain.training.held_out_scoring import EvalState
-from aitrain.training.run_context import RunContext, RunRecorder
+from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import EpisodeTrainer
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
@@ -44,63 +44,52 @@ STATE = "rank_{rank}.pt"
 """File of each process, with what transformers and TRL do not save."""
 
 
-@dataclass
-class CheckpointWriter:
-    """Writes the checkpoints of one run."""
+def save_checkpoint(
+    manifest: Manifest, eval_state: EvalState, trainer: EpisodeTrainer, write: Callable[[], None]
+) -> None:
+    """Write a checkpoint. Every process must call this.
 
-    folder: RunFolder
-    recorder: RunRecorder
-    manifest: Manifest
-    """The manifest without the values that change with each checkpoint."""
-    eval_state: EvalState
-    limit: int | None
-    last: int | None = field(default=None, init=False)
+    `manifest` lacks the values that change with each checkpoint. `write` is transformers' method, which fills a folder
+    below `args.output_dir`.
 
-    def save(self, trainer: EpisodeTrainer, write: Callable[[], None]) -> None:
-        """Write one checkpoint. Every process must call this.
-
-        `write` is transformers' method, which fills a folder below `args.output_dir`.
-
-        Raises:
-            CannotWriteError: the disk is full or read-only, or another command has the run folder; earlier checkpoints
-                stay intact.
-        """
-        step, accelerator = trainer.state.global_step, trainer.accelerator
-        if step == self.last:
-            return  # the end of an epoch, whose last step was saved already
-        staging = self.folder.checkpoints / f"{STAGING}{step}"
-        made = staging / f"{PREFIX}{step}"
-        with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(self.folder):
-            self.folder.check_owner()
-            if accelerator.is_main_process:
-                shutil.rmtree(staging, ignore_errors=True)
-                made.mkdir(parents=True)
-            accelerator.wait_for_everyone()
-            with replaced(trainer.args, {"output_dir": str(staging)}):
-                write()
-            write_state(trainer, made)
-            self.recorder.sync()
-            accelerator.wait_for_everyone()
-            if accelerator.is_main_process:
-                seal(made, self._manifest(trainer))
-                self.folder.check_owner()
-                publish(made, self.folder.checkpoints / made.name)
-                shutil.rmtree(staging, ignore_errors=True)
-                best = self.eval_state.best
-                rotate(self.folder, self.limit, None if best is None else best.step)
+    Raises:
+        CannotWriteError: the disk is full or read-only, or another command has the run folder; earlier checkpoints stay
+            intact.
+    """
+    folder, step, accelerator = trainer.run.folder, trainer.state.global_step, trainer.accelerator
+    if step == trainer.saved_step:
+        return  # the end of an epoch, whose last step was saved already
+    staging = folder.checkpoints / f"{STAGING}{step}"
+    made = staging / f"{PREFIX}{step}"
+    with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(folder):
+        folder.check_owner()
+        if accelerator.is_main_process:
+            shutil.rmtree(staging, ignore_errors=True)
+            made.mkdir(parents=True)
         accelerator.wait_for_everyone()
-        self.last = step
-
-    def _manifest(self, trainer: EpisodeTrainer) -> Manifest:
-        return replace(
-            self.manifest,
-            step=trainer.state.global_step,
-            config={**self.manifest.config, **trainer.lowered},
-            before=self.eval_state.before,
-            last_other=self.eval_state.last_other,
-            seconds=round(trainer.watch.trained_seconds, 3),
-            epoch=self.folder.epoch,
-        )
+        with replaced(trainer.args, {"output_dir": str(staging)}):
+            write()
+        write_state(trainer, made)
+        trainer.recorder.sync()
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            of_step = replace(
+                manifest,
+                step=step,
+                config={**manifest.config, **trainer.lowered},
+                before=eval_state.before,
+                last_other=eval_state.last_other,
+                seconds=round(trainer.watch.trained_seconds, 3),
+                epoch=folder.epoch,
+            )
+            seal(made, of_step)
+            folder.check_owner()
+            publish(made, folder.checkpoints / made.name)
+            shutil.rmtree(staging, ignore_errors=True)
+            best = eval_state.best
+            rotate(folder, trainer.run.config.save_total_limit, None if best is None else best.step)
+    accelerator.wait_for_everyone()
+    trainer.saved_step = step
 
 
 def write_state(trainer: EpisodeTrainer, folder: Path) -> None:
