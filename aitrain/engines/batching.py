@@ -76,15 +76,10 @@ class BatchingEngine(Engine):
     def _generate_if_all_wait(self) -> None:
         while True:
             # those of cancelled episodes are done
-            waiting = self._waiting = [one for one in self._waiting if not one.result.done()]
-            if not waiting or len(waiting) < self._live:
+            self._waiting = [one for one in self._waiting if not one.result.done()]
+            if not self._waiting or len(self._waiting) < self._live:
                 return
-            try:
-                self._round()
-            except Exception as error:
-                for one in waiting:
-                    if not one.result.done():
-                        one.result.set_exception(error)
+            self._round()  # what it raises ends the episode that waits last, and with it the rollout
 
     def _round(self) -> bool:
         """One batch of the rows that wait; False if no rank has one."""
