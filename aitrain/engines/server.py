@@ -129,7 +129,7 @@ class VLLMServerEngine(Engine):
         """
         server, cause = self.servers[place % len(self.servers)], ""
         if self.context is not None:
-            row = row.within(self.context)
+            row = replace(row, max_tokens=max(1, min(row.max_tokens, self.context - len(row.prompt_ids))))
         async with self.slots:
             for _ in range(ATTEMPTS):
                 restarts = server.restarts
@@ -150,12 +150,11 @@ class VLLMServerEngine(Engine):
 
     async def _request(self, server: PolicyServer, row: GenerationRequest, sampling: Sampling) -> Completion:
         """A server's completion. Requests share cached prefixes only if they have the same `cache_salt`."""
-        max_tokens = max(1, row.max_tokens)
         body = {
             "model": self.policy or self.base_model,
             "prompt": [row.prompt_ids],
             "seed": row.seed.request_seed,
-            **sampling.as_vllm(self.end.eos_ids, max_tokens),
+            **sampling.as_vllm(self.end.eos_ids, row.max_tokens),
             "return_token_ids": True,
             "cache_salt": f"{SALT}-{self.version}",
             "logprobs": 0,
@@ -165,9 +164,9 @@ class VLLMServerEngine(Engine):
         ids: list[int] = choice["token_ids"]
         if choice["prompt_token_ids"] != row.prompt_ids:
             raise RunFailed(f"The vLLM server at {server.url} completed another prompt than that of the request.")
-        if choice.get("finish_reason") == "length" and len(ids) < max_tokens:  # of its generation_config.json
+        if choice.get("finish_reason") == "length" and len(ids) < row.max_tokens:  # of its generation_config.json
             raise RunFailed(
-                f"The vLLM server at {server.url} cuts completions at {len(ids)} tokens instead of {max_tokens}.\n"
+                f"The vLLM server at {server.url} cuts completions at {len(ids)} tokens instead of {row.max_tokens}.\n"
                 "Start it with --generation-config vllm: its model's own settings limit them otherwise."
             )
         activity.own.add_tokens(len(ids))
