@@ -31,8 +31,8 @@ class _Waiting:
 class BatchingEngine(Engine):
     """Generates a batch when every live episode waits for it; on several ranks together if they share the engine.
 
-    No row is generated beyond the context, which some models do not support. A padded batch stops where its longest row
-    reaches the context; shorter rows continue in the next round.
+    No row is generated beyond the context, which some models do not support, and which requests keep within. A padded
+    batch stops where its longest row reaches the context; shorter rows continue in the next round.
     """
 
     sampling: Sampling = Sampling()
@@ -52,10 +52,6 @@ class BatchingEngine(Engine):
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion, in the next round."""
-        if self.context is not None:
-            request = request.within(self.context)
-        if request.max_tokens < 1:
-            return Completion([], [], "length")
         waiting = _Waiting(request, asyncio.get_running_loop().create_future(), [])
         self._waiting.append(waiting)
         self._generate_if_all_wait()
@@ -76,15 +72,10 @@ class BatchingEngine(Engine):
     def _generate_if_all_wait(self) -> None:
         while True:
             # those of cancelled episodes are done
-            waiting = self._waiting = [one for one in self._waiting if not one.result.done()]
-            if not waiting or len(waiting) < self._live:
+            self._waiting = [one for one in self._waiting if not one.result.done()]
+            if not self._waiting or len(self._waiting) < self._live:
                 return
-            try:
-                self._round()
-            except Exception as error:
-                for one in waiting:
-                    if not one.result.done():
-                        one.result.set_exception(error)
+            self._round()  # what it raises ends the episode that waits last, and with it the rollout
 
     def _round(self) -> bool:
         """One batch of the rows that wait; False if no rank has one."""

@@ -137,7 +137,7 @@ class LogprobCheck:
         """The server's completions of the prompts, the log-probabilities of their tokens by the trainer's model, and
         their mean absolute difference from the server's."""
         rows = [GenerationRequest(prompt, TOKENS, SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
-        asked = replace(engine, version=None) if of_base else engine
+        asked = replace(engine, version="") if of_base else engine
         sampled = list[list[Completion]]([[]])
         with engine.failing_together():
             if engine.sync.writes:

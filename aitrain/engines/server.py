@@ -24,7 +24,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
 from accelerate.utils import gather_object
@@ -85,12 +84,10 @@ class VLLMServerEngine(Engine):
     """Maximum tokens of prompt and completion."""
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2))
     """One for each completion in flight of this process, as each request is an open file."""
-    places: Iterator[int] = field(default_factory=count)
-    """Numbers the completions that belong to no episode, to spread them over the servers."""
     give_up_reason: Callable[[], str] = lambda: ""
     """Called while waiting for a server: the reason to give up, empty to continue."""
-    version: str | None = None
-    """Name of the weights that the servers should have; None: those that they were started with."""
+    version: str = ""
+    """Name of the weights that the servers should have; empty: those that they were started with."""
     loads: int = 0
     """Number of loads of weights, without those after restarts."""
     last_seconds: float = field(default=0.0, init=False)
@@ -104,7 +101,7 @@ class VLLMServerEngine(Engine):
     @property
     def policy(self) -> str | None:
         """The policy's model name in requests; None for that of the model that the servers were started with."""
-        return self.sync.name(self.version) if self.version is not None and self.sync.is_adapter else None
+        return self.sync.name(self.version) if self.version and self.sync.is_adapter else None
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion.
@@ -114,22 +111,23 @@ class VLLMServerEngine(Engine):
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
         with self.clock.running("generate"), activity.own.waiting("generating"):
-            return await self._complete(request, sampling, request.index)
+            return await self._complete(request, sampling)
 
     async def complete(self, rows: list[GenerationRequest], sampling: Sampling) -> list[Completion]:
         """One completion for each row; fails as `generate` does."""
-        return await run_all(self._complete(row, sampling, next(self.places)) for row in rows)
+        return await run_all(self._complete(row, sampling) for row in rows)
 
-    async def _complete(self, row: GenerationRequest, sampling: Sampling, place: int) -> Completion:
+    async def _complete(self, row: GenerationRequest, sampling: Sampling) -> Completion:
         """One completion by the policy's weights, within the context, as a server refuses requests that could exceed
-        it. Rows of one `place`, such as those of an episode, go to the same server, for its prefix cache.
+        it. Those of an episode go to the same server, for its prefix cache; others are spread by their seeds.
 
         Raises:
             RunFailed: the server does not come back, or fails in each attempt.
         """
+        place = row.seed.seed if row.index < 0 else row.index
         server, cause = self.servers[place % len(self.servers)], ""
         if self.context is not None:
-            row = row.within(self.context)
+            row = replace(row, max_tokens=max(1, min(row.max_tokens, self.context - len(row.prompt_ids))))
         async with self.slots:
             for _ in range(ATTEMPTS):
                 restarts = server.restarts
@@ -150,12 +148,11 @@ class VLLMServerEngine(Engine):
 
     async def _request(self, server: PolicyServer, row: GenerationRequest, sampling: Sampling) -> Completion:
         """A server's completion. Requests share cached prefixes only if they have the same `cache_salt`."""
-        max_tokens = max(1, row.max_tokens)
         body = {
             "model": self.policy or self.base_model,
             "prompt": [row.prompt_ids],
             "seed": row.seed.request_seed,
-            **sampling.as_vllm(self.end.eos_ids, max_tokens),
+            **sampling.as_vllm(self.end.eos_ids, row.max_tokens),
             "return_token_ids": True,
             "cache_salt": f"{SALT}-{self.version}",
             "logprobs": 0,
@@ -165,9 +162,9 @@ class VLLMServerEngine(Engine):
         ids: list[int] = choice["token_ids"]
         if choice["prompt_token_ids"] != row.prompt_ids:
             raise RunFailed(f"The vLLM server at {server.url} completed another prompt than that of the request.")
-        if choice.get("finish_reason") == "length" and len(ids) < max_tokens:  # of its generation_config.json
+        if choice.get("finish_reason") == "length" and len(ids) < row.max_tokens:  # of its generation_config.json
             raise RunFailed(
-                f"The vLLM server at {server.url} cuts completions at {len(ids)} tokens instead of {max_tokens}.\n"
+                f"The vLLM server at {server.url} cuts completions at {len(ids)} tokens instead of {row.max_tokens}.\n"
                 "Start it with --generation-config vllm: its model's own settings limit them otherwise."
             )
         activity.own.add_tokens(len(ids))
@@ -201,7 +198,6 @@ class VLLMServerEngine(Engine):
         Raises:
             RunFailed: the server does not come back, or refuses them.
         """
-        assert self.version is not None
         try:
             async with server.lock:
                 had_weights = await self.sync.unload(server)
@@ -218,7 +214,7 @@ class VLLMServerEngine(Engine):
             RunFailed: it refuses them, or has those of another run.
         """
         async with server.lock:
-            if self.version is None or server.last_check >= since:
+            if not self.version or server.last_check >= since:
                 return
             start = time.monotonic()
             if not await self.sync.has_version(server, self.version):

@@ -56,10 +56,6 @@ class GenerationRequest:
         left, begun = self.max_tokens - len(ids), self.begun + len(ids)
         return replace(self, prompt_ids=self.prompt_ids + ids, max_tokens=left, seed=seed, begun=begun)
 
-    def within(self, context: int) -> GenerationRequest:
-        """The request with a limit that keeps prompt and completion within a context."""
-        return replace(self, max_tokens=min(self.max_tokens, context - len(self.prompt_ids)))
-
 
 @dataclass(frozen=True)
 class Completion:

@@ -28,7 +28,6 @@ class ChatPart:
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
-    is_answer: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ class MessageFormat(ChatFormat):
 
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """The message of a completion, with its tool calls."""
-        answer = self.parts[ids[0]] if ids else ChatPart(({"role": "assistant", "content": ""},))
-        message = answer.messages[0]
+        (message,) = self.parts[ids[0]].messages
         if not tools:
             message = {name: value for name, value in message.items() if name != "tool_calls"}
         thought = thought_of(message)
@@ -68,11 +66,7 @@ class MessageFormat(ChatFormat):
 
     def completion_ids(self, message: Message, tokens: int = 1) -> list[int]:
         """Ids of an answer, as many as its tokens."""
-        return [self._add(ChatPart((message,), is_answer=True)), *[FILLER] * (tokens - 1)]
-
-    def answers(self, ids: Sequence[int]) -> int:
-        """How many of the ids stand for answers."""
-        return sum(self.parts[one].is_answer for one in ids)
+        return [self._add(ChatPart((message,))), *[FILLER] * (tokens - 1)]
 
     def conversation(self, ids: Sequence[int]) -> tuple[list[Message], list[dict[str, Any]]]:
         """The messages and the tools that ids stand for."""

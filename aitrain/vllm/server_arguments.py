@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from aitrain.errors import ConfigError
@@ -114,17 +114,15 @@ def check_server_arguments(given: Mapping[str, object]) -> None:
 
 def argument_words(given: Mapping[str, object]) -> list[str]:
     """The arguments as words of vLLM's command line."""
-    return [word for key, value in given.items() for word in _words(key.replace("_", "-"), value)]
-
-
-def _words(name: str, value: object) -> Iterator[str]:
-    if isinstance(value, bool):
-        yield f"--{name}" if value else f"--no-{name}"
-    elif isinstance(value, list):
-        yield f"--{name}"
-        yield from map(_text, value)
-    else:
-        yield f"--{name}={_text(value)}"
+    words = list[str]()
+    for name, value in ((key.replace("_", "-"), value) for key, value in given.items()):
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            words += [f"--{name}", *map(_text, value)]
+        else:
+            words.append(f"--{name}={_text(value)}")
+    return words
 
 
 def _text(value: object) -> str:

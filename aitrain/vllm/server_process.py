@@ -45,11 +45,13 @@ KILL_SECONDS = 20.0
 POLL_SECONDS = 0.25
 HTTP_TIMEOUT = 5.0
 
-PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\]\s*)?")
-"""Prefix of vLLM's log lines: process, level, time, location."""
-NO_ERROR = re.compile(r"^(\([^)]*pid=\d+\)\s*)?(DEBUG|INFO|WARNING) ")
-"""Beginning of log lines that are no cause, such as a warning about a module that is not needed."""
-ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: .+")
+ERROR = re.compile(
+    r"(?!(?:\([^)]*pid=\d+\)\s*)?(?:DEBUG|INFO|WARNING) )"
+    r"(?:\([^)]*pid=\d+\)\s*)?(?:(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\]\s*)?"
+    r"([\w.]*(?:Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: .+)"
+)
+"""An error in vLLM's log, after process, level, time and location; not of a line of another level, such as a warning
+about a module that is not needed."""
 CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
 
 
@@ -213,13 +215,12 @@ def running(servers: Sequence[VLLMServer]) -> Iterator[None]:
 
 
 def why_it_ended(log: Path, start: int, code: int) -> RunFailed:
-    """The error for a server that has exited with this code: the last error in its log since this start, without the
-    prefix of log lines, or the last lines."""
+    """The error for a server that has exited with this code: the last error in its log since this start, or the last
+    lines."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - 1_000_000))
-        written = file.read().decode("utf-8", "replace").splitlines()
-    lines = [text for line in written if not NO_ERROR.match(line) and len(text := PREFIX.sub("", line).strip()) > 3]
-    errors = [line for line in lines if ERROR.match(line) and not CONSEQUENCE.search(line)]
+        lines = list(filter(None, map(str.strip, file.read().decode("utf-8", "replace").splitlines())))
+    errors = [found[1] for line in lines if (found := ERROR.match(line)) and not CONSEQUENCE.search(line)]
     how = "was killed (out of memory?)" if code == -9 else f"exit code {code}"
     shown = (line[:200] for line in errors[-1:] or lines[-2:])
     settings = "Its settings are --vllm-gpu-memory-utilization, --model-max-length and --vllm-args."

@@ -125,7 +125,8 @@ class WrittenReplies(Engine):
         """
         policy = self.policies[request.seed.seed]
         messages, tools = self.chat.conversation(request.prompt_ids)
-        reply = policy(Conversation(messages, self.chat.answers(request.prompt_ids), tools))
+        answers = len(request.prompt_ids) // 2  # an id for the prompt, then for each answer and for what followed it
+        reply = policy(Conversation(messages, answers, tools))
         if reply is None:
             raise OutOfRepliesError
         message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply

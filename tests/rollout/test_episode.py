@@ -191,7 +191,7 @@ def test_a_completion_is_continued_in_the_next_round_where_a_longer_row_left_it_
             return 1.0
 
     engine = Rounds(context=40)
-    short, long = play(Long(), engine, Limits(1, 30), of=cases(2))
+    short, long = play(Long(), engine, Limits(1, 30, context=40), of=cases(2))
     assert len(long.trajectory.prompt_ids) + len(long.trajectory.ids) == 40
     assert len(short.trajectory.ids) == 30
     assert [max_tokens for _, max_tokens in engine.rounds] == [
