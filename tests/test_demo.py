@@ -16,7 +16,8 @@ def test_the_demo_learns_to_add(here: Path, aitrain: Run) -> None:
     assert result["status"] == "finished"
     assert result["score_before"] <= 0.45
     assert result["score_after"] >= 0.85
-    assert result["greedy_before"] < result["greedy_after"]
+    greedy = result["scores"]["greedy"]
+    assert greedy["before"]["mean"] < greedy["after"]["mean"]
     assert result["steps"] == 80
     assert f"{result['score_after']:.3f}" in done.stdout
     assert "report: runs/mine/report.html" in done.stdout

@@ -22,9 +22,6 @@ from aitrain.packages import in_working_directory, installed
 Place = tuple[str, str]
 """A file or module, and a name in it."""
 
-FUNCTION_OPTIONS = ("custom_loss", "custom_callbacks")
-"""The options that name functions; one may name several, with commas."""
-
 
 def module_specs(module: str) -> list[ModuleSpec]:
     """Import specs of a module's parent packages and the module, found without importing any.

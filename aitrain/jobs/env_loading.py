@@ -203,8 +203,6 @@ class EnvServer:
 
     def __init__(self, request: dict[str, Any], folder: str, address: str, token: str) -> None:
         request["serve"] = {"host": address, "port": 0}
-        if not os.path.isdir(folder):
-            raise EnvironmentFailed(f"{socket.gethostname()} has no folder {folder}")
         with tempfile.TemporaryFile("w", encoding="utf-8") as file:
             json.dump(request, file)
             file.seek(0)

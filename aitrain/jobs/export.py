@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -51,7 +50,7 @@ def export(request: ExportRequest) -> None:
 
     Raises:
         ConfigError: the files of the base are quantized, so that the adapter cannot become part of it.
-        RunFailed: the folder cannot be written, or the model in it computes something else.
+        RunFailed: the model in the folder computes something else.
     """
     reference = read_model(request.model)
     is_adapter, options = reference.adapter is not None, run_options(reference.run)
@@ -74,15 +73,11 @@ def export(request: ExportRequest) -> None:
     dtype = request.dtype or (own if own in DTYPES else "float32")
     print(f"loading {escape_controls(reference.base)} in {dtype} ...", file=sys.stderr, flush=True)
     with new_folder(folder) as place:
-        try:
-            # unchecked: float16 weights cannot be trained
-            check = write_whole_model(reference, config.model_copy(update={"dtype": dtype}), place)
-            run = None if reference.run is None else RunFolder(reference.run)
-            if run is not None and reference.kind != "checkpoint" and run.result.exists():
-                try_to_write_card(run, place)
-        except (OSError, SafetensorError) as error:
-            why = " ".join(str(error).split())[:200]
-            raise RunFailed(f"Cannot write {folder}: {why}\nFree some disk space, or choose --out.") from error
+        # unchecked: float16 weights cannot be trained
+        check = write_whole_model(reference, config.model_copy(update={"dtype": dtype}), place)
+        run = None if reference.run is None else RunFolder(reference.run)
+        if run is not None and reference.kind != "checkpoint" and run.result.exists():
+            try_to_write_card(run, place)
     files = {
         path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
     }

@@ -218,9 +218,8 @@ def _finish(
     and `after` are the scores of the initial policy and of model/; `best` is what --save-best chose model/ by."""
     config, trainer, held_out = context.config, prepared.trainer, prepared.held_out
     plan, step = held_out.plan, trainer.state.global_step
-    is_main, server = trainer.accelerator.is_main_process, trainer.rollouts.server
+    is_main = trainer.accelerator.is_main_process
     before = replace(before, mixture=plan.mixture)
-    (score_before, greedy_before), (score_after, greedy_after) = before.means, after.means
     scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
     scores = score_table(scorings, plan.mixture, config.eval_samples)
@@ -234,10 +233,8 @@ def _finish(
         steps=step,
         model_step=step if best is None else best.step,
         seconds=round(trainer.watch.trained_seconds, 3),
-        score_before=score_before,
-        score_after=score_after,
-        greedy_before=greedy_before,
-        greedy_after=greedy_after,
+        score_before=before.means[0],
+        score_after=after.means[0],
         selection_score=None if best is None else best.eval_score,
         selection_scorings=None if best is None else len(held_out.state.scorings),
         selection_cases=None if best is None else len(prepared.inputs.split.choosing) or None,
@@ -250,7 +247,6 @@ def _finish(
         base_model=config.model,
         environment=context.runner.label,
         seed=config.seed,
-        vllm_restarts=0 if server is None else server.restarts,
         episodes=len(outcomes),
         failures=dict(Counter(filter(None, outcomes))),
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.loader import EnvSource, find_environments
-from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, launched_rank
@@ -39,7 +38,7 @@ from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ModelReference, read_model
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object, write_bytes, write_json
-from aitrain.vllm.server_arguments import check_server_arguments, is_here, needed_rank
+from aitrain.vllm.server_arguments import check_server_arguments, is_here
 from aitrain.vllm.server_process import adapter_rank
 
 
@@ -117,7 +116,6 @@ def check(
         EnvironmentFailed: the environment's file is not valid Python.
     """
     sources = _check_options(config, has_environment)
-    check_functions(config)
     if hardware is None or named_folder(config.model) is None:  # else it is made where the run starts
         _check_model(config)
     is_here = hardware is None and config.launcher == "local"  # only of this machine GPUs and memory are known
@@ -260,8 +258,6 @@ def _check_options(config: TrainConfig, has_environment: bool = False) -> Mappin
     """Check what needs no machine; returns where the environments are."""
     check_trl_fields(config)
     check_server_arguments(config.vllm_args)
-    if config.starts_vllm_servers and config.weight_sync == "adapter":
-        needed_rank(config.lora_r)
     refuse_secrets(config)
     sources = {} if has_environment else find_environments(config)
     helpers = dict[str, Path]()
@@ -288,18 +284,6 @@ def refuse_secrets(config: TrainConfig) -> None:
                 f"{option}: it holds a secret, by its name or its form, which would be written into the run folder\n"
                 "Leave it out, and let what needs it read an environment variable."
             )
-
-
-def check_functions(config: TrainConfig) -> None:
-    """Check that the functions that options name exist, by reading their files.
-
-    Raises:
-        ConfigError: one does not.
-        EnvironmentFailed: a file is not valid Python.
-    """
-    for option in FUNCTION_OPTIONS:
-        for place in filter(None, (getattr(config, option) or "").split(",")):
-            check_objects(parse_id(place), "function", option)
 
 
 def _notes(config: TrainConfig) -> Iterator[str]:

@@ -25,7 +25,6 @@ from aitrain.errors import ConfigError
 from aitrain.events import Announce, Failed, Note, RunResult, decode
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import PYTHON
-from aitrain.options.other_names import unknown_option
 from aitrain.options.reading import resolve
 from aitrain.options.section import options_of
 from aitrain.options.sweep import SweepConfig
@@ -111,11 +110,8 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
         ConfigError: the sweep cannot work.
         EnvironmentFailed: the environment's file is not valid Python.
     """
-    for name in {**config.options, **config.search}:
-        if name not in TrainConfig.model_fields:
-            raise ConfigError(unknown_option(name, TrainConfig.model_fields))
     kinds = {option.name: option.type_name for option in options_of(TrainConfig)}
-    space = {name: _distribution(name, given, kinds[name]) for name, given in config.search.items()}
+    space = {name: _distribution(name, given, kinds.get(name)) for name, given in config.search.items()}
     plan = SweepPlan(config, space)
     probes = {
         name: one.choices if isinstance(one, CategoricalDistribution) else (one.low, one.high)
@@ -130,7 +126,7 @@ def check_sweep(config: SweepConfig) -> SweepPlan:
     return SweepPlan(config, space, tuple(notes))
 
 
-def _distribution(name: str, given: object, kind: str) -> Distribution:
+def _distribution(name: str, given: object, kind: str | None) -> Distribution:
     try:
         if isinstance(given, list):
             return CategoricalDistribution([_as_choice(value) for value in given])

@@ -75,8 +75,6 @@ class Result(StoredResult):
     and after."""
     score_before: float | None
     score_after: float | None
-    greedy_before: float | None
-    greedy_after: float | None
     stopped_because: str | None = None
     model_step: int | None = None
     """Optimizer step whose weights are in model/."""
@@ -105,8 +103,6 @@ class Result(StoredResult):
     environment: str = ""
     """Name of the environment's class; of several, their names."""
     seed: int = 0
-    vllm_restarts: int = 0
-    """Number of restarts of the run's vLLM server."""
 
     @property
     def model(self) -> Path:

@@ -44,5 +44,5 @@ def test_an_environment_is_served_to_those_who_have_the_token(tmp_path: Path, mo
 def test_why_an_environment_cannot_be_served_is_told(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="Env: got an unexpected keyword argument"):
         serve(tmp_path, wrong=1).url()
-    with pytest.raises(EnvironmentFailed, match="has no folder"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         EnvServer({}, str(tmp_path / "nowhere"), "127.0.0.1", "")

@@ -39,7 +39,7 @@ def test_the_result_says_what_came_out_and_the_model_loads(finished: FinishedRun
     written = read_object(result.folder / "result.json")
 
     assert (written["status"], written["steps"], written["eval_cases"]) == ("finished", 4, 3)
-    assert (written["score_before"], written["greedy_after"]) == (result.score_before, result.greedy_after)
+    assert (written["score_before"], written["scores"]) == (result.score_before, result.scores)
     assert difference(result.model, small_model) > 0
     model = AutoModelForCausalLM.from_pretrained(result.model)
     tokenizer = AutoTokenizer.from_pretrained(result.model)

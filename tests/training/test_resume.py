@@ -66,7 +66,7 @@ def test_a_resumed_run_ends_like_one_that_was_never_stopped(
     resumed = train(environment(), **options, project_name="killed", resume_from_checkpoint="auto")
 
     assert (resumed.folder, resumed.steps) == (killed, whole.steps)
-    assert (resumed.score_after, resumed.greedy_after) == (whole.score_after, whole.greedy_after)
+    assert (resumed.score_after, resumed.scores) == (whole.score_after, whole.scores)
     assert_same(killed, whole.folder)
 
 

@@ -76,7 +76,6 @@ def test_a_run_goes_on_with_a_server_that_comes_back_and_loses_no_step(train: Tr
         assert 0 < max(line[f"sampling/{name}"] for line in lines) < 1e-3
     assert [line["vllm/restarts"] for line in lines][::3] == [0, 1]
     assert all(line["sync/seconds"] > 0 for line in lines)
-    assert result.vllm_restarts == 1
     assert not list(result.folder.glob("sync"))
 
 
