@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from aitrain.batch import BatchPlan, plan_batch
-from aitrain.environment.loader import EnvSource, find_environments
+from aitrain.environment.loader import EnvSource, locate_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.launch.hardware import Hardware, visible_gpus
@@ -264,7 +264,7 @@ def _check_options(config: TrainConfig, has_environment: bool = False) -> Mappin
     if config.starts_vllm_servers and config.weight_sync == "adapter":
         needed_rank(config.lora_r)
     refuse_secrets(config)
-    sources = {} if has_environment else find_environments(config)
+    sources = {} if has_environment else locate_environments(config)
     helpers = dict[str, Path]()
     for source in sources.values():
         if source.file is not None and not source.file.with_name("__init__.py").exists():
@@ -300,7 +300,7 @@ def check_functions(config: TrainConfig) -> None:
     """
     for option in FUNCTION_OPTIONS:
         for place in filter(None, (getattr(config, option) or "").split(",")):
-            check_objects(parse_id(place), "function", option)
+            check_objects(parse_id(place), option)
 
 
 def _notes(config: TrainConfig) -> Iterator[str]:
