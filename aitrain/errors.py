@@ -21,7 +21,6 @@
         OutOfRepliesError           a scripted policy has no further reply; defined in rollout/engine.py
         RefusedRequestError         what our servers refuse, and why; defined in environment/http_server.py
         ServerGoneError             no vLLM server answers, or its engine is dead
-        UnknownStateError           an object's state cannot be compared; defined in environment/state_watch.py
 
 The last ten are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.

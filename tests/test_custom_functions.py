@@ -23,7 +23,7 @@ imports_of_its_own = test_loader.imports_of_its_own  # each test works in an emp
 def test_a_misspelt_place_is_refused_by_reading(here: Path, place: str, word: str) -> None:
     (here / "own.py").write_text("raise RuntimeError('must not run')\ndef sample(): ...\n")
     with pytest.raises(ConfigError, match=f"^custom_loss: (?s:.*){word}"):
-        check_objects(parse_id(place), "function", "custom_loss")
+        check_objects(parse_id(place), "custom_loss")
 
 
 def test_what_cannot_be_imported_or_called_is_refused(here: Path) -> None:

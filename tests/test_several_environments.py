@@ -10,7 +10,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.environment.dataset import MixedCases, build_cases, number_apart
-from aitrain.environment.loader import find_environments
+from aitrain.environment.loader import locate_environments
 from aitrain.environment.runner import MixedRunner
 from aitrain.errors import AitrainError
 from aitrain.jobs.env_loading import load_runner
@@ -81,4 +81,4 @@ def test_cases_of_all_environments_have_numbers_of_their_own() -> None:
 
 def test_what_is_wrong_with_one_environment_names_it() -> None:
     with pytest.raises(AitrainError, match="environment second"):
-        find_environments(TrainConfig(rl_env=[THREE[0], "second=no_such.py:Env"]))
+        locate_environments(TrainConfig(rl_env=[THREE[0], "second=no_such.py:Env"]))

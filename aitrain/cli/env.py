@@ -38,16 +38,16 @@ env = group("Write, check, play and inspect environments, each named as in --rl-
 
 
 def checked(flags: Mapping[str, Flag], saved: Mapping[str, object] = NOTHING) -> TrainConfig:
-    """The options of a command: those of a run, overridden by flags. The environment is found and its file read, so
-    that a misspelt name is refused at once.
+    """The options of a command: those of a run, overridden by flags. The environment is found, so that a
+    misspelt file or module is refused at once.
 
     Raises:
         AitrainError: an option is wrong, or there is no such environment.
     """
-    from aitrain.environment.loader import find_environments
+    from aitrain.environment.loader import locate_environments
 
     config = resolve(TrainConfig, None, given_flags(flags), saved)
-    find_environments(config)
+    locate_environments(config)
     return config
 
 

@@ -13,14 +13,12 @@ from types import ModuleType
 from aitrain.environment.adapters import ADAPTERS, SERVED, Adapter, adapter_named
 from aitrain.environment.user_modules import (
     add_to_path,
-    check_objects,
     check_signature,
     file_of,
     import_file,
     import_module,
     member,
     module_specs,
-    names_in,
     no_bytecode,
 )
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean, errors_of
@@ -80,20 +78,6 @@ def find_env(config: TrainConfig) -> EnvSource:
     return EnvSource(f"aitrain_environment_{file.stem}", file, class_name or None, is_module=False)
 
 
-def find_environments(config: TrainConfig) -> dict[str, EnvSource]:
-    """Locate each environment of the options by its name, and check it by reading its file.
-
-    Raises:
-        ConfigError: none is given, or one does not exist or does not take its keywords.
-        EnvironmentFailed: a file is not valid Python.
-    """
-    sources = locate_environments(config)
-    for name, own in config.environments.items():
-        with errors_of(name):
-            check_by_reading(sources[name], own.rl_env_config)
-    return sources
-
-
 def locate_environments(config: TrainConfig) -> dict[str, EnvSource]:
     """Locate each environment of the options by its name. Each file becomes a module of its own, as several may have
     the same name.
@@ -144,42 +128,17 @@ def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
     )
 
 
-# -- parsing the file
-
-
-def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
-    """Check the class against the source, without running it; of an adapter, check package, keywords and id, without
-    importing the framework.
-
-    Raises:
-        ConfigError: the class is missing; or an adapter's package is missing or has another version, or the adapter
-            refuses the id or a keyword.
-        EnvironmentFailed: the file is not valid Python.
-    """
-    if source.adapter is not None:
-        source.adapter.require_package()
-        module = import_module(source.adapter.module)
-        factory = partial(getattr(module, source.adapter.class_name), source.id)
-        check_signature(factory, f"the adapter {source.adapter.name}", keywords)
-        if source.adapter is SERVED:
-            module.checked_urls(source.id)
-        elif source.adapter.by_url:  # which asks its server when it builds the dataset
-            factory(**keywords)
-    elif source.file is not None:
-        if source.class_name is None:
-            names_in(source.file)  # is it valid Python?
-        else:
-            check_objects([(str(source.file), source.class_name)], "class", "rl_env_class")
-
-
 def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
     """Import and construct the environment.
 
     Raises:
-        ConfigError: the class is missing, or its constructor does not take a keyword.
+        ConfigError: the class is missing, or its constructor does not take a keyword; or an adapter's package is
+            missing.
         EnvironmentFailed: the module or the constructor raised; the message has the line in the user's code.
     """
     adapter, file = source.adapter, None if source.is_module else source.file
+    if adapter is not None:
+        adapter.require_package()
     add_to_path(Path.cwd() if file is None else file.parent)
     with no_bytecode():
         try:

@@ -450,9 +450,8 @@ class MixedRunner:
 
     def close(self) -> None:
         """Close every environment, and end its threads and processes."""
-        with ExitStack() as stack:
-            for part in self.parts.values():
-                stack.callback(part.close)
+        for part in self.parts.values():
+            part.close()
 
 
 Runner: TypeAlias = EnvRunner | MixedRunner

@@ -36,7 +36,6 @@ from pathlib import Path, PosixPath, WindowsPath
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
-from aitrain.errors import AitrainError
 from aitrain.execution.task import current_task
 from aitrain.execution.user_code import own_files
 from aitrain.packages import is_users_file
@@ -82,10 +81,6 @@ _LRU_CACHE = type(functools.lru_cache(len))
 _HEAP_TYPE = 1 << 9
 
 
-class UnknownStateError(AitrainError):
-    """State that cannot be compared; the message says which."""
-
-
 def _is_users_module(module: ModuleType) -> bool:
     """Whether a module is the user's; modules without a file, such as notebooks, are, unless Python contains them."""
     names = vars(module)  # an alias of transformers imports what may be missing, when it is asked for an attribute
@@ -115,7 +110,7 @@ class Walk:
     """The objects that some roots refer to, however deep, as far as calls may change them.
 
     Raises:
-        UnknownStateError: there are too many, or one cannot be compared.
+        ValueError: there are too many, or one cannot be compared.
     """
 
     def __init__(self, roots: Iterable[object], without: Iterable[object] = (), through_code: bool = True) -> None:
@@ -135,7 +130,7 @@ class Walk:
             self.seen[id(item)] = item
             todo += self._parts(item)
             if len(self.seen) > MAX_OBJECTS:
-                raise UnknownStateError(f"it refers to more than {MAX_OBJECTS:,} objects")
+                raise ValueError(f"it refers to more than {MAX_OBJECTS:,} objects")
 
     def __contains__(self, item: object) -> bool:
         return id(item) in self.seen
@@ -163,7 +158,7 @@ class Walk:
             if not (self._is_through_code and item.__flags__ & _HEAP_TYPE and _is_users_name(item.__module__)):
                 return []
         elif issubclass(kind, threading.Thread) and item.is_alive():
-            raise UnknownStateError(f"the thread {item.name}, which the environment started, may change anything")
+            raise ValueError(f"the thread {item.name}, which the environment started, may change anything")
         elif _is_not_watched(item) and id(item) not in self._roots:
             return []
         with suppress(AttributeError, TypeError):
@@ -202,7 +197,7 @@ class StateSnapshot(Walk):
     """What the mutable objects of an environment refer to or hold at one time; `called` were called by it.
 
     Raises:
-        UnknownStateError: see Walk.
+        ValueError: see Walk.
     """
 
     def __init__(self, environment: Any, called: Iterable[dict[str, Any]] = ()) -> None:
@@ -293,13 +288,13 @@ def _value(item: object) -> bytes:
     """What an object of a C type holds apart from references, in a form that can be compared.
 
     Raises:
-        UnknownStateError: it does not say.
+        ValueError: it does not say.
     """
     try:
         return pickle.dumps(item)
     except Exception:
         kind = f"{type(item).__module__}.{type(item).__qualname__}"
-        raise UnknownStateError(f"an object of {kind} does not show its state") from None
+        raise ValueError(f"an object of {kind} does not show its state") from None
 
 
 def _is_container(item: object) -> bool:

@@ -118,8 +118,8 @@ def parse_id(id: str) -> list[Place]:
     return places
 
 
-def check_objects(places: Iterable[Place], kind: str, option: str = "rl_env") -> None:
-    """Check files and names without running anything; `kind` is what the names are, such as `function`.
+def check_objects(places: Iterable[Place], option: str) -> None:
+    """Check the files and names of functions without running anything.
 
     Raises:
         ConfigError: a file, a module or a name in it does not exist.
@@ -130,7 +130,7 @@ def check_objects(places: Iterable[Place], kind: str, option: str = "rl_env") ->
         names = names_in(file) if file else {"*"}
         if {name, "*", "__getattr__"}.isdisjoint(names):
             near = did_you_mean(name, names)
-            raise ConfigError(f"{option}: there is no {kind} {name or 'named'} in {module}.{near}")
+            raise ConfigError(f"{option}: there is no function {name or 'named'} in {module}.{near}")
 
 
 def load_object(module: str, name: str) -> Any:
@@ -174,7 +174,7 @@ def load_function(option: str, place: str) -> Callable[..., Any]:
         EnvironmentFailed: importing it raised; the message has the line in the user's code.
     """
     module, _, name = place.rpartition(":")
-    check_objects([(module, name)], "function", option)
+    check_objects([(module, name)], option)
     try:
         with no_bytecode():
             found = load_object(module, name)

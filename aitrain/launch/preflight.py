@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aitrain.batch import BatchPlan, plan_batch
-from aitrain.environment.loader import EnvSource, find_environments
+from aitrain.environment.loader import EnvSource, locate_environments
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, launched_rank
@@ -259,7 +259,7 @@ def _check_options(config: TrainConfig, has_environment: bool = False) -> Mappin
     check_trl_fields(config)
     check_server_arguments(config.vllm_args)
     refuse_secrets(config)
-    sources = {} if has_environment else find_environments(config)
+    sources = {} if has_environment else locate_environments(config)
     helpers = dict[str, Path]()
     for source in sources.values():
         if source.file is not None and not source.file.with_name("__init__.py").exists():
