@@ -25,7 +25,7 @@ from filelock import FileLock
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.judges.judge_set import Judge
-from aitrain.environment.judges.model_judge import VerdictStore
+from aitrain.environment.judges.model_judge import stored_verdict
 from aitrain.environment.runner import start_runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
@@ -228,7 +228,7 @@ class WritesNoState(NoState):
         if case_idx < 5:
             with FileLock(f"{FILE}.lock"):
                 write_text(FILE.with_suffix(".json"), completion)
-            VerdictStore(FILE.with_suffix(".sqlite")).keep(completion, [1.0])
+            stored_verdict(FILE.with_suffix(".sqlite"), completion, [1.0])
             with tempfile.NamedTemporaryFile("w") as file:
                 file.write(completion)
         return super().score_episode(completion, case_idx)
