@@ -182,7 +182,7 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def connected(address: str | None, may_start: bool) -> None:
+    def connected(address: str | None) -> None:
         seen["address"] = address
         raise ConfigError("not connected")
 

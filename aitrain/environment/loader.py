@@ -96,7 +96,8 @@ def locate_environments(config: TrainConfig) -> dict[str, EnvSource]:
 
 def _adapter_source(adapter: Adapter, id: str) -> EnvSource:
     if not id:
-        raise ConfigError(f"rl_env: {adapter.name} needs what it is to load, as in {adapter.usage}")
+        example = f"--rl-env {adapter.name}:{adapter.example}"
+        raise ConfigError(f"rl_env: {adapter.name} needs what it is to load, as in {example}")
     file = PACKAGE.parent.joinpath(*adapter.module.split(".")).with_suffix(".py")
     return EnvSource(adapter.module, file, adapter.class_name, True, adapter, id)
 

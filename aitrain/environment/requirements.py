@@ -25,7 +25,7 @@ class EnvRequirements:
     """--rl-max-turns"""
     max_new_tokens: int | None = None
     """--rl-max-new-tokens"""
-    score_range: tuple[float, float] | Literal["any"] | None = None
+    score_range: tuple[float, float] | str | None = None
     """--rl-score-range"""
     episodes_at_once: int | None = None
     """--rl-env-episodes"""

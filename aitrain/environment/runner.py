@@ -379,7 +379,7 @@ def start_runner(
 ) -> EnvRunner:
     """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
-    processes = ProcessPool.start(environment, session_for, close) if is_isolated else None
+    processes = ProcessPool(environment, session_for, close) if is_isolated else None
     return EnvRunner(environment, config, processes, is_watched)
 
 

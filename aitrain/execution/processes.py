@@ -181,24 +181,19 @@ SERVER_GONE = Failure("crashed", "crashed: the process that starts environment p
 
 
 class ProcessPool:
-    """Worker processes, forked on demand by a fork server and reused; `start` it before torch is imported, so that they
+    """Worker processes, forked on demand by a fork server and reused. It is made before torch is imported, so that they
     do not contain it."""
 
-    def __init__(self, server: Connection, pid: int) -> None:
-        self.server_pid = pid
-        self._server = server
+    def __init__(self, environment: object, make: Make, close: Sequence[int] = ()) -> None:
+        """Fork the server, which closes the file descriptors in `close`."""
+        allow_open_files()  # one for each process
+        self._server, theirs = Pipe()
+        close = [self._server.fileno(), *close]
+        self.server_pid = fork(partial(run_fork_server, environment, make, theirs, close))
+        theirs.close()
         self._lock = threading.Lock()
         self.free = set[Worker]()
         """Processes that are not leased."""
-
-    @classmethod
-    def start(cls, environment: object, make: Make, close: Sequence[int] = ()) -> ProcessPool:
-        """Fork the server, which closes the file descriptors in `close`."""
-        allow_open_files()  # two for each process
-        ours, theirs = Pipe()
-        pid = fork(partial(run_fork_server, environment, make, theirs, [ours.fileno(), *close]))
-        theirs.close()
-        return cls(ours, pid)
 
     def fileno(self) -> int:
         """File descriptor of the connection to the fork server."""
@@ -328,8 +323,7 @@ class Worker:
             return error.failure
         if code >= 0:
             return Failure("crashed", f"crashed: its process exited with code {code}")
-        name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"
-        return Failure("crashed", f"crashed: its process was ended by signal {-code} ({name})")
+        return Failure("crashed", f"crashed: its process was ended by signal {-code} ({signal.strsignal(-code)})")
 
     def _stack(self) -> StackSummary:
         """The stack of the user's code in the process, which has to be ended then: it does not answer any more."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -17,9 +15,6 @@ QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a training process is started in the directory of the command
     "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_ROTATION_MAX_BYTES": str(8 << 20),  # of each log of a cluster that we start
-    "RAY_ROTATION_BACKUP_COUNT": "1",
-    "RAY_worker_niceness": "0",  # of a cluster that we start; Ray gives training a lower priority than other programs
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
@@ -27,49 +22,35 @@ QUIET = {
 
 
 @contextmanager
-def connected(address: str | None, may_start: bool = False) -> Iterator[None]:
-    """Connect to the cluster at an address, the one of RAY_ADDRESS, one that runs on this machine, or if `may_start`, a
-    new one that ends with the context.
+def connected(address: str | None) -> Iterator[None]:
+    """Connect to the cluster at an address, the one of RAY_ADDRESS, or one that runs on this machine.
 
     Raises:
-        ConfigError: there is no cluster at the address.
+        ConfigError: there is no cluster.
         Interrupted: SIGTERM came meanwhile.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     with ExitStack() as stack:
         stack.callback(_disconnect)
-        wanted = address or os.environ.get("RAY_ADDRESS")
+        wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
         try:
-            _connect(wanted or "auto")
-        except Interrupted:
-            raise
+            import ray
+            from ray._private.services import canonicalize_bootstrap_address
+
+            if "://" not in wanted:
+                _reach(canonicalize_bootstrap_address(wanted) or "")
+            ray.init(wanted, log_to_driver=False, logging_level="ERROR")
+        except SystemExit:  # by Ray's own handler of SIGTERM
+            raise Interrupted("Stopped.") from None
         except Exception as error:  # also of authentication, and RuntimeError for another version of Ray
-            if wanted or not may_start or not isinstance(error, (ConnectionError, ValueError)):
-                why = " ".join(str(error).split())[:200]
-                raise ConfigError(
-                    f"ray_address: this machine cannot join a Ray cluster{f' at {wanted}' if wanted else ''}\n"
-                    "Start Ray here first (ray start --head, or ray start --address=HOST:6379), or submit the command"
-                    " with ray job submit.\nFor a cluster with a token, set the variable RAY_AUTH_MODE=token.\n"
-                    f"Ray says: {why}"
-                ) from None
-            folder = tempfile.mkdtemp(prefix="aitrain-ray-")  # a short path, as Ray's sockets are in it
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            stack.callback(_disconnect)
-            _connect("local", include_dashboard=False, _temp_dir=folder)
+            raise ConfigError(
+                f"ray_address: this machine cannot join a Ray cluster ({wanted})\n"
+                "Start Ray here first (ray start --head, or ray start --address=HOST:6379), or submit the command"
+                " with ray job submit.\nFor a cluster with a token, set the variable RAY_AUTH_MODE=token.\n"
+                f"Ray says: {' '.join(str(error).split())[:200]}"
+            ) from None
         yield
-
-
-def _connect(address: str, **settings: Any) -> None:
-    import ray
-    from ray._private.services import canonicalize_bootstrap_address
-
-    if address != "local" and "://" not in address:
-        _reach(canonicalize_bootstrap_address(address) or "")
-    try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **settings)
-    except SystemExit:  # by Ray's own handler of SIGTERM
-        raise Interrupted("Stopped.") from None
 
 
 def _reach(address: str) -> None:

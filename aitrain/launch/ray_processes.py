@@ -79,7 +79,7 @@ class RayProcesses(Processes):
             self.private.mkdir()
             stack.callback(shutil.rmtree, self.private, ignore_errors=True)
             self.announce(Phase("connecting to Ray"))
-            stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
+            stack.enter_context(connected(self.plan.config.ray_address))
             stack.enter_context(on_stop_signals(self._on_signal))  # after Ray has set its own handlers
             needs = " and ".join(f"{count:g} {name}" for name, count in training_needs().items())
             self.announce(Phase(f"waiting for {self.world} x {needs} of Ray"))

@@ -97,7 +97,7 @@ def broken(environment: Environment) -> Any:
 
 @pytest.fixture
 def processes() -> Iterator[ProcessPool]:
-    one = ProcessPool.start(Environment(), Episode)
+    one = ProcessPool(Environment(), Episode)
     yield one
     one.close()
 
@@ -165,7 +165,7 @@ def test_an_error_is_told_with_the_users_line_and_the_lease_goes_on(processes: P
     assert failure.message.endswith('in fail: raise ValueError("no such city")  # the line')
     assert "Traceback" in failure.trace
     assert asked(lease, "ask", 2) == [1, 2]
-    with closing(ProcessPool.start(Environment(), broken)) as failing:
+    with closing(ProcessPool(Environment(), broken)) as failing:
         assert "cannot be made" in asked(failing.lease(), "ask", 1).message
 
 
@@ -173,7 +173,7 @@ def test_an_error_is_told_with_the_users_line_and_the_lease_goes_on(processes: P
     ("method", "message"),
     [
         (["run", os._exit, 0], "crashed: its process exited with code 0"),
-        (["run", signal.raise_signal, signal.SIGKILL], "crashed: its process was ended by signal 9 (SIGKILL)"),
+        (["run", signal.raise_signal, signal.SIGKILL], "crashed: its process was ended by signal 9 (Killed)"),
     ],
 )
 def test_a_crash_is_told_and_harms_nobody_else(processes: ProcessPool, method: list[Any], message: str) -> None:
@@ -265,7 +265,7 @@ def test_what_building_the_dataset_set_is_there_in_new_processes(processes: Proc
 
 
 def test_close_leaves_no_process(clock: Clock, tmp_path: Path) -> None:
-    processes = ProcessPool.start(Environment(), Episode)
+    processes = ProcessPool(Environment(), Episode)
     leases = [processes.lease() for _ in range(4)]
     pids = [processes.server_pid, *children(processes.server_pid)]
     assert {asked(lease, "run", os.getpid) for lease in leases} < set(pids)
@@ -286,7 +286,7 @@ from aitrain.execution.processes import ProcessPool
 from tests.execution.test_process_pool import Environment, Episode
 
 print("printed once")  # waits in a buffer
-processes = ProcessPool.start(Environment(), Episode)
+processes = ProcessPool(Environment(), Episode)
 leases = [processes.lease() for _ in range(3)]
 print(processes.server_pid, *(lease.call("run", os.getpid) for lease in leases), flush=True)
 for method, lease in zip(("hold", "hang"), leases):

@@ -27,11 +27,6 @@ class Adapter:
     by_url: bool = False
     """Whether the environment runs in a server of its own; otherwise in processes of the run."""
 
-    @property
-    def usage(self) -> str:
-        """The flag with the example."""
-        return f"--rl-env {self.name}:{self.example}"
-
     def require_package(self) -> None:
         """Check the installed package without importing it.
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Any
 
 import httpx
 
-from aitrain.environment.adapters.settings import requires
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, requires
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.http_server import check_url, is_local
 from aitrain.errors import ConfigError
-
-ChatMessages = list[dict[str, object]]
-StepResponse = ChatMessages | ToolResult | str | None
-"""What a `step` returns."""
 
 
 class RewardedEpisode:
@@ -29,7 +25,7 @@ class RewardedEpisode:
         self.details = dict[str, Any]()
         """What came with rewards, such as their components; the last of each name."""
 
-    def add(self, answer: Mapping[str, Any]) -> None:
+    def add(self, answer: JsonMapping) -> None:
         """Add the reward of a step's answer, None is no reward, and its metadata."""
         if answer.get("reward") is not None:
             self.values.append(float(answer["reward"]))
@@ -43,12 +39,12 @@ class RewardedEpisode:
 
 async def run_calls(
     calls: Sequence[ToolCall], run: Callable[[ToolCall], Awaitable[tuple[str, bool]]]
-) -> ChatMessages | ToolResult | None:
+) -> list[JsonObject] | ToolResult | None:
     """The results of the calls as messages; None if there are no calls, which ends the episode.
 
     `run` returns a call's result, and whether it ends the episode; calls that cannot be read get their problem instead.
     """
-    results: ChatMessages = []
+    results: list[JsonObject] = []
     for call in calls:
         text, is_last = (f"error: {call.problem}", False) if call.problem else await run(call)
         results.append({"role": "tool", "name": call.name, "content": text})
@@ -57,7 +53,12 @@ async def run_calls(
     return results or None
 
 
-def tool_schemas(tools: Sequence[Mapping[str, Any]], parameters: str = "input_schema") -> list[ToolJson]:
+def text_of(parts: Sequence[JsonMapping]) -> str:
+    """The text of a message or a result; images are left out."""
+    return "\n".join(part["text"] for part in parts if "text" in part)
+
+
+def tool_schemas(tools: Sequence[JsonMapping], parameters: str = "input_schema") -> list[ToolJson]:
     """The schemas of a server's tools, as `get_tools` returns them; `parameters` is the name of that field."""
     return [
         {
@@ -85,7 +86,7 @@ class EnvServer(httpx.AsyncClient):
             # a kept connection may have been closed by the server while the policy generated
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=not is_local(url),
-            verify=certificates() if url.startswith("https:") else False,
+            verify=certificates(),
         )
 
     async def ask(self, method: str, path: str, body: object = None, may_fail: bool = False) -> httpx.Response:

@@ -23,7 +23,7 @@ HIGHLIGHT = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")  # coloured text of a term
 class Gymnasium(Games):
     """One episode of the environment for each case. The score is the sum of its rewards."""
 
-    package, framework = "gymnasium", "gym"
+    package = "gymnasium"
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Gymnasium(Games):
         **config: object,
     ) -> None:
         self.id, self.size, self.seed, self.system = id, size, seed, system
-        self.requirements = requires(score_range, self.framework)
+        self.requirements = requires(score_range, self.package)
         self.imports, self.config = imports, {**config, **(make or {})}
         env = self.make()
         if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
@@ -104,4 +104,4 @@ class Gymnasium(Games):
 class Gem(Gymnasium):
     """Environments of GEM, which read the whole answer and may add a suffix to what they say."""
 
-    package = framework = "gem"
+    package = "gem"

@@ -11,8 +11,8 @@ from typing import Any
 from aitrain.environment.adapters.env_server import (
     EnvServer,
     ServerEnvironment,
-    StepResponse,
     run_calls,
+    text_of,
     tool_schemas,
 )
 from aitrain.environment.adapters.rows import files_of, read_rows
@@ -65,7 +65,7 @@ class NeMoGymSession:
         """The row's tools."""
         return tool_schemas(self.tools, "parameters")
 
-    async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
+    async def step(self, reply: str, calls: Sequence[ToolCall]) -> object:
         """Run the calls; without any the episode is over."""
         if reply or not calls:
             text = {"type": "output_text", "text": reply, "annotations": []}
@@ -103,7 +103,5 @@ class NeMoGymSession:
 
 def _message(given: JsonObject) -> JsonObject:
     """A message of the Responses API as one of a chat."""
-    content = given["content"]
-    if not isinstance(content, str):
-        content = "\n".join(part["text"] for part in content if "text" in part)
+    content = given["content"] if isinstance(given["content"], str) else text_of(given["content"])
     return {"role": "system" if given["role"] == "developer" else given["role"], "content": content}

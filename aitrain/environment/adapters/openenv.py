@@ -13,7 +13,6 @@ from aitrain.environment.adapters.env_server import (
     EnvServer,
     RewardedEpisode,
     ServerEnvironment,
-    StepResponse,
     run_calls,
     tool_schemas,
 )
@@ -185,7 +184,7 @@ class OpenEnvSession(RewardedEpisode):
         await self.open()
         return (await self.play("reset", self.reset))[0]
 
-    async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
+    async def step(self, reply: str, calls: Sequence[ToolCall]) -> object:
         """Run the tool calls; without tools the answer is the action."""
         if self.owner.text.has_tools:
             return await run_calls(calls, self._call)

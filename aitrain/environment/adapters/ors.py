@@ -12,11 +12,11 @@ from aitrain.environment.adapters.env_server import (
     EnvServer,
     RewardedEpisode,
     ServerEnvironment,
-    StepResponse,
     run_calls,
+    text_of,
     tool_schemas,
 )
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted
+from aitrain.environment.adapters.settings import JsonObject, choose, prompted
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 
 
@@ -65,7 +65,7 @@ class OpenRewardSession(RewardedEpisode):
         given = await self.server.json("GET", f"/{self.env}/messages")
         return [{"role": one["role"], "content": text_of(one["blocks"])} for one in given]
 
-    async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
+    async def step(self, reply: str, calls: Sequence[ToolCall]) -> object:
         """Run the calls; an answer without one goes to the terminal tool, if there is one."""
         if not calls and self.terminal is not None:
             argument = self.terminal.get("arg")
@@ -113,8 +113,3 @@ def events_in(text: str) -> Iterator[tuple[str, str]]:
         data = "\n".join(value.removeprefix(" ") for name, _, value in fields if name == "data")
         if names:
             yield names[-1], data
-
-
-def text_of(blocks: Sequence[JsonMapping]) -> str:
-    """The text of a prompt or a result; images are left out."""
-    return "\n".join(block["text"] for block in blocks if block["type"] == "text")

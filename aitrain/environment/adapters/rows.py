@@ -33,15 +33,13 @@ Data = str | Sequence[str]
 """A file, a data set of the Hub (`org/name` or `org/name:config`), or several."""
 
 
-def files_of(data: object) -> list[str]:
+def files_of(data: Data | None) -> list[str]:
     """The files and data sets of a setting.
 
     Raises:
-        ConfigError: it is of the wrong type, or a file does not exist.
+        ConfigError: a file does not exist.
     """
-    names = [data] if isinstance(data, str) else data
-    if not isinstance(names, list):
-        raise ConfigError(f"rl_env_config: data must name a file, or a list of files; not {data!r}")
+    names = [data] if isinstance(data, str) else list(data or ())
     for name in names:
         if is_file(name) and not Path(name).expanduser().is_file():
             raise ConfigError(f"rl_env_config: data: {no_file(name)}")

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
-from aitrain.options.value_types import score_bounds
 
 ChatMessage = dict[str, object]
 JsonObject = dict[str, Any]
@@ -25,23 +24,19 @@ JsonMapping = Mapping[str, Any]
 
 
 def requires(
-    score_range: object, adapter: str, isolation: Literal["process"] | None = "process", max_turns: int | None = None
+    score_range: Any, adapter: str, isolation: Literal["process"] | None = "process", max_turns: int | None = None
 ) -> EnvRequirements:
-    """What an adapter's environment requires, with the setting score_range.
+    """What an adapter's environment requires, with the setting score_range, which is checked as the option.
 
     Raises:
-        ConfigError: it is missing, or is not a range.
+        ConfigError: it is missing.
     """
     if score_range is None:
         raise ConfigError(
             f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
             ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for any number.'
         )
-    bounds = score_bounds(score_range)
-    if bounds is None:
-        what = f"LOW,HIGH with the lower one first, or any; not {score_range}"
-        raise ConfigError(f"rl_env_config: score_range must be {what}")
-    return EnvRequirements(isolation, max_turns, score_range="any" if score_range == "any" else bounds)
+    return EnvRequirements(isolation, max_turns, score_range=score_range)
 
 
 def seed_generators(seed: int) -> None:
