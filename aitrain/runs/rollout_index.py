@@ -127,20 +127,20 @@ class RolloutIndex:
 
     def record(self, entry: IndexEntry) -> RolloutRecord:
         """The whole record, read from its file; all defaults if the file was replaced."""
-        ((_, raw),) = self.each_raw([entry])
+        (raw,) = self.each_raw([entry])
         try:
             return RECORD.validate_python(parse_object(raw))
         except ValueError:
             return RolloutRecord()
 
-    def each_raw(self, entries: Iterable[IndexEntry]) -> Iterator[tuple[IndexEntry, bytes]]:
+    def each_raw(self, entries: Iterable[IndexEntry]) -> Iterator[bytes]:
         """The bytes of many records, each file opened once."""
         streams: dict[Path, BinaryIO] = {}
         try:
             for entry in entries:
                 if entry.file not in streams:
                     streams[entry.file] = entry.file.open("rb", buffering=0)
-                yield entry, os.pread(streams[entry.file].fileno(), entry.length, entry.offset)
+                yield os.pread(streams[entry.file].fileno(), entry.length, entry.offset)
         finally:
             for stream in streams.values():
                 stream.close()
