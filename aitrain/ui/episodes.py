@@ -4,7 +4,7 @@ cases of a run, each with its first and its last score."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from statistics import fmean
@@ -57,22 +57,17 @@ class Query:
         )
 
 
-def in_order(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[int]:
-    """Numbers of episodes, group by group, in the order of the training."""
+def find(rollouts: RolloutIndex, query: Query) -> list[int]:
+    """Numbers of all episodes that match a query, group by group, in the order of the training."""
+    entries = rollouts.entries
 
     def place(number: int) -> tuple[int, str, int, int, str]:
         step, phase, group, case = entries[number].group_key
         return step, phase, group, len(case), case
 
-    return sorted(numbers, key=place)
-
-
-def find(rollouts: RolloutIndex, query: Query) -> list[int]:
-    """Numbers of all episodes that match a query, group by group."""
-    entries = rollouts.entries
     by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
     numbers = (number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx))
-    found = in_order(entries, numbers)
+    found = sorted(numbers, key=place)
     return list(_searched(rollouts, found, query.text)) if query.text else found
 
 
@@ -109,7 +104,7 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
         for number, entry in enumerate(entries)
         if entry.eval_phase.startswith(("before", "after"))
     )
-    groups = grouped((entries[number].group_key, number) for number in in_order(entries, range(len(entries))))
+    groups = grouped((entry.group_key, number) for number, entry in enumerate(entries))
     return sorted(_spread(cases, most // 4) | _spread(groups, most * 3 // 4))
 
 

@@ -95,7 +95,7 @@ class Overview:
     @property
     def state(self) -> JsonObject:
         """Status and progress; what is unknown is None or empty."""
-        has_failed, is_running = self.status in ("failed", "stalled", "dead"), self.status == "running"
+        has_failed = self.status in ("failed", "stalled", "dead")
         reason = self.recorded.get("reason") if has_failed else ""
         if self.status == "stopped":
             reason = self.result.get("stopped_because")
@@ -103,10 +103,10 @@ class Overview:
         return {
             "status": self.status,
             "job": self.job,
-            "phase": self.recorded.get("phase") or "" if is_running else "",
+            "phase": self.recorded.get("phase") or "",
             "step": self.step,
             "steps": self.recorded.get("steps"),
-            "ends_at": self.recorded.get("ends_at") if is_running else None,
+            "ends_at": self.recorded.get("ends_at"),
             "heartbeat": as_float(self.recorded.get("heartbeat")) or 0.0,
             "reason": DEAD if self.status == "dead" else reason or "",
             "next": self.continuing() if has_failed or self.status == "stopped" else "",
@@ -130,17 +130,16 @@ class Overview:
 
     @property
     def option_rows(self) -> list[JsonObject]:
-        """Its options with their defaults, as text, in the order of the job's options."""
+        """Its options with their defaults, as text."""
         fields = (EvalConfig if self.job == "eval" else TrainConfig).model_fields
         defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-        named = {name: self.options[name] for name in (*fields, *self.options) if name in self.options}
         return [
             {
-                "name": str(name),
+                "name": name,
                 "value": _as_shown(without_secrets(value)),
                 "default": _as_shown(defaults.get(name)),
             }
-            for name, value in named.items()
+            for name, value in self.options.items()
         ]
 
     def mixture(self) -> Mixture:

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count, islice
 from pathlib import Path
@@ -26,21 +25,16 @@ SIGNS = ("metrics.jsonl", "status.json", "rollouts", SWEEP_LOG)
 MOST_RUNS = 2_000
 
 
-@dataclass(eq=False)
 class OpenRun:
     """One run that a page shows. Its rollouts are read in a thread, new ones at each request of its overview."""
 
-    path: Path
-    is_ready: bool = False
-    _reader: threading.Thread | None = None
-
-    def __post_init__(self) -> None:
-        self.rollouts = RolloutIndex(self.path / "rollouts")
+    def __init__(self, path: Path) -> None:
+        self.path, self.rollouts = path, RolloutIndex(path / "rollouts")
+        self._reader: threading.Thread | None = None
 
     def _read(self) -> None:
         with suppress(OSError):  # the run is being removed or replaced: the next request reads it again
             self.rollouts.refresh()
-            self.is_ready = True
 
     def overview(self) -> JsonObject:
         """The run's page above its cases, with the rollouts that are read within PATIENCE seconds."""
@@ -48,8 +42,8 @@ class OpenRun:
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
         self._reader.join(PATIENCE)
-        overview = Overview(self.path, self.rollouts if self.is_ready else None)
-        return {**overview.to_json(), "is_ready": self.is_ready}
+        is_ready = not self._reader.is_alive()
+        return {**Overview(self.path, self.rollouts if is_ready else None).to_json(), "is_ready": is_ready}
 
 
 @lru_cache(maxsize=2 * MOST_RUNS)

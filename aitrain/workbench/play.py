@@ -61,14 +61,14 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
     console = Console(highlight=False, quiet=options.as_json)
     case = chosen_case(opened.all_cases, options.case)
     title = f"{type(opened.environment).__name__}, {case_name(case)} of {len(opened.all_cases)}, seed {options.seed}"
-    console.print(Text(escape_controls(f"{title}; template and tokens of {view.name}"), style="dim"), soft_wrap=True)
+    show_text(console, f"{title}; template and tokens of {view.name}", "dim")
     shown = ShownEngine(rollout.engine, rollout.chat, view.chat, case.is_chat, options.policy, console)
     rollout = replace(rollout, engine=shown)
     rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
     with closing(event_loop()) as loop, closing(rollout.runner):
         (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
-    failure, stop, turns = episode.result.failure, episode.stop, len(episode.trajectory.turns)
-    if failure is not None:
+    stop, turns = episode.stop, len(episode.trajectory.turns)
+    if episode.result.failure is not None:
         raise EnvironmentFailed(episode.failure_message)
     if stop == "done" and episode.messages[-1]["role"] != "assistant":
         show_heading(console, "the environment says")
@@ -78,10 +78,19 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
     unscored = Text("score none: unscored, left out of training", style="yellow")
     console.print(unscored if score is None else score_text(score))
     for name, value in metrics.items():
-        console.print(Text(f"      env/{escape_controls(name)} {value:g}", style="dim"), soft_wrap=True)
-    what = {"case": case.number, "case_idx": case.case_idx, "seed": options.seed, "policy": options.policy}
-    said = {"prompt": episode.prompt, "messages": episode.messages, "stop": stop, "turns": turns}
-    return {**what, **said, "score": score, "metrics": metrics}
+        show_text(console, f"      env/{name} {value:g}", "dim")
+    return {
+        "case": case.number,
+        "case_idx": case.case_idx,
+        "seed": options.seed,
+        "policy": options.policy,
+        "prompt": episode.prompt,
+        "messages": episode.messages,
+        "stop": stop,
+        "turns": turns,
+        "score": score,
+        "metrics": metrics,
+    }
 
 
 def chosen_case(cases: Sequence[Case], wanted: str) -> Case:
@@ -193,7 +202,7 @@ class Person:
         if said.answers == 0 and is_terminal:
             import readline  # noqa: F401  # input() then edits lines and has a history
 
-            self.console.print(Text(f"{HINT} {TOOL_HINT}" if said.tools else HINT, style="dim"), soft_wrap=True)
+            show_text(self.console, f"{HINT} {TOOL_HINT}" if said.tools else HINT, "dim")
         try:
             while (line := clean(input("> " if is_terminal else ""))).strip():
                 lines.append(line)

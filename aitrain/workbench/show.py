@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from rich.console import Console
-from rich.text import Text
 
 from aitrain.environment.contract import Case, env_kind
 from aitrain.environment.rollout_session import session_for
@@ -14,7 +13,6 @@ from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import as_failure
 from aitrain.runs.environment_source import files_of
 from aitrain.ui.episodes import tool_name
-from aitrain.ui.output import escape_controls
 from aitrain.workbench.opening import OpenedEnvironment, spread
 from aitrain.workbench.play import ModelView, case_name, chosen_case, show_heading, show_text
 from aitrain.workbench.player import reference_of
@@ -48,7 +46,7 @@ def show(
     }
     for fact, value in {**facts, "tools": ", ".join(map(tool_name, tools))}.items():
         if value:
-            console.print(Text(f"{fact:9} {escape_controls(str(value))}"), soft_wrap=True)
+            show_text(console, f"{fact:9} {value}")
     shown: list[dict[str, object]] = []
     for one in chosen:
         reset = _begun(opened, one)
@@ -64,12 +62,21 @@ def show(
         show_heading(console, f"{case_name(one)}{', held out' * is_held_out}: {len(ids)} tokens")
         show_text(console, text)
         for column, value in {**row, "reference": reference}.items():
+            text_of_value = str(value)
+            more = "" if len(text_of_value) <= LONGEST_VALUE else "..."
             style = "green" if column == "reference" else "dim"
-            shown_value = str(value)
-            more = "" if len(shown_value) <= LONGEST_VALUE else "..."
-            show_text(console, f"{column}: {shown_value[:LONGEST_VALUE]}{more}", style)
-        facts_of_case = {"case": one.number, "case_idx": one.case_idx, "held_out": is_held_out, "tokens": len(ids)}
-        shown.append({**facts_of_case, "prompt": text, "row": row, "reference": reference})
+            show_text(console, f"{column}: {text_of_value[:LONGEST_VALUE]}{more}", style)
+        shown.append(
+            {
+                "case": one.number,
+                "case_idx": one.case_idx,
+                "held_out": is_held_out,
+                "tokens": len(ids),
+                "prompt": text,
+                "row": row,
+                "reference": reference,
+            }
+        )
     return {**facts, "tools": tools, "shown": shown}
 
 

@@ -41,7 +41,7 @@ def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
     write_json(run.status, {**read_object(run.status), "started": 1, "heartbeat": 1})
     assert stamp(run.path) != before
     state = state_of(run.path)
-    assert (state["status"], state["reason"], state["ends_at"], state["phase"]) == ("dead", DEAD, None, "")
+    assert (state["status"], state["reason"], state["phase"]) == ("dead", DEAD, "training")
 
 
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30))
