@@ -97,7 +97,7 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder) -> None:
 
     begin: list[Event] = [Phase(f"evaluating {config.model}")]
     folder.write_config(config)
-    run_in(folder.claimed(1, job=JOB, **sign_of_life()), plan, begin)
+    run_in(folder.claimed(job=JOB, **sign_of_life()), plan, begin)
 
 
 def _configs(

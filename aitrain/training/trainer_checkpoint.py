@@ -103,7 +103,6 @@ class CheckpointWriter:
             before=self.eval_state.before,
             last_other=self.eval_state.last_other,
             seconds=round(trainer.watch.trained_seconds, 3),
-            epoch=self.folder.epoch,
         )
 
 
