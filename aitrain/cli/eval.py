@@ -67,7 +67,7 @@ def eval(
         for options, plan in plans:
             with new_run_folder(options) as folder:
                 folder.write_config(options)
-                claimed = folder.claimed(1, job=JOB, **sign_of_life())
+                claimed = folder.claimed(job=JOB, **sign_of_life())
                 run_in(claimed, plan, [Phase(f"evaluating {options.model}")])
             folders.append(folder.path)
     finally:  # what was scored is shown before an error

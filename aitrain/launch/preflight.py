@@ -81,8 +81,7 @@ class RunPlan:
             files, status = (folder.config, folder.report), read_object(folder.status)
             before = {file: file.read_bytes() for file in files if file.exists()}
             folder.write_config(self.config)
-            last = read_manifest(self.checkpoint).epoch if self.folder and self.checkpoint else 0
-            claimed = folder.claimed(last + 1, **sign_of_life())
+            claimed = folder.claimed(**sign_of_life())
             try:
                 yield claimed
             except BaseException as error:

@@ -51,8 +51,6 @@ class Manifest:
     """Completions of an optimizer step."""
     seconds: float = 0.0
     """Seconds of the training, evaluations included, over all parts of a resumed run."""
-    epoch: int = 0
-    """The epoch of the run folder (`RunFolder.epoch`) in which it was written."""
     held_out: str = ""
     """Fingerprint of the held-out cases."""
     before: dict[str, Scoring] = field(default_factory=dict)

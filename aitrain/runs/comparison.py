@@ -21,12 +21,11 @@ from aitrain.options.generation import GenerationOptions
 from aitrain.runs.held_out import IntervalValues, Scoring, Verdict, interval_text, verdict_of, verdict_sentence
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import (
-    LENIENT,
     RecordedCase,
-    RecordedSample,
     RecordedScoring,
     match_cases,
 )
+from aitrain.runs.rollout_index import LENIENT, IndexEntry
 from aitrain.runs.statistics import (
     EQUAL,
     MOST_CASES,
@@ -244,11 +243,11 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     return Comparison(a, b, decoding, pairs, rows, list(_notes(a, b, both)), power)
 
 
-def telling_samples(comparison: Comparison, pair: CasePair) -> tuple[RecordedSample, RecordedSample]:
+def telling_samples(comparison: Comparison, pair: CasePair) -> tuple[IndexEntry, IndexEntry]:
     """Of each model the episode that shows the difference best: of a won case A's lowest score and B's highest."""
     sign = -1.0 if pair.outcome == "lost" else 1.0
 
-    def first(case: RecordedCase, sign: float) -> RecordedSample:
+    def first(case: RecordedCase, sign: float) -> IndexEntry:
         samples = case.samples[comparison.decoding].values()
         return min(samples, key=lambda sample: (sample.score is None, sign * (sample.score or 0.0)))
 

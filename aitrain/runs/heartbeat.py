@@ -130,8 +130,8 @@ def is_alive(status: Mapping[str, object]) -> bool:
         now = started_at(pid)
         if now is None or abs(now - started) < SILENCE:
             return now is not None  # else the clock was set, or it is another process with this id
-    age = silence(status)
-    return age is not None and age < SILENCE
+    heartbeat = as_float(status.get("heartbeat"))
+    return heartbeat is not None and time.time() - heartbeat < SILENCE
 
 
 def state_of(status: Mapping[str, object]) -> str:
@@ -143,12 +143,6 @@ def state_of(status: Mapping[str, object]) -> str:
     if recorded != "running":
         return "unknown"
     return "running" if is_alive(status) else "dead"
-
-
-def silence(status: Mapping[str, object]) -> float | None:
-    """Seconds since the last heartbeat, None if there was none."""
-    heartbeat = as_float(status.get("heartbeat"))
-    return max(0.0, time.time() - heartbeat) if heartbeat else None
 
 
 def _machine() -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NotRequired, TypeVar
+from typing import Literal, NotRequired, TypeVar, final
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
@@ -29,6 +29,7 @@ Scoring = Mapping[str, Sequence[float]]
 """Scores of each case's samples, by its row number; without samples that could not be scored."""
 
 
+@final
 class IntervalValues(TypedDict):
     """An interval in JSON; limits and count are None if only the mean is known."""
 
@@ -40,6 +41,7 @@ class IntervalValues(TypedDict):
     """Of a change: its sign-flip test."""
 
 
+@final
 class ScoreRow(TypedDict):
     """Held-out scores with one decoding, and the change of the cases that are in both."""
 
@@ -50,7 +52,9 @@ class ScoreRow(TypedDict):
 
 ScoreTable = dict[str, ScoreRow]
 """Rows by `sampled`, `greedy` and, if cases have K samples, `pass@K`."""
-SCORES: TypeAdapter[ScoreTable] = TypeAdapter(ScoreTable)
+SCORES: TypeAdapter[dict[str, ScoreRow | IntervalValues | None]] = TypeAdapter(
+    dict[str, ScoreRow | IntervalValues | None]
+)
 
 DECODINGS = ("sampled", "greedy")
 NEARLY = 1e-9
@@ -66,11 +70,16 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def recorded_table(value: object) -> ScoreTable | None:
-    """`scores` of a result.json; None if it has none."""
+    """`scores` of a result.json, those of an eval as scores after training; None if it has none."""
     try:
-        return SCORES.validate_python(value)
+        rows = SCORES.validate_python(value)
     except ValueError:
         return None
+    return {
+        name: row if "before" in row else {"before": None, "after": row, "change": None}
+        for name, row in rows.items()
+        if row is not None
+    }
 
 
 def bounds_of(score_range: object) -> Bounds | None:

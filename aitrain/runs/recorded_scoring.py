@@ -15,21 +15,8 @@ from aitrain.runs.held_out import DECODINGS, grouped
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.model_reference import read_options
 from aitrain.runs.records import RolloutRecord, prompt_key
-from aitrain.runs.rollout_index import EXCERPT, RolloutIndex, prompt_excerpt
+from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.runs.run_folder import RunFolder, read_object
-
-LENIENT = "lenient"
-"""The metric that is the score without the answer's format."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedSample:
-    """One episode of a case, by its number in the index."""
-
-    number: int
-    score: float | None
-    lenient: float | None
-    """The score without the answer's format; the score itself where the environment does not say it."""
 
 
 @dataclass(slots=True)
@@ -50,7 +37,7 @@ class RecordedCase:
     """The beginning of the prompt."""
     environment: str = ""
     """Name of the environment, in a run with several."""
-    samples: dict[str, dict[int, RecordedSample]] = field(default_factory=lambda: {name: {} for name in DECODINGS})
+    samples: dict[str, dict[int, IndexEntry]] = field(default_factory=lambda: {name: {} for name in DECODINGS})
     """By decoding and number of the sample; one that was recorded twice is the later one."""
 
     @classmethod
@@ -62,8 +49,11 @@ class RecordedCase:
 
     def scores(self, decoding: str, is_lenient: bool = False) -> list[float]:
         """The scores of the samples that have one, or their lenient parts."""
-        scores = [one.lenient if is_lenient else one.score for one in self.samples[decoding].values()]
-        return [score for score in scores if score is not None]
+        return [
+            one.lenient if is_lenient and one.lenient is not None else one.score
+            for one in self.samples[decoding].values()
+            if one.score is not None
+        ]
 
     def mean(self, decoding: str) -> float | None:
         """The mean score; None if no sample is scored."""
@@ -119,14 +109,10 @@ class RecordedScoring:
         return [name for name in DECODINGS if any(case.samples[name] for case in self.cases.values())]
 
     @property
-    def samples(self) -> Iterator[RecordedSample]:
+    def samples(self) -> Iterator[IndexEntry]:
         """All episodes of all cases."""
         each = (samples for case in self.cases.values() for samples in case.samples.values())
         return (sample for samples in each for sample in samples.values())
-
-    def record(self, sample: RecordedSample) -> RolloutRecord:
-        """The whole record of an episode."""
-        return self.rollouts.record(self.rollouts.entries[sample.number])
 
 
 def read_scorings(folders: Sequence[Path]) -> list[RecordedScoring]:
@@ -167,16 +153,13 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
     name = short(model, EXCERPT) + ("" if step is None else f", step {step}")
     scoring = RecordedScoring(folder, phase, rollouts, options, read_object(run.environment), state, name)
     found, only = dict[str, RecordedCase](), str(scoring.environment.get("class") or "")
-    for number, entry in enumerate(rollouts.entries):
+    for entry in rollouts.entries:
         of_phase, _, decoding = entry.eval_phase.rpartition("_")
         if of_phase == phase and decoding in DECODINGS:
-            record = rollouts.record(entry)
             if entry.case not in found:
-                found[entry.case] = RecordedCase.of(entry.case, record, only)
-            lenient = record.metrics.get(LENIENT)
-            if lenient is not None:
-                scoring.lenient.add(record.environment)
-            lenient = record.score if lenient is None or record.score is None else lenient
-            found[entry.case].samples[decoding][record.sample or 0] = RecordedSample(number, record.score, lenient)
+                found[entry.case] = RecordedCase.of(entry.case, rollouts.record(entry), only)
+            if entry.lenient is not None:
+                scoring.lenient.add(entry.environment)
+            found[entry.case].samples[decoding][entry.sample] = entry
     scoring.cases = dict(sorted(found.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else 0, item[0])))
     return scoring

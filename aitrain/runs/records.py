@@ -148,8 +148,6 @@ def row_columns(row: Mapping[str, object]) -> JsonObject:
 
 
 def _column(value: object) -> object:
-    if isinstance(value, (list, tuple, set, frozenset, Mapping)) and 3 * len(value) > LONGEST_COLUMN:
-        return f"(left out: {len(value):,} items)"  # an item has three characters at least, so the JSON is too long
     column = to_jsonable(value)
     length = len(json.dumps(column, ensure_ascii=False))
     return column if length <= LONGEST_COLUMN else f"(left out: {length:,} characters)"

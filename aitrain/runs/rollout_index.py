@@ -17,6 +17,9 @@ from aitrain.runs.records import RECORD, RolloutRecord, prompt_key
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""
 
+LENIENT = "lenient"
+"""The metric that is the score without the answer's format."""
+
 GroupKey = tuple[int, str, int, str]
 
 
@@ -24,6 +27,8 @@ GroupKey = tuple[int, str, int, str]
 class IndexEntry:
     """An episode in the index: its place in the files, and the values for filters and counts."""
 
+    number: int
+    """Its place in the index."""
     file: Path
     offset: int
     length: int
@@ -33,11 +38,15 @@ class IndexEntry:
     eval_phase: str
     """The scoring of the held-out cases, such as `before_sampled`; empty for training."""
     group: int
+    sample: int
+    """In a scoring, the number of the case's sample."""
     case: str
     """The case's row number; in records without one, its `case_idx`."""
     case_idx: str
     """The environment's name for the case, not necessarily unique."""
     score: float | None
+    lenient: float | None
+    """The score without the answer's format, where the environment says it."""
     advantage: float | None
     stop: str
     failure: str
@@ -106,7 +115,8 @@ class RolloutIndex:
                 except ValueError:
                     self.damaged += 1
                     continue
-                self.entries.append(entry := entry_of(record, path, start, end - start))
+                entry = entry_of(record, len(self.entries), path, start, end - start)
+                self.entries.append(entry)
                 if record.rendered_prompt:
                     self.rendered[entry.group_key] = entry
                 if (key := (entry.is_held_out, entry.case)) not in self.prompts:
@@ -128,10 +138,11 @@ class RolloutIndex:
             return os.pread(stream.fileno(), entry.length, entry.offset)
 
 
-def entry_of(record: RolloutRecord, file: Path, offset: int, length: int) -> IndexEntry:
+def entry_of(record: RolloutRecord, number: int, file: Path, offset: int, length: int) -> IndexEntry:
     """The index entry of a record."""
     case_idx = "" if record.case_idx is None else str(record.case_idx)
     return IndexEntry(
+        number,
         file,
         offset,
         length,
@@ -139,9 +150,11 @@ def entry_of(record: RolloutRecord, file: Path, offset: int, length: int) -> Ind
         weight_version=record.weight_version,
         eval_phase=record.eval_phase,
         group=record.group or 0,
+        sample=record.sample or 0,
         case=case_idx if record.row_number is None else str(record.row_number),
         case_idx=case_idx,
         score=record.score,
+        lenient=record.metrics.get(LENIENT),
         advantage=record.advantage,
         stop=record.stop,
         failure=record.error.kind if record.error else "",

@@ -135,10 +135,10 @@ class RunFolder:
         news = {name: value for name, value in known.items() if value is not None}
         write_json(self.status, {**read_object(self.status), **news, "status": status}, durable=status != "running")
 
-    def claimed(self, least: int, **known: object) -> RunFolder:
-        """This folder with the next epoch, at least `least`, in status.json: earlier commands cannot write any more."""
+    def claimed(self, **known: object) -> RunFolder:
+        """This folder with the next epoch in status.json: earlier commands cannot write any more."""
         before = read_object(self.status).get("epoch")
-        epoch = max(least, 1 + (before if isinstance(before, int) else 0))
+        epoch = 1 + (before if isinstance(before, int) else 0)
         self.write_status("running", epoch=epoch, nodes=[], **known)
         return replace(self, epoch=epoch)
 

@@ -80,7 +80,6 @@ def save_checkpoint(
                 before=eval_state.before,
                 last_other=eval_state.last_other,
                 seconds=round(trainer.watch.trained_seconds, 3),
-                epoch=folder.epoch,
             )
             seal(made, of_step)
             folder.check_owner()

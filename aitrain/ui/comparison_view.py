@@ -87,7 +87,7 @@ def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[Te
     scores = f"{number(pair.score_a)} -> {number(pair.score_b)}"
     yield Text.assemble((f"{title}  ", "bold"), escape_controls(f"{scores}  case {pair.a.case} of {a.label}"))
     for scoring, sample in zip((a, b), telling_samples(comparison, pair), strict=True):
-        asked, said = scoring.record(sample).transcript()
+        asked, said = scoring.rollouts.record(sample).transcript()
         if scoring is a:
             yield from messages_text(asked)
         yield Text.assemble("  ", (escape_controls(scoring.label), "bold"), "  ", score_text(sample.score))

@@ -20,7 +20,7 @@ from aitrain.runs.records import RolloutRecord
 from aitrain.runs.rollout_index import EXCERPT, IndexEntry, RolloutIndex, prompt_excerpt
 from aitrain.ui.overview import evenly
 
-OF_A_PLACE = ("file", "offset", "length")
+OF_A_PLACE = ("number", "file", "offset", "length")
 """Fields of the index that say where a record is, which no page shows."""
 MOST_EPISODES = 2_000
 MOST_BYTES = 8_000_000
@@ -124,16 +124,16 @@ def page_of(rollouts: RolloutIndex, numbers: Sequence[int], start: int, size: in
     while start < end < len(numbers) and entries[numbers[end - 1]].group_key == entries[numbers[end]].group_key:
         end += 1
     return {
-        "rows": [_row(number, entries[number], rollouts.record(entries[number])) for number in numbers[start:end]],
+        "rows": [_row(entries[number], rollouts.record(entries[number])) for number in numbers[start:end]],
         "total": len(numbers),
         "next": end if end < len(numbers) else None,
     }
 
 
-def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
+def _row(entry: IndexEntry, record: RolloutRecord) -> JsonObject:
     """An episode in a list: its number in the run, its fields, and excerpts of its prompt and its answer."""
     return {
-        "n": number,
+        "n": entry.number,
         **{name: value for name, value in asdict(entry).items() if name not in OF_A_PLACE},
         "prompt": prompt_excerpt(record),
         "answer": short(record.completion, EXCERPT),
@@ -150,7 +150,7 @@ def episode(rollouts: RolloutIndex, number: int) -> JsonObject:
     holder = rollouts.rendered.get(entry.group_key)  # the episode of the group that has the rendered prompt
     asked, said = (list(map(asdict, messages)) for messages in record.transcript())
     return {
-        **_row(number, entry, record),
+        **_row(entry, record),
         "row": [{"name": name, "text": _as_shown(value)} for name, value in record.row.items()],
         "rendered": rollouts.record(holder).rendered_prompt if holder else "",
         "tools": [{"name": tool_name(tool), "text": _as_shown(tool)} for tool in record.tools],

@@ -152,9 +152,6 @@ class Overview:
     def scores(self) -> ScoreTable:
         """The held-out scores of result.json, those of an eval as scores after training; without a result, the score
         before training."""
-        if self.job == "eval":
-            scores = self.result.get("scores", {})
-            return {name: {"before": None, "after": value, "change": None} for name, value in scores.items() if value}
         table = recorded_table(self.result.get("scores"))
         return {"sampled": self._bare_scores()} if table is None or self.status == "running" else table
 

@@ -59,5 +59,5 @@ def test_ctrl_c_removes_a_run_folder_in_which_no_process_was_started(
         pytest.raises(KeyboardInterrupt),
         new_run_folder(config) as folder,
     ):
-        folder.claimed(1)
+        folder.claimed()
     assert listing(tmp_path) == []

@@ -75,7 +75,7 @@ def test_the_row_is_in_json_types_without_the_prompt_secrets_and_huge_columns(mo
     assert row_columns(row | huge) == {
         "answer": "forty-two", "allowed": [1], "ratio": None, "login": "me:***", "check": ["<object object>"],
         "small": "x" * (LONGEST_COLUMN - 2),
-        "document": "(left out: 100,001 characters)", "numbers": "(left out: 100,000 items)",
+        "document": "(left out: 100,001 characters)", "numbers": "(left out: 300,000 characters)",
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from aitrain.ui.episodes import Query, case_rows, find
 from aitrain.ui.overview import DEAD, LOG_LINES, Overview
 from aitrain.ui.run_registry import RunRegistry, stamp
 from tests.ui.conftest import read, record, write_run
-from tests.ui.made_runs import make_failed, make_live, make_run
+from tests.ui.made_runs import make_eval, make_failed, make_live, make_run
 
 
 def state_of(folder: Path) -> dict[str, Any]:
@@ -32,6 +32,14 @@ def test_a_failed_run_knows_why_and_how_to_go_on(tmp_path: Path) -> None:
     assert "sk-abc" not in state["log"]
     run.write_status("finished")  # the reason of an earlier failure stays in the file
     assert (state_of(run.path)["reason"], state_of(run.path)["log"]) == ("", "")
+
+
+@pytest.mark.parametrize("scores", [3, [1], {"sampled": 3}])
+def test_an_eval_whose_scores_are_of_another_type_has_none(tmp_path: Path, scores: object) -> None:
+    run = make_eval(tmp_path / "run")
+    assert list(Overview(run.path).scores) == ["sampled", "pass@2"]
+    write_json(run.result, {**read_object(run.result), "scores": scores})
+    assert Overview(run.path).row()["after"] is None
 
 
 def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
