@@ -105,7 +105,7 @@ def _warm_up(context: RunContext, prepared: Prepared) -> None:
         RunFailed: they do not.
     """
     if context.config.warm_up and can_warm_up(prepared.trainer):
-        lengths = longest_shapes(prepared.inputs)
+        lengths = longest_shapes(prepared.trainer.inputs)
         context.enter("warming up")
         what = f"the warm-up, with the longest episodes ({lengths.prompt} + {lengths.completion} tokens)"
         trainer, before = prepared.trainer, prepared.trainer.pass_limit
@@ -113,7 +113,10 @@ def _warm_up(context: RunContext, prepared: Prepared) -> None:
             fitting = fit_passes(trainer, lengths)
         if fitting != before:
             context.note(f"A forward pass has at most {fitting}, as {before} did not fit into the memory.", "info")
-            trainer.lowered = {"batch_size": fitting.completions, "rl_prompts_per_step": trainer.prompts_per_step}
+            trainer.lowered = {
+                "batch_size": fitting.completions,
+                "rl_prompts_per_step": trainer.inputs.batch.prompts_per_step,
+            }
             if trainer.accelerator.is_main_process:
                 context.folder.write_config(context.config.model_copy(update=trainer.lowered))
 
@@ -237,13 +240,13 @@ def _finish(
         score_after=after.means[0],
         selection_score=None if best is None else best.eval_score,
         selection_scorings=None if best is None else len(held_out.state.scorings),
-        selection_cases=None if best is None else len(prepared.inputs.split.choosing) or None,
+        selection_cases=None if best is None else len(trainer.inputs.split.choosing) or None,
         scores=scores,
         verdict=verdict_of_scores(scores),
         eval_cases=len(plan.cases),
         eval_samples=plan.samples,
-        eval_overlap=prepared.inputs.split.overlap,
-        train_cases=len(trainer.cases),
+        eval_overlap=trainer.inputs.split.overlap,
+        train_cases=len(trainer.inputs.split.train),
         base_model=config.model,
         environment=context.runner.label,
         seed=config.seed,

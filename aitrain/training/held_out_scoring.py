@@ -39,8 +39,6 @@ class EvalState:
     """The last scored step with other held-out cases, or another number of samples, than now."""
     scorings: list[MetricsLine] = field(default_factory=list)
     """The evaluations during the training so far that have played the present cases."""
-    seconds: float = 0.0
-    """Seconds of the training so far."""
 
     @property
     def best(self) -> MetricsLine | None:

@@ -63,9 +63,8 @@ from aitrain.training.trl_arguments import (
 
 @dataclass(frozen=True)
 class Prepared:
-    """A trainer with its callbacks, and the other parts that a job needs."""
+    """A trainer with its callbacks that a job needs."""
 
-    inputs: TrainerInputs
     trainer: EpisodeTrainer
     held_out: HeldOutScoring
     tracking: Tracking
@@ -122,12 +121,11 @@ def prepare(context: RunContext) -> Prepared | None:
     held_out = HeldOutScoring(context, trainer, plan, choosing, tracking, eval_state)
     trainer.add_callback(held_out)
     if context.checkpoint is not None:
-        trainer.watch.seconds_before = eval_state.seconds
         trainer.watch.restore = partial(restore_state, trainer, context.checkpoint, eval_state.is_same)
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_sources(context.runner, context.folder)
-    return Prepared(inputs, trainer, held_out, tracking)
+    return Prepared(trainer, held_out, tracking)
 
 
 def _inputs(context: RunContext, precision: Precision, processes: int) -> TrainerInputs:

@@ -44,7 +44,8 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._step_start = 0.0
         self.rollout_seconds = 0.0  # of this step, until its batch was there
         self.skipped = self.skipped_in_a_row = 0
-        self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
+        resumed = trainer.recorder.resumed_from
+        self.seconds_before = resumed.seconds if resumed else 0.0  # of the training's earlier parts, with evaluations
         self._train_start: float | None = None
 
     @property

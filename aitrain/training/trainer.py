@@ -176,11 +176,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         save: Callable[[Any, Callable[[], None]], None],
     ) -> None:
         """`save` writes a checkpoint of a trainer, given TRL's method that writes one."""
-        self.run, self.save_with = run, save
+        self.run, self.inputs, self.save_with = run, inputs, save
         self.recorder = RunRecorder(run.folder, run.checkpoint)
-        self.cases, self.schedule = inputs.split.train, inputs.schedule
-        self.prompts_per_step = inputs.batch.prompts_per_step  # over all processes
-        self.algorithm, config = inputs.algorithm, inputs.runner.config
+        self.schedule, self.algorithm, config = inputs.schedule, inputs.algorithm, inputs.runner.config
         self.sampling = Sampling.of(config)
         ours = {
             "VLLMGeneration": ColocatedGeneration,
@@ -221,7 +219,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.trims = inputs.batch.trims and not self.aux_loss_enabled
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
-        self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
+        self.batches = batch_source(inputs.runner, self.rollouts, inputs.split.train, self.schedule, self.args)
         self.watch = StepEvents(self)
         self.add_callback(self.watch)
         policy = self.accelerator.unwrap_model(self.model)

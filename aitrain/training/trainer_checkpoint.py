@@ -169,7 +169,6 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
         last_scored,
         last_other,
         [line for line in made if line.step > last_other],
-        before.seconds,
     )
 
 

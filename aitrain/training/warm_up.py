@@ -72,7 +72,7 @@ def explain_out_of_memory(place: Callable[[], str], trainer: EpisodeTrainer) -> 
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        rows, prompts = trainer.pass_limit.completions, trainer.prompts_per_step
+        rows, prompts = trainer.pass_limit.completions, trainer.inputs.batch.prompts_per_step
         smaller = f"--batch-size {rows // 2} --rl-prompts-per-step {prompts}, " if rows > 1 else ""
         if tokens := trainer.pass_limit.tokens:
             smaller = f"--tokens-per-pass {tokens // 2}, "
