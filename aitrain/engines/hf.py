@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import compress
 from typing import Any
 
 import torch
@@ -110,13 +109,15 @@ class HFEngine(BatchingEngine):
                 room -= output.sequences.shape[1] - batch.ids.shape[1]
                 for place, row in zip(running, grown, strict=True):
                     now[place] = row
-                goes_on = [room > 0 and not self.end.is_reached(row.begun_ids) for row in grown]
+                go_on = [
+                    place for place, row in enumerate(grown) if room > 0 and not self.end.is_reached(row.begun_ids)
+                ]
                 if shares:
-                    ended = {place: row for place, row in enumerate(grown) if row.index >= 0 and not goes_on[place]}
-                    self._kept |= keep_rows(output.get(CACHE), batch.mask, ended, is_last=not any(goes_on))
-                if any(goes_on):
-                    batch = with_running_rows(batch, output, list(compress(range(len(live)), goes_on)))
-                running = list(compress(running, goes_on))
+                    ended = {place: row for place, row in enumerate(grown) if row.index >= 0 and place not in go_on}
+                    self._kept |= keep_rows(output.get(CACHE), batch.mask, ended, is_last=not go_on)
+                if go_on:
+                    batch = with_running_rows(batch, output, go_on)
+                running = [running[place] for place in go_on]
         return [Completion(row.prompt_ids[len(prompt) :]) for row, prompt in zip(now, prompts, strict=True)]
 
     def _generate(
