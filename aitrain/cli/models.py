@@ -40,13 +40,12 @@ def chat(
     Questions from a pipe get one line of JSON each: echo "2 + 2 = ?" | aitrain chat runs/sums. Options of the run stay
     as they were, unless they are given here.
     """
-    from aitrain.launch.command_processes import limit_threads, run_on_terminal
+    from aitrain.launch.command_processes import run_on_terminal
     from aitrain.runs.model_reference import chat_options
     from aitrain.runs.requests import ChatSetup
 
     given = given_flags(flags)
     request = ChatSetup(model, chat_options(model, only, given), only, system, greedy, seed)
-    limit_threads(request.config.model)
     limit = request.config.rl_max_new_tokens if "rl_max_new_tokens" in given else None
     return run_on_terminal("aitrain.jobs.chat", asdict(replace(request, answer_tokens=limit)))
 
