@@ -37,7 +37,8 @@ def model_chat(*answers: str, context: int | None = None) -> tuple[ModelChat, Sc
 
 
 def ask(chat: ModelChat, question: str) -> str:
-    return asyncio.run(chat.ask(question, 7, Decoding.SEEDED))
+    chat.messages = asyncio.run(chat.ask(question, 7, Decoding.SEEDED))
+    return chat.text
 
 
 def test_an_answer_that_does_not_reach_its_end_says_why() -> None:

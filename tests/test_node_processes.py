@@ -75,6 +75,8 @@ class Machines:
             self.ends[node] = processes.run()
         except AitrainError as error:
             self.ends[node] = error
+        finally:
+            self.groups[node].leave()
 
     def both_run(self) -> None:
         """Wait until the scripts of both say that they are ready."""

@@ -213,8 +213,10 @@ def test_a_machine_that_differs_ends_the_start_on_both_with_the_same_sentence(
     count: int, options: dict[str, Any], says: str, stores: list[MachineStore]
 ) -> None:
     other = beside(lambda: group_of(stores, 1, count).meet({**FACTS, **options}, 0, 20.0))
+    first = group_of(stores, 0)
     with pytest.raises(ConfigError, match=rf"node 1 \(.*\) differs from node 0: {says}") as own:
-        group_of(stores, 0).meet(FACTS, 0, 20.0)
+        first.meet(FACTS, 0, 20.0)
+    first.refuse(own.value)
     with pytest.raises(AitrainError) as theirs:
         other.result(20)
     assert str(theirs.value) == f"node 0: {own.value}"

@@ -129,14 +129,11 @@ def play(
     Shows what the model would get, its tools, the score and the metrics. breakpoint() and input() in the environment
     work as in any program. Ctrl-C ends it with exit code 130, Ctrl-D with the score so far.
     """
-    from aitrain.launch.command_processes import limit_threads
-
     if (policy != "person") + (script is not None) + (model is not None) > 1:
         raise ConfigError("--policy, --script and --model say who answers: give one of them")
     who: str = policy if script is None else "script"
     if model is not None:
         who, tokenizer = "model", model
-        limit_threads(model)
     if as_json and who == "person":
         raise ConfigError("--json: a person plays in the terminal; add --policy reference, --script or --model")
     config = checked({**flags, "rl_env": env, "model": tokenizer})

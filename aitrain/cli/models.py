@@ -40,10 +40,9 @@ def chat(
     Questions from a pipe get one line of JSON each: echo "2 + 2 = ?" | aitrain chat runs/sums. Options of the run stay
     as they were, unless they are given here.
     """
-    from aitrain.launch.command_processes import limit_threads, run_on_terminal
+    from aitrain.launch.command_processes import run_on_terminal
 
     request = ChatSetup(model, given_flags(flags), only, system, greedy, seed)
-    limit_threads(request.config.model)
     return run_on_terminal("aitrain.jobs.chat", asdict(request))
 
 

@@ -41,7 +41,6 @@ def train_here(plan: RunPlan, as_json: bool = False, group: NodeGroup | None = N
     if plan.folder is not None and plan.is_done:
         if group is not None:
             group.say(folder={})
-            group.leave()
         if as_json:
             _send(RunStarted(str(plan.folder.path)))
         else:
@@ -194,12 +193,14 @@ def train_on(nodes: Nodes, plan: RunPlan, as_json: bool, given: TrainConfig, gro
         whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
         _say(nodes, f"waiting for {whom} at {nodes.place}")
         group = group or NodeGroup(nodes, open_store(nodes, given.ddp_timeout))
-        group.meet(own, len(plan.gpus), given.ddp_timeout)
         try:
+            group.meet(own, len(plan.gpus), given.ddp_timeout)
             return train_here(plan, as_json, group) if nodes.rank == 0 else _follow(plan, nodes, group)
         except BaseException as error:
             group.refuse(error)
             raise
+        finally:
+            group.leave()
 
 
 def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
@@ -216,7 +217,6 @@ def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:
     """
     found = group.find_folder()
     if found is None:
-        group.leave()
         _say(nodes, "the run has finished: nothing is left to do")
         return 0
     folder, checkpoint = found

@@ -67,7 +67,8 @@ class ModelChat:
     ids: list[int] = field(default_factory=list)
     """The tokens of the answer so far."""
 
-    def _text(self) -> str:
+    @property
+    def text(self) -> str:
         """The answer so far, without special tokens."""
         return str(self.chat.tokenizer.decode(self.ids, skip_special_tokens=True))
 
@@ -76,10 +77,10 @@ class ModelChat:
         self.ids += tokens[:1]
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise asyncio.CancelledError
-        self.show(self._text().rstrip("\ufffd"))  # the rest of a character may come with the next token
+        self.show(self.text.rstrip("\ufffd"))  # the rest of a character may come with the next token
 
-    async def ask(self, question: str, seed: int, decoding: Decoding) -> str:
-        """The model's answer to the person; the conversation is as before if it cannot be had.
+    async def ask(self, question: str, seed: int, decoding: Decoding) -> list[Message]:
+        """The conversation with a question of the person and the model's answer.
 
         Raises:
             ConfigError: the conversation leaves no room for an answer.
@@ -97,13 +98,12 @@ class ModelChat:
         request = GenerationRequest([], room, SampleSeed(seed), decoding)
         await sample_turn(self.engine, self.chat, said, request)  # in no batch, so that the next one continues it
         self.ids = said.ids
-        self.show(self._text())  # what was not shown while it was sampled
-        self.messages = [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
+        self.show(self.text)  # what was not shown while it was sampled
         self.cut_off = ""
         if not said.ended_by_policy:
             advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"
             self.cut_off = f"cut off after {len(said.ids)} tokens: {advice}"
-        return self._text()
+        return [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
 
 
 @dataclass
@@ -138,19 +138,15 @@ class ChatSession:
         Raises:
             ConfigError: a conversation leaves no room for an answer.
         """
-        before, answers = [chat.messages for chat in self.chats], dict[str, str]()
         self._asked += 1
-        seed = derived_seed(self.seed, "chat", self._asked)
-        try:
-            for chat in self.chats:
-                chat.show = partial(view.answer, chat.name) if view is not None else lambda _: None
-                with chat.scope():
-                    answers[chat.name] = self._loop.run(chat.ask(question, seed, self.decoding))
-        except (KeyboardInterrupt, ConfigError):
-            for chat, messages in zip(self.chats, before, strict=True):
-                chat.messages = messages
-            raise
-        return answers
+        seed, said = derived_seed(self.seed, "chat", self._asked), list[list[Message]]()
+        for chat in self.chats:
+            chat.show = partial(view.answer, chat.name) if view is not None else lambda _: None
+            with chat.scope():
+                said.append(self._loop.run(chat.ask(question, seed, self.decoding)))
+        for chat, messages in zip(self.chats, said, strict=True):
+            chat.messages = messages
+        return {chat.name: chat.text for chat in self.chats}
 
     def close(self) -> None:
         """End its thread."""

@@ -154,7 +154,7 @@ def _enter(phase: str, channel: EventChannel) -> None:
     channel(Phase(phase))
 
 
-def exit_now(code: int, channel: EventChannel | None = None) -> NoReturn:
+def exit_now(code: int, channel: EventChannel) -> NoReturn:
     """Run the atexit functions, in which trackers finish their runs, and end the process without Python's shutdown.
 
     The shutdown sometimes aborts while a library's thread is running, and it would wait forever for a thread that the
@@ -168,7 +168,7 @@ def exit_now(code: int, channel: EventChannel | None = None) -> NoReturn:
     joins_processes()
     sys.stdout.flush()
     sys.stderr.flush()
-    if channel and LAUNCHER_VARIABLE in os.environ:
+    if LAUNCHER_VARIABLE in os.environ:
         part_from_command(channel)
     os._exit(code)
 

@@ -64,11 +64,3 @@ def run_on_terminal(module: str, request: Mapping[str, object]) -> NoReturn:
         # the hash seed as in training, so that the order of sets is the same
         quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_VERBOSITY": "error"}  # else each try of the Hub is shown
         os.execve(command[0], command, {"PYTHONHASHSEED": "0", **quiet, **os.environ})
-
-
-def limit_threads(model: str) -> None:
-    """Give the processes of this command one thread for a small model, as in training; the user's own value wins."""
-    from aitrain.launch.model_shape import is_small
-
-    if is_small(model):
-        os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -242,7 +242,7 @@ class NodeGroup:
         """Wait for all machines, which must be equal; node 0 compares them.
 
         Raises:
-            AitrainError: a machine does not come, or differs from node 0; all get the message.
+            AitrainError: a machine does not come, or differs from node 0.
         """
         own = {**own, "nnodes": self.nodes.count}
         if self.nodes.rank > 0:
@@ -253,28 +253,25 @@ class NodeGroup:
             self.infos = [NodeInfo(rank, *machine) for rank, machine in enumerate(machines)]
             return
         self.infos, deadline = [NodeInfo(0, socket.gethostname(), "", gpus)], time.monotonic() + seconds
-        try:
-            for rank in self.others:
-                hello = self.hear(rank, "hello", deadline - time.monotonic())
-                if hello is None:
-                    why = f"node {rank} did not connect to {self.nodes.place} within {seconds:.0f} seconds"
-                    raise ConfigError(f"nnodes: {why} (--ddp-timeout)\nStart the same command there.")
-                self.infos.append(NodeInfo(rank, *hello["machine"]))
-                if unequal := difference(own, hello["facts"]):
-                    why = f"{self.name(rank)} differs from node 0: {unequal}"
-                    raise ConfigError(f"nnodes: {why}\nMake the machines equal.")
-        except BaseException as error:
-            self.refuse(error)
-            raise
+        for rank in self.others:
+            hello = self.hear(rank, "hello", deadline - time.monotonic())
+            if hello is None:
+                why = f"node {rank} did not connect to {self.nodes.place} within {seconds:.0f} seconds"
+                raise ConfigError(f"nnodes: {why} (--ddp-timeout)\nStart the same command there.")
+            self.infos.append(NodeInfo(rank, *hello["machine"]))
+            if unequal := difference(own, hello["facts"]):
+                why = f"{self.name(rank)} differs from node 0: {unequal}"
+                raise ConfigError(f"nnodes: {why}\nMake the machines equal.")
         # its name may be a loopback address here, as Debian has it
         self.infos[0] = replace(self.infos[0], address=own_address(self.infos[1].address))
         self.say(machines=[[info.host, info.address, info.gpus] for info in self.infos])
 
     def refuse(self, error: BaseException) -> None:
-        """Tell the others why this machine ends."""
+        """Tell the others why this machine ends, unless it has said so already."""
         ours = to_aitrain_error(error)
         why = Failed("was stopped" if isinstance(ours, Interrupted) else str(ours), ours.exit_code)
-        self.say(end={**asdict(why), "node": self.nodes.rank, "is_cause": False})
+        if "end" not in self._own:
+            self.say(end={**asdict(why), "node": self.nodes.rank, "is_cause": False})
         self.leave()
 
     # -- the run folder

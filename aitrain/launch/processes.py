@@ -18,7 +18,6 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from aitrain.activity import SLOT, Snapshot, read
@@ -110,7 +109,6 @@ class Processes:
         with ExitStack() as stack:
             stack.enter_context(on_stop_signals(self._on_signal))
             if self.group is not None:
-                stack.push(self._leave)
                 self.group.on_state, self.group.on_lost = self._on_state, self._on_lost
                 if self.group.lost:
                     self._on_lost(self.group.lost)
@@ -409,13 +407,6 @@ class Processes:
             self.cause = self.cause or Failed(why, RunFailed.exit_code)
             self._remember(self.cause)
             self._kill()
-
-    def _leave(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Tell the others that this machine ends, and why if nothing was said yet."""
-        assert self.group is not None
-        if error is not None and self.last is None:
-            self.group.refuse(error)
-        self.group.leave()
 
 
 def _write_last_line(pipe: int, waiting: list[threading.Thread]) -> None:
