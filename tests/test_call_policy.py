@@ -238,8 +238,9 @@ class RunsCode(NoState):
     """The code of an answer, with variables of its own."""
 
     def score_episode(self, completion: str, case_idx: int) -> float:
-        names: dict[str, Any] = {"number": case_idx}
-        exec("def double():\n    return 2 * number\nfound = double()", names)
+        names: dict[str, Any] = {"number": case_idx, "__name__": "answer"}
+        file = "<string>" if case_idx % 2 else "answer.py"
+        exec(compile("def double():\n    return 2 * number\nfound = double()", file, "exec"), names)
         super().score_episode(completion, case_idx)
         return float(names["found"] / 2 / EPISODES)
 

@@ -61,7 +61,8 @@ class CallPolicy:
         return self.environment if self.own is None else copy_of(self.environment, self.own)
 
     def state(self) -> dict[str, object]:
-        """How calls run, for a checkpoint; empty while that is not known."""
+        """How calls run, for a checkpoint; empty while that is not known. Without it, a resumed run would play its
+        first episodes alone, and a batch of other episodes may sample other tokens."""
         if self._mode == "watched":
             return {}
         return {"mode": self._mode, "copied": None if self.own is None else sorted(self.own)}

@@ -497,15 +497,19 @@ class StateWatch:
         return self.looks[code]
 
     def begins(self, frame: FrameType) -> bool:
-        """Note a function that is called; returns whether it may refer to what is not compared yet."""
-        self._called[id(frame.f_globals)] = frame.f_globals
-        return self.before is not None and frame.f_globals not in self.before
+        """Note the module of a function that is called; returns whether it may refer to what is not compared yet. The
+        code of an answer, which `exec` runs, has variables of its own."""
+        names = frame.f_globals
+        if getattr(sys.modules.get(names.get("__name__", "")), "__dict__", None) is not names:
+            return False
+        self._called[id(names)] = names
+        return self.before is not None and names not in self.before
 
     def is_users(self, frame: FrameType) -> bool:
         """Whether a function is the user's, or is in the file of a class of the environment."""
         file = frame.f_code.co_filename
-        if file.startswith("<"):  # made by `exec`, as dataclasses make methods; the code of an answer has no module
-            return frame.f_globals.get("__name__") in sys.modules and _is_users_name(frame.f_globals["__name__"])
+        if file.startswith("<"):  # made by `exec`, as dataclasses make methods
+            return _is_users_name(frame.f_globals.get("__name__"))
         return is_users_file(file) or file in self._files_of_classes
 
     @functools.cached_property

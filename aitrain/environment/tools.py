@@ -108,12 +108,11 @@ class Tools:
         A result that is text is returned unchanged; any other is written as JSON. Exceptions of the tool are raised,
         as are those of a user-defined type's validation other than ValueError.
         """
-        tool, named = self.by_name.get(str(call.name)), short(str(call.name))
-        problem = call.problem
-        if not problem and tool is None:
-            problem = f"there is no tool {named}. Tools: {', '.join(self.by_name) or 'none'}"
-        if problem or tool is None:
-            return _wrong(problem)
+        tool = self.by_name.get(call.name)
+        if call.problem:
+            return _wrong(call.problem)
+        if tool is None:
+            return _wrong(f"there is no tool {short(call.name)}. Tools: {', '.join(self.by_name) or 'none'}")
         values, problems = tool.read(copy.deepcopy(call.arguments or {}))  # a tool may change what it is given
         if problems:
             return _wrong(f"{tool.name}: {'; '.join(short(problem, 200) for problem in problems)}")

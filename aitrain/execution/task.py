@@ -30,8 +30,7 @@ class Outcome(Generic[T_co]):
     seconds: float = 0.0
     failure: Failure | None = None
     is_running: bool = False
-    """Whether it still runs: its thread could not be ended. A call of another machine may also wait, and is asked for
-    again."""
+    """Whether it still runs: its thread could not be ended."""
 
 
 class Task:
