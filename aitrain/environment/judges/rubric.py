@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from annotated_types import Ge, Le
-from pydantic import Field, Strict, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from aitrain.environment.contract import Prompt, Score
 from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, as_text, is_offline
 
 BEST = 10
 """The highest number that the model may give; 0 is the lowest."""
+Number = Annotated[
+    float, Field(strict=True, ge=0, le=BEST), WithJsonSchema({"type": "integer", "enum": list(range(BEST + 1))})
+]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -46,12 +48,10 @@ class Rubric(ModelJudge, frozen=True):
             + f"\n\nEach N is a whole number from 0 (worst) to {BEST} (best)."
             f" Reply with one JSON object and nothing else: {{{example}}}"
         )
-        form = WithJsonSchema({"type": "integer", "enum": list(range(BEST + 1))})
-        number = Annotated[float, Strict(), Ge(0), Le(BEST), form]
         said = [] if isinstance(prompt, str) else messages[len(prompt) :]
         truth = (case or {}).get(self.reference)
         texts = {"reference": str(truth)} if truth is not None else {}
         texts["answer"] = as_text(said) if len(said) > 1 else text
-        numbers = await self.ask(rule, prompt, texts, dict.fromkeys(criteria, number))
+        numbers = await self.ask(rule, prompt, texts, dict.fromkeys(criteria, Number))
         shares = [one / BEST for one in numbers]
         return Score(sum(shares) / len(shares), dict(zip(criteria, shares, strict=True)) if len(shares) > 1 else {})
