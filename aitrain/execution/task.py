@@ -16,17 +16,16 @@ from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.user_code import users_line
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 POLL = 1.0
 """Seconds between two looks at the deadline of a call that waits: its clock may be stopped meanwhile."""
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T_co]):
+class Outcome(Generic[T]):
     """What came of a call: its value or its failure, and the seconds that its clock ran."""
 
-    value: T_co | None = None
+    value: T | None = None
     seconds: float = 0.0
     failure: Failure | None = None
     is_running: bool = False

@@ -146,7 +146,8 @@ def test_games_in_threads_are_played_one_after_another_each_with_its_own_random_
     [(0, (1, 2), 1.0), (0, (1, 1), -1.0), (1, (1, 1), 1.0)],
 )
 def test_the_policy_plays_on_its_seat_against_the_others(seat: int, replies: tuple[int, ...], score: float) -> None:
-    env = made("textarena:Last-v0", size=2, players=2, seat=seat, opponent="first_legal")
+    write(Path.cwd(), {"players.py": "def first(seen, rng):\n    return seen[seen.rindex('left') :].split()[1]\n"})
+    env = made("textarena:Last-v0", size=2, players=2, seat=seat, opponent="players.py:first")
     case = cases_of(env)[0]
     said, result = play(env, case, guesses(*replies))
     assert said[0].startswith(["You begin.", "You are second.\n4 left: [1] [2]\n[Player 0] [1]"][seat])

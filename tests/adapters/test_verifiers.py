@@ -33,7 +33,7 @@ def test_rows_hold_all_that_a_rollout_needs_and_held_out_ones_are_the_environmen
     assert first.prompt == [{"role": "system", "content": "Add."}, {"role": "user", "content": "0+0"}]
     assert first.row["vf_input"] == {"answer": "0"}
     assert len(environment.build_eval_dataset()) == 2
-    assert made("verifiers:my_env:load_other", **RANGE).build_eval_dataset is None
+    assert made("verifiers:my-env", held_out=0, **RANGE).build_eval_dataset is None
     assert signal.getsignal(signal.SIGTERM) is handler  # which the framework sets
     run_if_async(environment.close())
     assert environment.env.torn_down == 1

@@ -136,11 +136,8 @@ def rows(count):
     return [{"prompt": [{"role": "system", "content": "Add.", "name": None},
                         {"role": "user", "content": f"{n}+{n}"}], "answer": str(2 * n)} for n in range(count)]
 
-def load_environment(count=6, broken_weight=0.0, **options):
+def load_environment(count=6, broken_weight=0.0, held_out=2, **options):
     rubric = vf.Rubric([exact, short, parts, broken], [1.0, 0.5, 0.0, broken_weight])
-    return vf.Env(rows(count), rubric, eval_dataset=rows(2), **options)
-
-def load_other(**options):
-    return vf.Env(rows(1), vf.Rubric([exact], [-1.0]), **options)
+    return vf.Env(rows(count), rubric, eval_dataset=rows(held_out) or None, **options)
 """,
 }

@@ -41,7 +41,7 @@ def failure(judge: judges.Rubric, text: str = "4") -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("said", "settings", "score"),
     [
-        ('{"score": 3}', {"scale": [1, 5]}, Score(0.5)),
+        ('{"score": 5}', {}, Score(0.5)),
         (
             '{"right": 10, "polite": 5}',
             {"rubric": {"right": "R", "polite": "P"}},
@@ -230,7 +230,6 @@ def test_without_a_network_no_judge_sends_anything(model: JudgeModel, monkeypatc
     ("settings", "words"),
     [
         ({"url": "http://me:a-secret@host/v1"}, "holds credentials"),
-        ({"scale": [10, 10]}, "scale must be two whole numbers"),
         ({"api_key": "a-secret"}, "variable of key_name"),
     ],
 )

@@ -1,7 +1,7 @@
 """Environments with gymnasium's `reset` and `step`: `--rl-env gym:FrozenLake-v1`, and GEM's: `--rl-env gem:ID`.
 
-Settings: size, seed, system and score_range as in `settings.py`; `actions`, words for the actions; `imports`, modules
-that register environments; and the environment's arguments (in `make` if one has the name of a setting).
+Settings: size, seed, system and score_range as in `settings.py`; `actions`, words for the actions; and arguments of the
+environment (in `make` if one has the name of a setting).
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ class Gymnasium(Games):
         seed: int = 0,
         system: str | None = None,
         actions: Sequence[str] = (),
-        imports: Sequence[str] = (),
         score_range: object = None,
         make: Mapping[str, object] | None = None,
         **config: object,
     ) -> None:
         self.id, self.size, self.seed, self.system = id, size, seed, system
         self.requirements = requires(score_range, self.package)
-        self.imports, self.config = imports, {**config, **(make or {})}
+        self.config = {**config, **(make or {})}
         env = self.make()
         if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
             self.config.setdefault("render_mode", "ansi")
@@ -58,13 +57,11 @@ class Gymnasium(Games):
         self.pattern = re.compile(rf"(?<![\w-])(?<!\d\.)(?:{words})(?!\w|\.\d)")
         what = f"one of: {', '.join(actions)}" if actions else f"a number from {first} to {first + count - 1}"
         self.instruction = f"Answer with {what}." if count else ""  # else the environment reads the whole answer
-        self.source_files = source_files([(one, "") for one in imports], [getattr(env, "unwrapped", env)], self.package)
+        self.source_files = source_files((), [getattr(env, "unwrapped", env)], self.package)
         getattr(env, "close", lambda: None)()
 
     def make(self) -> Any:
         """A new environment of the framework."""
-        for module in self.imports:
-            import_module(module)
         return import_module(self.package).make(self.id, **self.config)
 
     def episode(self, game_seed: int) -> Generator[str, str, Score]:

@@ -99,14 +99,15 @@ class RowSource:
         messages: Any = case.get("messages")
         question = case.get("question") or case.get("problem")
         if "prompt" not in case and _are_messages(messages):
-            is_solved = messages[-1]["role"] == "assistant"
-            answer = {"answer": messages[-1].get("content")} if is_solved else {}
-            case = {"prompt": messages[:-1] if is_solved else messages, **answer, **case}
+            case["prompt"] = messages
+            if messages[-1]["role"] == "assistant":
+                case["prompt"] = messages[:-1]
+                case.setdefault("answer", messages[-1].get("content"))
         elif "prompt" not in case and isinstance(question, str):
-            case = {"prompt": as_messages(question), **case}
+            case["prompt"] = as_messages(question)
         truth = case.get("reward_model")
         if isinstance(truth, Mapping) and "ground_truth" in truth:
-            case = {"ground_truth": truth["ground_truth"], **case}
+            case.setdefault("ground_truth", truth["ground_truth"])
         prompt = case.get("prompt")
         if not (_are_messages(prompt) or (isinstance(prompt, str) and prompt)):
             raise EnvironmentFailed(

@@ -14,30 +14,25 @@ from typing import Any
 
 from aitrain.environment.adapters.settings import Games, requires, seed_generators
 from aitrain.environment.contract import Score
-from aitrain.environment.user_modules import load_object, parse_id, source_files
+from aitrain.environment.user_modules import load_function, source_files
 from aitrain.errors import ConfigError
 
 Opponent = Callable[[str, random.Random], str]
 """What another player says after an observation."""
 
 MOVE = re.compile(r"\[[^\[\]\n]+\]")
-OPPONENTS: dict[str, Opponent] = {
-    "any_legal": lambda seen, rng: rng.choice(moves_in(seen)),
-    "first_legal": lambda seen, rng: moves_in(seen)[0],
-}
-"""Opponents that say one of the moves in brackets that the game shows them last."""
 
 
-def moves_in(seen: str) -> list[str]:
-    """The moves in brackets that an observation shows.
+def any_legal(seen: str, rng: random.Random) -> str:
+    """Any of the moves in brackets that the game shows.
 
     Raises:
         ValueError: there are none.
     """
-    moves = MOVE.findall(seen)
+    moves: list[str] = MOVE.findall(seen)
     if not moves:
         raise ValueError("the game shows its other players no moves in brackets: give them an opponent of your own")
-    return moves
+    return rng.choice(moves)
 
 
 GAME = -1  # the sender of the game's own messages
@@ -56,7 +51,7 @@ class TextArena(Games):
         system: str | None = None,
         players: int = 1,
         seat: int = 0,
-        opponent: str = "any_legal",
+        opponent: str | None = None,
         score_range: object = "-1,1",
         game: Mapping[str, object] | None = None,
         **config: object,
@@ -65,10 +60,7 @@ class TextArena(Games):
         self.id = id if is_named else f"{id}-raw"  # by default each observation is the whole game
         self.config = {**config, **(game or {})}
         self.size, self.seed, self.system, self.seat = size, seed, system, seat
-        if opponent not in OPPONENTS and ":" not in opponent:
-            what = f"there is no opponent {opponent}: name {', '.join(OPPONENTS)}, or a function: file.py:name"
-            raise ConfigError(f"rl_env_config: {what}")
-        self.opponent: Opponent = OPPONENTS.get(opponent) or load_object(*parse_id(opponent)[0])
+        self.opponent: Opponent = any_legal if opponent is None else load_function("opponent", opponent)
         self.source_files = source_files((), [self.opponent], "textarena")
         self.players = players
         if seat not in range(self.players):

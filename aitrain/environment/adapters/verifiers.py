@@ -1,4 +1,4 @@
-"""Environments of the verifiers library: `--rl-env verifiers:my-env`, or `verifiers:my_module:load_env` for a function.
+"""Environments of the verifiers library: `--rl-env verifiers:my-env`.
 
 Settings: size, seed, system and score_range as in `settings.py`; all others are passed to `load_environment`
 (verifiers 0.4: are fields of the taskset's configuration), in `arguments` if one has the name of a setting.
@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
 from typing import Any  # also for the objects of verifiers, which have no types here
@@ -78,12 +77,8 @@ class LegacyVerifiers(VerifiersEnvironment):
     def __post_init__(self) -> None:
         import verifiers
 
-        module, _, function = self.id.partition(":")
         with on_stop_signals(signal.default_int_handler):  # it replaces them, and ours are put back
-            if function:
-                self.env = getattr(import_module(module.replace("-", "_")), function)(**self.arguments)
-            else:
-                self.env = verifiers.load_environment(self.id, **self.arguments)
+            self.env = verifiers.load_environment(self.id, **self.arguments)
         rubric = self.env.rubric
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
@@ -235,8 +230,8 @@ def Verifiers(
     kind = LegacyVerifiers if is_legacy else VerifiersV1
     environment: Any = kind(id, size, seed, system, {**others, **(arguments or {})})
     environment.requirements = requires(score_range, "verifiers", max_turns=environment.max_turns)
-    # the id may name an owner, a version, a function or an environment around a taskset
-    name = id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0]
+    # the id may name an owner, a version or an environment around a taskset
+    name = id.rpartition("+")[2].rsplit("/", 1)[-1].partition("@")[0]
     module = name.replace("-", "_")
     environment.source_files = package_files(module) if module_specs(module) else []
     return environment

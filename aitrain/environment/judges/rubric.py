@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from annotated_types import Ge, Le
-from pydantic import Field, Strict, WithJsonSchema, field_validator
+from pydantic import Field, WithJsonSchema
 
 from aitrain.environment.contract import Prompt, Score
 from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, as_text, is_offline
 
+BEST = 10
+"""The highest number that the model may give; 0 is the lowest."""
+Number = Annotated[
+    float, Field(strict=True, ge=0, le=BEST), WithJsonSchema({"type": "integer", "enum": list(range(BEST + 1))})
+]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -19,17 +23,8 @@ class Rubric(ModelJudge, frozen=True):
 
     rubric: Text | Annotated[Mapping[str, Text], Field(min_length=1)]
     """What to score by: one text, or a text for each criterion."""
-    scale: tuple[int, int] = (0, 10)
-    """Lowest and highest number that the model may give."""
     reference: str = "ground_truth"
     """Column with a right answer, which the model sees if the row has it."""
-
-    @field_validator("scale")
-    @classmethod
-    def _check(cls, scale: tuple[int, int]) -> tuple[int, int]:
-        if scale[0] >= scale[1]:
-            raise ValueError("scale must be two whole numbers with the lower one first, such as [0, 10]")
-        return scale
 
     async def __call__(
         self,
@@ -46,20 +41,17 @@ class Rubric(ModelJudge, frozen=True):
         if is_offline():
             return Score(None)
         criteria = {"score": self.rubric} if isinstance(self.rubric, str) else self.rubric
-        low, high = self.scale
         example = ", ".join(f'"{name}": N' for name in criteria)
         rule = (
             f"You score an answer to a task.\n{DATA_RULE}\n\nScore by:\n"
             + "\n".join(f"- {name}: {criterion}" for name, criterion in criteria.items())
-            + f"\n\nEach N is a whole number from {low} (worst) to {high} (best)."
+            + f"\n\nEach N is a whole number from 0 (worst) to {BEST} (best)."
             f" Reply with one JSON object and nothing else: {{{example}}}"
         )
-        form = WithJsonSchema({"type": "integer", "enum": list(range(low, high + 1))})
-        number = Annotated[float, Strict(), Ge(low), Le(high), form]
         said = [] if isinstance(prompt, str) else messages[len(prompt) :]
         truth = (case or {}).get(self.reference)
         texts = {"reference": str(truth)} if truth is not None else {}
         texts["answer"] = as_text(said) if len(said) > 1 else text
-        numbers = await self.ask(rule, prompt, texts, dict.fromkeys(criteria, number))
-        shares = [(one - low) / (high - low) for one in numbers]
+        numbers = await self.ask(rule, prompt, texts, dict.fromkeys(criteria, Number))
+        shares = [one / BEST for one in numbers]
         return Score(sum(shares) / len(shares), dict(zip(criteria, shares, strict=True)) if len(shares) > 1 else {})
