@@ -73,7 +73,6 @@ def _header(base: str, is_adapter: bool) -> str:
     is_on_hub = base not in NAMED_MODELS and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) and not Path(base).exists()
     data = ModelCardData(
         base_model=base if is_on_hub else None,
-        base_model_relation=("adapter" if is_adapter else "finetune") if is_on_hub else None,
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if is_adapter else [])],

@@ -110,7 +110,7 @@ class Overview:
             "heartbeat": as_float(self.recorded.get("heartbeat")) or 0.0,
             "reason": DEAD if self.status == "dead" else reason or "",
             "next": self.continuing() if has_failed or self.status == "stopped" else "",
-            "log": redact("\n".join(line.rpartition("\r")[2] for line in log.splitlines()[-LOG_LINES:])),
+            "log": redact("\n".join(log.splitlines()[-LOG_LINES:])),
         }
 
     # -- what it trains

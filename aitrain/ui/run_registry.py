@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain, count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,9 @@ class RunRegistry:
         one of the name is `name (2)`."""
         found = dict[str, Path]()
         for path in dict.fromkeys(path for place in self.places for path in _found_in(place)):
-            names = chain([path.name], (f"{path.name} ({number})" for number in count(2)))
-            id = next(name for name in names if name not in found)
+            id = path.name
+            while id in found:
+                id += " (2)"
             found[id] = path
             if is_sweep(path):
                 trials = sorted(trial for trial in path.iterdir() if _may_enter(trial) and is_run(trial))

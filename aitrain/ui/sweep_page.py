@@ -56,7 +56,7 @@ def trial_name(number: int) -> str:
 
 def best_trial(study: Study) -> FrozenTrial | None:
     """The finished trial with the best score; the first of equal ones."""
-    return next((trial for trial in ranked(study) if trial.state == TrialState.COMPLETE), None)
+    return next(iter(study.best_trials), None)
 
 
 def ranked(study: Study) -> list[FrozenTrial]:

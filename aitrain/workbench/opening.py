@@ -74,8 +74,7 @@ def open_environment(
 # -- a new one
 
 TEMPLATES = Path(__file__).parent / "templates"
-KINDS = ("plain", "multi_turn", "tools", "tools_with_state", "service", "judges")
-"""The templates: KIND.py.txt and its test, KIND_test.py.txt."""
+"""KIND.py.txt and its test, KIND_test.py.txt."""
 
 RESERVED = {"aitrain", "conftest", "envs", "setup", "test"}
 """Names that are not installed modules, but mean something to aitrain or to pytest."""

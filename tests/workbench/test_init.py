@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from aitrain.errors import ConfigError
-from aitrain.workbench.opening import KINDS, write_environment
+from aitrain.workbench.opening import TEMPLATES, write_environment
 from tests.conftest import run_in_process
 from tests.workbench.check.test_faults import found
+
+KINDS = sorted(path.name.partition("_test.")[0] for path in TEMPLATES.glob("*_test.py.txt"))
 
 
 @pytest.fixture(scope="module")

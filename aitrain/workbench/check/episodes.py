@@ -51,7 +51,7 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
     wanted = batch.completions_per_step // batch.processes
     count = max(1, min(wanted, int(BUDGET / max(subject.episode_seconds, 1e-6))))
     start = time.monotonic()
-    played = subject.play(islice(cycle(subject.pairs), count), again=True, at_once=count)
+    played = subject.replay(islice(cycle(subject.pairs), count), count)
     seconds = (time.monotonic() - start) * wanted / count
     if seconds > SLOW:
         yield EnvFinding(

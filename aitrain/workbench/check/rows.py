@@ -121,13 +121,11 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
                 other.case_idx,
             )
             break
-    most = max(alike, key=lambda text: len(alike[text]))
     are_few = len(alike) == 1 or len(alike) < FEW_PROMPTS * len(subject.cases)
     if are_few and is_whole:
         yield EnvFinding(
             "warning",
-            f"Different prompts: {len(alike)} in {len(subject.cases)} rows; one occurs {len(alike[most])} times: "
-            f"{short(most, 60)}",
+            f"There are {len(alike)} different prompts in {len(subject.cases)} rows.",
             "The policy learns these few prompts by heart, and the held-out score says nothing.",
             "Vary the prompts, or return each one once: an epoch repeats them anyway.",
         )

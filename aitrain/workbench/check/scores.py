@@ -191,29 +191,25 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     many = MANY if subject.episode_seconds < QUICK else subject.at_once
     for at_once in (*[1] * REPEATS, many):
         pairs, first = pairs[::-1], first[::-1]
-        played = subject.play(islice(cycle(pairs), max(len(pairs), at_once)), again=True, at_once=at_once)
+        played = subject.replay(islice(cycle(pairs), max(len(pairs), at_once)), at_once)
         for before, after in zip(cycle(first), played, strict=False):
             change, what = difference(before, after)
-            case_idx = before.case.case_idx
-            if at_once > 1 and change > NOISE:
-                yield EnvFinding(
-                    "fail",
+            if change <= (1e-6 if at_once == 1 else NOISE):
+                continue
+            texts = (
+                f"The same case, seed and replies got {what}: {_last_reply(before)}.",
+                "Episodes of a group then differ by luck: the difference of their scores is noise.",
+                "Draw from random.Random(seed), not from global random numbers; keep nothing from call to call.",
+            )
+            if at_once > 1:
+                subject.at_once = 1  # the other checks look for other things
+                texts = (
                     f"With {many} episodes at the same time, and one by one, the same replies got {what}.",
                     "A training step plays its episodes at the same time: scores belong to the wrong replies.",
                     OWN_STATE,
-                    case_idx,
                 )
-                subject.at_once = 1  # the other checks look for other things
-                return
-            if at_once == 1 and change > 1e-6:
-                yield EnvFinding(
-                    "warning" if change < NOISE else "fail",
-                    f"The same case, seed and replies got {what}: {_last_reply(before)}.",
-                    "Episodes of a group then differ by luck: the difference of their scores is noise.",
-                    "Draw from random.Random(seed), not from global random numbers; keep nothing from call to call.",
-                    case_idx,
-                )
-                return
+            yield EnvFinding("warning" if change < NOISE else "fail", *texts, before.case.case_idx)
+            return
     for note in subject.notes[:1]:
         yield EnvFinding("info", " ".join(note.split()))
 

@@ -105,6 +105,8 @@ class Subject:
     """What aitrain said about how the environment's calls run."""
     reference_errors: list[str] = field(default_factory=list)
     """What `reference` raised."""
+    episodes: list[Episode] = field(default_factory=list)
+    """The episodes that were played, in their order."""
     _references: dict[int, Script | None] = field(default_factory=dict)
     _cache: dict[tuple[int, Policy], Episode] = field(default_factory=dict)
 
@@ -220,36 +222,35 @@ class Subject:
 
     # -- playing
 
-    @property
-    def episodes(self) -> list[Episode]:
-        """The episodes that were played, in their order, without those played `again`."""
-        return list(self._cache.values())
+    def replay(self, pairs: Iterable[tuple[Case, Policy]], at_once: int | None = None) -> list[Episode]:
+        """Play the policies on the cases, several at the same time; `at_once` takes the place of the attribute.
 
-    def play(
-        self, pairs: Iterable[tuple[Case, Policy]], again: bool = False, at_once: int | None = None
-    ) -> list[Episode]:
-        """Play the policies on the cases, several at the same time; episodes that were played before are taken from
-        there, unless `again`. `at_once` takes the place of the attribute.
+        Raises:
+            NotCheckedError: the time is over.
+        """
+        wanted, played, at_once = list(pairs), list[Episode](), at_once or self.at_once
+        while len(played) < len(wanted):
+            if time.monotonic() > self._end:
+                raise NotCheckedError(NO_TIME)
+            part = self.player.play(wanted[len(played) :][:at_once])
+            self.episodes += part
+            played += part
+        return played
+
+    def play(self, pairs: Iterable[tuple[Case, Policy]], at_once: int | None = None) -> list[Episode]:
+        """The same; episodes that were played before are taken from there.
 
         Raises:
             NotCheckedError: the time is over.
         """
         wanted = [((case.number, policy), (case, policy)) for case, policy in pairs]
-        new = wanted if again else [(key, pair) for key, pair in dict(wanted).items() if key not in self._cache]
-        at_once = at_once or self.at_once
-        played: list[Episode] = []
-        for start in range(0, len(new), at_once):
-            if time.monotonic() > self._end:
-                raise NotCheckedError(NO_TIME)
-            part = self.player.play([pair for _, pair in new[start : start + at_once]])
-            played += part
-            if not again:
-                self._cache.update(zip([key for key, _ in new[start:]], part, strict=False))
-        return played if again else [self._cache[key] for key, _ in wanted]
+        new = {key: pair for key, pair in wanted if key not in self._cache}
+        self._cache.update(zip(new, self.replay(new.values(), at_once), strict=True))
+        return [self._cache[key] for key, _ in wanted]
 
-    def play_one(self, case: Case, policy: Policy, again: bool = False) -> Episode:
+    def play_one(self, case: Case, policy: Policy) -> Episode:
         """Play one episode."""
-        return self.play([(case, policy)], again)[0]
+        return self.play([(case, policy)])[0]
 
     # -- scores
 
