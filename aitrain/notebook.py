@@ -11,7 +11,6 @@ import threading
 import warnings
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO, cast
@@ -35,7 +34,6 @@ from aitrain.runs.new_folder import remarks
 from aitrain.runs.requests import ChatSetup
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.card import try_to_write_card
 from aitrain.ui.dashboard import Dashboard, note_text
 from aitrain.ui.page import write_report
 from aitrain.ui.terminal import Screen
@@ -159,12 +157,11 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
                 folder,
                 runner,
                 screen,
-                partial(describe_run, runner),
+                describe_run,
                 stop,
                 plan.checkpoint,
                 heartbeat.progress,
                 check_environments if environment is None else lambda _: None,
-                try_to_write_card,
             )
         )
     assert result is not None  # as it is no dry run

@@ -23,10 +23,11 @@ SECRET_NAME = re.compile(
     r"(?:^|_)(?:o?auth(?:orization|entication)?|pass|pwd|pin|pat|jwt|dsn|login|private|sig|signature)(?:_|$)"
 )
 """Matches names of secrets, in snake case: environment variables, and keywords of environments."""
-NOT_THE_SECRET = re.compile(r"_(?:columns?|fields?|names?|paths?|files?|dir|folder|policy|types?|length|limit|count)$")
-"""Ends of names that describe a secret or a table key but do not hold one: `key_column`, `password_policy`."""
-HARMLESS_NAMES = ("pwd", "oldpwd")
-"""Variables of the shell that match SECRET_NAME."""
+NOT_THE_SECRET = re.compile(
+    r"_(?:columns?|fields?|names?|paths?|files?|dir|folder|policy|types?|length|limit|count)$|^(?:old)?pwd$"
+)
+"""Ends of names that describe a secret or a table key but do not hold one: `key_column`, `password_policy`; and the
+shell's variables with the working directory."""
 SURE_NAME = re.compile(r"api_?key|(?:access|private|client)_(?:key|secret|token)|passw|credential")
 """Matches names whose values are secrets in any case, while a `key` may be the answer to a task."""
 SECRET_VALUE = re.compile(
@@ -118,8 +119,7 @@ def secret_values() -> dict[str, str]:
 def is_secret_name(name: str) -> bool:
     """Whether a name is that of a secret, such as `HF_TOKEN`, `apiKey`, `db-password`, `credentials`."""
     words = _snake_case(name)
-    is_other = words in HARMLESS_NAMES or NOT_THE_SECRET.search(words) is not None
-    return not is_other and SECRET_NAME.search(words) is not None
+    return SECRET_NAME.search(words) is not None and NOT_THE_SECRET.search(words) is None
 
 
 def _snake_case(name: str) -> str:
@@ -143,8 +143,14 @@ def redact(text: str, least: int | None = None) -> str:
 
 @lru_cache(maxsize=1)
 def known_forms(moment: float) -> tuple[str, ...]:
-    """Encoded forms of the secrets in the environment variables at a moment."""
-    return tuple(encoded_forms(secret_values().values()))
+    """The forms in which the secrets of the environment variables at a moment may occur in a text: plain, line by line,
+    JSON, repr, URL; longest first."""
+    found = set[str]()
+    for value in secret_values().values():
+        found |= {value, repr(value)[1:-1], quote(value), quote(value, safe="")}
+        found |= {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
+        found |= {" ".join(value.split()), *(line for line in value.splitlines() if len(line) >= MIN_SECRET_LENGTH)}
+    return tuple(sorted(found, key=len, reverse=True))
 
 
 def _redacted(text: str, forms: tuple[str, ...], least: int | None) -> str:
@@ -217,16 +223,6 @@ def _hidden(name: str, value: object) -> object:
     """MASK, unless the value is a boolean, None, or a count such as `max_tokens: 64`."""
     is_count = isinstance(value, (int, float)) and re.search("token|key", name, re.IGNORECASE)
     return value if value is None or isinstance(value, bool) or is_count else MASK
-
-
-def encoded_forms(values: Iterable[str]) -> list[str]:
-    """Encodings in which values may occur in a text: plain, line by line, JSON, repr, URL; longest first."""
-    found = set()
-    for value in values:
-        found |= {value, repr(value)[1:-1], quote(value), quote(value, safe="")}
-        found |= {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
-        found |= {" ".join(value.split()), *(line for line in value.splitlines() if len(line) >= MIN_SECRET_LENGTH)}
-    return sorted(found, key=len, reverse=True)
 
 
 # -- values for JSON

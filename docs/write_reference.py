@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from aitrain.events import Event, NoteLevel  # noqa: E402
 from aitrain.options.algorithms import ALGORITHMS, CISPO_BOUND, PRESETS  # noqa: E402
-from aitrain.options.section import Option, field_docstrings, json_schema, options_of, sections_of  # noqa: E402
+from aitrain.options.section import Option, json_schema, options_of, sections_of  # noqa: E402
 from aitrain.options.train import TrainConfig  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -161,6 +164,16 @@ def events_page() -> str:
         lines += [f"| `{one.name}` | {type_text(str(one.type))} | {meanings[one.name]} |" for one in fields(kind)]
         lines.append("")
     return "\n".join(lines)
+
+
+def field_docstrings(kind: type) -> dict[str, str]:
+    """The docstring under each field of a class, as one line."""
+    body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
+    return {
+        node.target.id: " ".join(str(ast.literal_eval(below.value)).split())
+        for node, below in pairwise(body)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr)
+    }
 
 
 def type_text(annotation: str) -> str:

@@ -158,7 +158,7 @@ def _prepare(
     overlap = _note_overlap(context, reference, split)
     model = reference.facts
     if accelerator.is_main_process:
-        write_json(context.folder.environment, {**context.describe(), "model": model})
+        write_json(context.folder.environment, {**context.describe(runner), "model": model})
         keep_sources(runner, context.folder)
     engine: ChatEndpoint | HFEngine | VLLMServerEngine
     evaluating: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -34,6 +34,7 @@ from aitrain.training.run_context import RunContext
 from aitrain.training.saving import merge_adapter, save_model, upload
 from aitrain.training.trainer_checkpoint import explain_write_errors
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
+from aitrain.ui.card import try_to_write_card
 
 NO_SCORES = EvalScores()
 
@@ -255,7 +256,7 @@ def _finish(
     )
     if is_main and step > 0:
         result.write()
-        context.note(context.write_card(context.folder))
+        context.note(try_to_write_card(context.folder))
         if config.push_to_hub and (status == "finished" or because is not None):
             context.enter("uploading")
             context.note(f"Uploaded to {upload(config, context.folder.model)}", "info")

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -121,7 +120,6 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     from aitrain.jobs.env_loading import check_environments, describe_run
     from aitrain.training.distributed import shutdown_group
     from aitrain.training.run_context import RunContext, StopRequest
-    from aitrain.ui.card import try_to_write_card
 
     stop = StopRequest()
     with on_stop_signals(stop.request):  # also from the supervisor of this process, if its command is killed
@@ -136,12 +134,11 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
                 folder,
                 runner,
                 channel,
-                partial(describe_run, runner),
+                describe_run,
                 stop,
                 checkpoint,
                 heartbeat.progress,
                 check_environments,
-                try_to_write_card,
                 dry_run_of=int(os.environ.get(DRY_RUN_VARIABLE, "0")),
             )
         )

@@ -4,12 +4,8 @@ need it; and the JSON schema of a file of options, for editors.
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
@@ -32,7 +28,7 @@ class Options(BaseModel):
     raise ConfigError. Messages name options as here, which flags, files and Python take alike.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, use_attribute_docstrings=True)
 
     section: ClassVar[str]
     """Title of the section, in the help and the docs."""
@@ -49,8 +45,8 @@ class Options(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: object) -> None:
-        for name, text in field_docstrings(cls).items():
-            cls.model_fields[name].description = text
+        for field in cls.model_fields.values():  # as one line, for messages and tables
+            field.description = " ".join((field.description or "").split())
 
     @field_validator("*", mode="before")
     @classmethod
@@ -81,29 +77,6 @@ def sections_of(job: type[Options]) -> tuple[type[Options], ...]:
     return tuple(owner for owner in reversed(job.__mro__) if issubclass(owner, Options) and "section" in vars(owner))
 
 
-@cache
-def field_docstrings(owner: type) -> dict[str, str]:
-    """The docstring under each annotated field of a class, as one line; empty if the source is unavailable.
-
-    pydantic's `use_attribute_docstrings` searches the stack for each class that is made: too slow for `--help`.
-    """
-    found: dict[str, str] = {}
-    for node, below in pairwise(_classes(owner.__module__).get(owner.__name__, ())):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
-            found[node.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
-    return found
-
-
-@cache
-def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """The statements of each top-level class of a module, by its name."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):
-        return {}
-    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
 def _message(error: ValidationError, job: type[Options]) -> str:
     """The first error, as a message."""
     from aitrain.options.other_names import unknown_option  # here, because only errors need it
@@ -117,7 +90,7 @@ def _message(error: ValidationError, job: type[Options]) -> str:
     else:
         expected = first["msg"].partition(", unable")[0].replace("Input should", "must")
         text = f"{expected}, not {shown(first['input'])}"
-    return f"{name}: {text}\n{job.model_fields[name].description or ''}" if name else text
+    return f"{name}: {text}\n{job.model_fields[name].description}" if name else text
 
 
 # -- options, one by one
@@ -183,7 +156,7 @@ def _option(section: type[Options], name: str, field: FieldInfo) -> Option:
         choices,
         field.default,
         section.resume_safe or RESUME_SAFE in field.metadata,
-        field.description or "",
+        str(field.description),
     )
 
 

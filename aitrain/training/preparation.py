@@ -85,7 +85,7 @@ def prepare(context: RunContext) -> Prepared | None:
     inputs = _inputs(context, precision, processes)
     split = inputs.split
     facts = {
-        **context.describe(),
+        **context.describe(context.runner),
         "weights": weights_stamp(config.model),
         "chat_template": hashlib.sha256(str(inputs.tokenizer.chat_template).encode()).hexdigest(),
         "processes": processes,

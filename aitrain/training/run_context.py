@@ -74,8 +74,8 @@ class RunContext:
     """Runs the environment; a run closes it at its end."""
     announce: Announce
     """Gets the events of the run."""
-    describe: Callable[[], Mapping[str, Any]]
-    """What environment.json says of the environments, the packages and the hardware."""
+    describe: Callable[[Runner], Mapping[str, Any]]
+    """Returns what environment.json says of the environments, the packages and the hardware."""
     stop: StopRequest = field(default_factory=StopRequest)
     checkpoint: Path | None = None
     """The checkpoint to resume from, None for a new run."""
@@ -83,8 +83,6 @@ class RunContext:
     """Progress for status.json."""
     check_environments: Callable[[RunContext], None] = lambda *_: None
     """Called before the model is loaded."""
-    write_card: Callable[[RunFolder], str | None] = lambda _: None
-    """Writes the model card; returns an error message if that fails."""
     dry_run_of: int = 0
     """Number of processes of the run if this process only checks it."""
 

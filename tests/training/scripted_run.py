@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,7 +203,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             if checkpoint is not None:
                 shutil.copytree(out / resumed_from / "checkpoints" / checkpoint.name, checkpoint)
         runner = start_runner(environment, config)
-        context = RunContext(config, folder, runner, lambda _: None, partial(describe_run, runner))
+        context = RunContext(config, folder, runner, lambda _: None, describe_run)
         if checkpoint is not None:
             init_processes(config, choose_precision(config))
             torch.distributed.barrier()

@@ -183,7 +183,7 @@ def evaluate(small_model: Path, tmp_path: Path) -> Evaluate:
         config = EvalConfig(**{**values, "eval_cases": 12, "concurrency": 4, **options})
         folder = RunFolder(tmp_path / name) if (tmp_path / name).exists() else RunFolder.create(config)
         try:
-            return eval_job.run(RunContext(config, folder, start_runner(environment, config), announce, dict))
+            return eval_job.run(RunContext(config, folder, start_runner(environment, config), announce, lambda _: {}))
         finally:
             folder.write_status("stopped", seconds=0.0)
 
