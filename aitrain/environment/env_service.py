@@ -152,8 +152,11 @@ class EnvService:
 
     async def _make(self, call: EnvCall, episode: ClientEpisode, job: Callable[[], Any]) -> Outcome[Any]:
         episode.last_call = math.inf
-        outcome = await self.runner.call(job, call.timeout, episode)
-        episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
+        try:
+            outcome = await self.runner.call(job, call.timeout, episode)
+        finally:  # also if its client is gone
+            episode.last_call = time.monotonic()
+        episode.hangs = outcome.is_running
         if not isinstance(outcome.value, tuple):
             return outcome
         episode.session, reset = outcome.value  # of open_session

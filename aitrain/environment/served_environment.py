@@ -167,10 +167,8 @@ def exchange(url: str, method: str, path: str, body: bytes | None = None) -> Jso
         ServerRefusedError: it refuses the request.
         CallFailed: the calling task was abandoned meanwhile.
     """
-    timeout, headers = (
-        httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
-        {"Authorization": f"Bearer {env_token()}"},
-    )
+    timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+    headers = {"Authorization": f"Bearer {env_token()}"}
     received = bytearray()
     try:
         with _http(os.getpid()).stream(method, url + path, content=body, headers=headers, timeout=timeout) as response:

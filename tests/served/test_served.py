@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -215,6 +216,33 @@ def test_sessions_without_a_call_for_long_are_ended(monkeypatch: pytest.MonkeyPa
         server.run(server.service.end_idle())
         assert server.episodes == 0
     assert all(environment.closed.acquire(timeout=10) for _ in range(3))
+
+
+def test_the_session_of_a_client_that_is_gone_during_a_call_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    class Waits(Objects):
+        def start(self, case_idx: int) -> Any:
+            episode = super().start(case_idx)
+            episode.step = lambda reply: over.wait(20)
+            return episode
+
+    monkeypatch.setattr(served_environment, "SILENCE_SECONDS", 0.5)
+    with (
+        closing(Running(Waits())) as server,
+        closing(connect(server.url)) as client,
+        closing(runner_of(client)) as runner,
+    ):
+        sessions = open_sessions(runner, build_cases(client, None)[0][:1], [0])
+        respond(runner, sessions, [AssistantTurn("a")])
+        assert "ReadTimeout" in str(sessions[0].failure)
+        over.set()
+        monkeypatch.setattr(env_service, "IDLE_SECONDS", -1.0)
+        end = time.monotonic() + 10.0
+        while server.episodes and time.monotonic() < end:
+            time.sleep(0.05)
+            server.run(server.service.end_idle())
+        assert server.episodes == 0
 
 
 # -- who is answered
