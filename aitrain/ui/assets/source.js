@@ -29,7 +29,8 @@ function embedded({ summary, cases, source, episodes: all, written }) {
     const wanted = query.text.toLowerCase();
     const isRow = all.some((episode) => episode.case === query.case);
     const rows = sorted(all.filter((episode) => takes(query, episode, isRow) && (!wanted || holds(episode, wanted))));
-    const end = start + 48;
+    let end = start + 48;
+    while (end < rows.length && groupKey(rows[end]) === groupKey(rows[end - 1])) end += 1; // a group's head is of all of it
     return { rows: rows.slice(start, end), total: rows.length, next: end < rows.length ? end : null };
   }
   const episode = (run, number) => all.find((one) => one.n === number);

@@ -23,6 +23,7 @@ from aitrain.workbench.check.subject import (
     NO_MODEL,
     NO_SCALE,
     PASS,
+    SLOW_SECONDS,
     EnvFinding,
     Level,
     NotCheckedError,
@@ -180,28 +181,29 @@ def _last_reply(episode: Episode) -> str:
 
 
 def repeatable(subject: Subject) -> Iterator[EnvFinding]:
-    """The same case, seed and replies give the same conversation and score: one episode after another, whatever was
-    played before, and many at the same time."""
+    """The same case, seed and replies give the same conversation and score: one episode after another (a few at once
+    where they are slow), whatever was played before, and many at the same time."""
     pairs: list[tuple[Case, Policy]] = [*subject.referenced[:6]]
     pairs += [(case, THE_ANSWER) for case in subject.sample[:6]]
     pairs += [(subject.sample[0], Constant(call)) for call in subject.tool_calls]
     rows = [] if subject.referenced else subject.sample[:2]  # a column is often the right answer
     pairs += [(case, Constant(str(value))) for case in rows for value in case.row.values() if may_be_answer(value)]
-    first = subject.play(pairs, at_once=1)
+    few = 1 if subject.episode_seconds <= SLOW_SECONDS else subject.at_once
+    first = subject.play(pairs, few)
     many = MANY if subject.episode_seconds < QUICK else subject.at_once
-    for at_once in (*[1] * REPEATS, many):
+    for at_once in (*[few] * REPEATS, many):
         pairs, first = pairs[::-1], first[::-1]
         played = subject.replay(islice(cycle(pairs), max(len(pairs), at_once)), at_once)
         for before, after in zip(cycle(first), played, strict=False):
             change, what = difference(before, after)
-            if change <= (1e-6 if at_once == 1 else NOISE):
+            if change <= (1e-6 if at_once == few else NOISE):
                 continue
             texts = (
                 f"The same case, seed and replies got {what}: {_last_reply(before)}.",
                 "Episodes of a group then differ by luck: the difference of their scores is noise.",
                 "Draw from random.Random(seed), not from global random numbers; keep nothing from call to call.",
             )
-            if at_once > 1:
+            if at_once > few:
                 subject.at_once = 1  # the other checks look for other things
                 texts = (
                     f"With {many} episodes at the same time, and one by one, the same replies got {what}.",
