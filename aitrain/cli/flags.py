@@ -56,9 +56,7 @@ def print_json(value: object) -> None:
 
 def group(sentence: str) -> typer.Typer:
     """A command that has commands."""
-    made = typer.Typer(help=sentence, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-    made.callback()(lambda: None)  # else one command alone would be the group
-    return made
+    return typer.Typer(help=sentence, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 # -- the options of a job

@@ -30,7 +30,6 @@ from aitrain.cli.flags import (
 )
 from aitrain.errors import AitrainError, ConfigError, WorseError
 from aitrain.options.reading import place_of_run, read_recipe, recipes, resolve
-from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
 from aitrain.runs.run_folder import RunFolder, read_object
@@ -61,7 +60,7 @@ def grpo(
 def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:
     """The options of a file and of flags. With --resume, the config.yaml of a run is that of the run which it is in."""
     given = {**({"resume_from_checkpoint": "auto"} if resume else {}), **given_flags(flags)}
-    place = place_of_run(config) if config and given.get("resume_from_checkpoint") in NEWEST else {}
+    place = place_of_run(config) if config and given.get("resume_from_checkpoint") == "auto" else {}
     return resolve(TrainConfig, config, {**place, **given})
 
 

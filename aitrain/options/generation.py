@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     Addresses,
-    NonNegativeInt,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,

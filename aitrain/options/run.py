@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     Names,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ProperFraction,
@@ -126,10 +125,6 @@ class StoppingOptions(Options):
     """Stop after this many evaluations in a row without a better held-out score than all earlier ones."""
 
 
-NEWEST = ("auto", "latest", "true")
-"""Values of `resume_from_checkpoint` for the newest complete checkpoint of the run's folder."""
-
-
 class CheckpointOptions(Options):
     """Checkpoints, and resuming from one."""
 
@@ -155,7 +150,7 @@ class CheckpointOptions(Options):
     @property
     def resumes_newest(self) -> bool:
         """Whether to resume from the newest complete checkpoint of this run's folder."""
-        return self.resume_from_checkpoint in NEWEST
+        return self.resume_from_checkpoint == "auto"
 
 
 class HubOptions(Options):

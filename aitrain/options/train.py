@@ -33,8 +33,6 @@ from aitrain.options.run import (
     TRLOptions,
 )
 
-__all__ = ["TrainConfig"]
-
 PASS_BY_PASS: dict[str, object] = {
     "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
 }  # fmt: skip

@@ -9,14 +9,12 @@ from pathlib import PurePath
 from typing import Annotated, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import AfterValidator, AllowInfNan, BeforeValidator, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, FiniteFloat, StringConstraints, WithJsonSchema
 
 PositiveInt = Annotated[int, Ge(1)]
-NonNegativeInt = Annotated[int, Ge(0)]
 TwoOrMore = Annotated[int, Ge(2)]
 ZeroOrOne = Annotated[int, Ge(0), Le(1)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
-FiniteFloat = Annotated[float, AllowInfNan(False)]
 PositiveFloat = Annotated[FiniteFloat, Gt(0)]
 NonNegativeFloat = Annotated[FiniteFloat, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
