@@ -20,6 +20,8 @@ from aitrain.runs.run_folder import RunFolder, parsed_lines
 
 SCHEMA = 2
 """Version of the format that is written; since 2 there are records with `discarded`."""
+OPTIONAL = {"eval_phase", "sample", "group", "advantage", "discarded", "environment", "rendered_prompt"}
+"""Fields that a record may lack."""
 LONGEST_COLUMN = 100_000
 """Maximum characters of JSON of a row's column in a record; a longer one is replaced by its length."""
 
@@ -117,8 +119,10 @@ class RolloutRecord:
     """Seconds of all calls of the environment together."""
 
     def to_json(self) -> JsonObject:
-        """The record as a JSON object."""
-        return {**RECORD.dump_python(self, warnings=False), "schema": SCHEMA}
+        """The record as a JSON object, without fields that say nothing about it."""
+        values: JsonObject = RECORD.dump_python(self, warnings=False)
+        known = {name: value for name, value in values.items() if name not in OPTIONAL or value not in (None, "")}
+        return {**known, "schema": SCHEMA}
 
     def transcript(self) -> tuple[list[TranscriptMessage], list[TranscriptMessage]]:
         """The messages before the policy's first answer, and those from there on."""

@@ -56,6 +56,8 @@ def test_a_record_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
     append_lines(tmp_path / "rollouts" / "rank0.jsonl", [RECORD.to_json(), scored.to_json()])
     assert list(read_rollouts(tmp_path)) == [RECORD, scored]
     assert RECORD.to_json()["schema"] == SCHEMA
+    assert not {"group", "advantage"} & scored.to_json().keys()
+    assert not {"eval_phase", "sample"} & RECORD.to_json().keys()
 
 
 def test_the_row_is_in_json_types_without_the_prompt_secrets_and_huge_columns(monkeypatch: pytest.MonkeyPatch) -> None:
