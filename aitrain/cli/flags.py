@@ -107,7 +107,7 @@ class JobCommand(TyperCommand):
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write arguments and options. The shell completes the hidden ones, too: they are hidden here only."""
-        of_job: list[Any] = [one for one in self.params if getattr(one, "rich_help_panel", None)]
+        of_job: list[Any] = [one for one in self.get_params(ctx) if getattr(one, "rich_help_panel", None)]
         has_many = len(of_job) > FEW
         for one in of_job:
             one.hidden = has_many and one.name not in COMMON

@@ -48,7 +48,7 @@ class Manifest:
     """Fingerprint of the training cases."""
     processes: int
     completions: int = 0
-    """Completions of an optimizer step."""
+    """Completions of an optimizer step; 0 in the manifests of earlier versions."""
     seconds: float = 0.0
     """Seconds of the training, evaluations included, over all parts of a resumed run."""
     held_out: str = ""
@@ -242,7 +242,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int, compl
 
     Options that the environment declared before, and that are not given now, are compared when it has been loaded.
     """
-    old = _comparable(before.config, before.processes, before.completions)
+    old = _comparable(before.config, before.processes, before.completions or completions)
     new = _comparable(to_jsonable(config.written()), processes, completions)
     safe = {option.name for option in options_of(type(config)) if option.resume_safe} | {*OF_THE_STEP}
     safe |= as_object(before.environment.get("requires")).keys() - config.model_fields_set

@@ -164,6 +164,7 @@ def test_a_judge_that_names_texts_compares_the_answers_of_a_group_without_those_
         ("exakt", "Did you mean exact?"),
         ("own.py:polit", "Did you mean polite?"),
         ({"judge": "exact", "range": [1, 0]}, "the range of exact must be"),
+        ({"judge": "exact", "weight": "high"}, "the weight of exact must be a number, not 'high'"),
         ("rubric", "url of rubric: Field required"),
     ],
 )

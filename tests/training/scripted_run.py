@@ -27,7 +27,7 @@ from aitrain.engines.weight_sync import AdapterSync, DiskSync
 from aitrain.environment.runner import start_runner
 from aitrain.jobs.env_loading import describe_run
 from aitrain.jobs.grpo import run
-from aitrain.jobs.worker import exit_now
+from aitrain.jobs.worker import EventChannel, exit_now
 from aitrain.options import train
 from aitrain.options.train import FSDP_SMALL, TrainConfig
 from aitrain.rollout.engine import Completion, GenerationRequest
@@ -230,4 +230,4 @@ def sync(trainer: EpisodeTrainer, folder: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
-    exit_now(0)
+    exit_now(0, EventChannel(sys.stdout, rank=0))

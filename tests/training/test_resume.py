@@ -15,7 +15,16 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, has_steps, read_manifest, seal, step_of
+from aitrain.runs.checkpoint import (
+    MANIFEST,
+    Manifest,
+    changed_options,
+    checkpoints_of,
+    has_steps,
+    read_manifest,
+    seal,
+    step_of,
+)
 from aitrain.runs.records import RolloutRecord, read_rollouts
 from aitrain.runs.reproduction import compare_repetition
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
@@ -188,8 +197,9 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     made = tmp_path / "checkpoint-3"
     made.mkdir()
     (made / "trainer_0.pt").touch()
-    now = Manifest(3, {}, {}, "", 1)
+    now = Manifest(3, TrainConfig().written(), {}, "", 1)
     seal(made, now)
+    assert changed_options(read_manifest(made), TrainConfig(), 1, 8) == []  # so that what is wrong is said
     with pytest.raises(ConfigError, match=rf"earlier version.*\n.*--model {made}"):
         resumed_eval_state(SimpleNamespace(checkpoint=made), now)  # type: ignore[arg-type]
 

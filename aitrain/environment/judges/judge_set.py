@@ -252,6 +252,8 @@ def _loaded(description: Any) -> list[Judge]:
         bounds = score_bounds(given)
         if bounds is None:
             raise ConfigError(f"judges: the range of {name} must be its lowest and highest score, not {given}")
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+            raise ConfigError(f"judges: the weight of {name} must be a number, not {weight!r}")
         while any(judge.name == name for judge in judges):
             name += "_1"
         judges.append(Judge(name, _function(place, settings), place, float(weight), bounds))
