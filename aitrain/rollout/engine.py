@@ -110,9 +110,6 @@ class Engine(ABC):
     async def sync_weights(self, version: int) -> None:  # noqa: B027  # some engines have nothing to sync
         """Get the policy's weights; no-op for an engine that generates with the policy itself, or with no other."""
 
-    async def close(self) -> None:  # noqa: B027  # nor to close
-        """Close connections, and remove files."""
-
 
 # -- the trajectory
 

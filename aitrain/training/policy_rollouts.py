@@ -130,5 +130,6 @@ class PolicyRollouts:
         """Close the engine, and remove files of weights for a vLLM server."""
         if isinstance(self.loop, ThreadLoop):
             self.loop.cancel()
-        self.loop.run(self.rollout.engine.close())
+        if self.server is not None:  # else there is nothing to wait for, as on a loop that still generates
+            self.loop.run(self.server.close())
         self.loop.close()

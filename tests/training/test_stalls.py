@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from aitrain import activity
 from aitrain.engines.colocated import counting_steps
+from aitrain.rollout import event_loop
 from aitrain.training.model import count_forward_passes
+from aitrain.training.policy_rollouts import PolicyRollouts
 from tests.training.conftest import random_adapter
 
 
@@ -32,3 +38,30 @@ def test_each_token_of_generate_and_each_forward_pass_are_progress(has_adapter: 
     assert activity.own.slot.count == before + 8
     model(input_ids=ids)
     assert activity.own.slot.count == before + 9
+
+
+def test_rollouts_are_closed_while_their_loop_generates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook after Ctrl-C does not wait for the generation, which nothing else ends."""
+    monkeypatch.setattr(event_loop, "CANCEL_SECONDS", 0.05)
+    begun, over, is_closed, loop = threading.Event(), threading.Event(), threading.Event(), event_loop.ThreadLoop()
+    rollouts: Any = SimpleNamespace(loop=loop, server=None, rollout=SimpleNamespace(engine=object()))
+
+    async def generate() -> None:
+        begun.set()
+        over.wait()
+
+    def play() -> None:
+        with suppress(CancelledError):
+            loop.run(generate())
+
+    def close() -> None:
+        PolicyRollouts.close(rollouts)
+        is_closed.set()
+
+    threading.Thread(target=play, daemon=True).start()
+    begun.wait()
+    threading.Thread(target=close, daemon=True).start()
+    try:
+        assert is_closed.wait(20)
+    finally:
+        over.set()
