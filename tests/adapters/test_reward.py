@@ -147,5 +147,7 @@ def test_functions_that_compare_are_named_or_found_by_a_trial(
 
 def test_what_is_wrong_is_refused() -> None:
     assert "Did you mean exact?" in refusal("reward:my_rewards.py:exat", data="rows.jsonl", score_range="0,1")
+    with pytest.raises(ConfigError, match="data must name a file"):  # a list of its keys would be asked for on the Hub
+        cases_of(environment("my_rewards.py:exact", data={"train": "rows.jsonl"}))
     with pytest.raises(ConfigError, match=r"Did you mean rows\.jsonl\?"):
         cases_of(environment("my_rewards.py:exact", data="row.jsonl"))

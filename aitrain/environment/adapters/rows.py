@@ -33,13 +33,15 @@ Data = str | Sequence[str]
 """A file, a data set of the Hub (`org/name` or `org/name:config`), or several."""
 
 
-def files_of(data: Data | None) -> list[str]:
+def files_of(data: object) -> list[str]:
     """The files and data sets of a setting.
 
     Raises:
-        ConfigError: a file does not exist.
+        ConfigError: it is of the wrong type, or a file does not exist.
     """
-    names = [data] if isinstance(data, str) else list(data or ())
+    names = [data] if isinstance(data, str) else data
+    if not isinstance(names, list):
+        raise ConfigError(f"rl_env_config: data must name a file, or a list of files; not {data!r}")
     for name in names:
         if is_file(name) and not Path(name).expanduser().is_file():
             raise ConfigError(f"rl_env_config: data: {no_file(name)}")
