@@ -152,7 +152,7 @@ def _episodes(registry: RunRegistry, parameters: Parameters) -> JsonObject:
 
 def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
     rollouts, number = _run(registry, parameters).rollouts, int(parameters.get("n", 0))
-    if number >= len(rollouts.entries):
+    if not 0 <= number < len(rollouts.entries):
         raise RefusedRequestError(404, "There is no such episode.")
     return episode(rollouts, number)
 

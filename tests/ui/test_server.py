@@ -140,6 +140,12 @@ def test_no_parameter_and_no_address_becomes_a_path(server: PageServer) -> None:
                 assert b"root:" not in body
 
 
+@pytest.mark.parametrize("number", [-1, -999, 999])
+def test_an_episode_outside_of_the_run_is_told(server: PageServer, number: int) -> None:
+    ready(server, "better")
+    assert ask(server, f"/api/episode?run=better&n={number}")[0] == 404
+
+
 def test_links_and_other_files_are_no_runs(kinds: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "notes").mkdir(parents=True)
     (tmp_path / "runs" / "linked").symlink_to(kinds / "better")
