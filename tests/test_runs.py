@@ -71,7 +71,8 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     make(tmp_path, "evil\x1b[2J\n\udcff", {"status": "finished"})
     status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 5}
     append_lines(make(tmp_path, "run" + "-on" * 20, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
-    make(tmp_path, "greedy", status | {"job": "eval"}, scores={"greedy": {"mean": 0.5, "low": 0.25, "high": 0.75, "count": 8}})
+    scores = {"greedy": {"mean": 0.5, "low": 0.25, "high": 0.75, "count": 8}}
+    make(tmp_path, "greedy", status | {"job": "eval"}, scores=scores)
     swept = {"job": "sweep", "step": 2, "steps": 4}
     make(tmp_path, "lrs", status | swept, score_before=0.75, score_after=0.25)
 

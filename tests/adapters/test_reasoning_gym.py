@@ -99,10 +99,15 @@ def package(install: Callable[..., None]) -> None:
     install("reasoning-gym", "0.1.25", {f"reasoning_gym/{name}.py": text for name, text in files.items()})
 
 
-def test_a_question_that_the_task_draws_several_times_is_one_case() -> None:
-    env = made("reasoning-gym:digits", size=40)
+@pytest.mark.parametrize("few_shot", [0, 2])
+def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solved_entry(few_shot: int) -> None:
+    env = made("reasoning-gym:digits", size=40, few_shot=few_shot)
     cases = cases_of(env)
-    assert [case.prompt[-1]["content"] for case in cases] == [f"{number} + 0?" for number in range(6)]
+    asked = [case.prompt[-1]["content"] for case in cases]
+    solved = {message["content"] for message in cases[0].prompt[:-1] if message["role"] == "user"}
+    assert asked == [f"{number} + 0?" for number in range(6 - few_shot)]
+    assert len(solved) == few_shot
+    assert solved.isdisjoint(asked)
     for case in cases:
         assert play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0
 

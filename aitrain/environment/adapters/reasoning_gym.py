@@ -1,13 +1,15 @@
 """Tasks of reasoning-gym: `--rl-env reasoning-gym:chain_sum`, or `composite` for a mixture of tasks.
 
-Settings: those of `settings.py`, `answer_tag`, and the fields of the task's own configuration, such as `max_terms`.
+Settings: those of `settings.py`, `few_shot` (number of solved cases in each prompt), `answer_tag`, and the fields of
+the task's own configuration, such as `max_terms`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from aitrain.environment.adapters.settings import prompted, requires
+from aitrain.environment.adapters.settings import ChatMessage, prompted, requires
+from aitrain.errors import EnvironmentFailed
 
 
 class ReasoningGym:
@@ -25,32 +27,41 @@ class ReasoningGym:
         seed: int = 42,
         system: str | None = None,
         answer_tag: str | None = None,
+        few_shot: int = 0,
         score_range: object = "0,1",
         **config: Any,
     ) -> None:
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
 
-        self.size, self.system, self.answer_tag = size, system, answer_tag
+        self.size, self.few_shot, self.system, self.answer_tag = size, few_shot, system, answer_tag
         self.requirements = requires(score_range, "reasoning-gym")
         if id == "composite":
             config["datasets"] = [DatasetSpec(**{"weight": 1, "config": {}, **spec}) for spec in config["datasets"]]
-        self.dataset = reasoning_gym.create_dataset(id, size=size, seed=seed, **config)
+        dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
+        self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
     def build_dataset(self) -> list[dict[str, Any]]:
-        """One row for each question, with its entry in it."""
+        """One row for each question, with its entry in it; the last questions are the solved ones of the prompts."""
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
         system = SYSTEM_PROMPTS.get(self.system, self.system)
-        drawn = map(self.dataset.__getitem__, range(self.size))
-        entries = {(entry["question"], str(entry["answer"])): entry for entry in drawn}.values()
+        drawn = map(self.entry_at, range(self.size + self.few_shot))
+        entries = list({(entry["question"], str(entry["answer"])): entry for entry in drawn}.values())
+        asked = len(entries) - self.few_shot
+        solved: list[ChatMessage] = []
+        for entry in entries[asked:]:
+            answer = self.reference(entry)
+            if answer is None:
+                raise EnvironmentFailed("few_shot needs right answers, which this task does not have")
+            solved += [{"role": "user", "content": entry["question"]}, {"role": "assistant", "content": answer}]
         return [
             {
-                "prompt": prompted([{"role": "user", "content": entry["question"]}], system),
+                "prompt": prompted([*solved, {"role": "user", "content": entry["question"]}], system),
                 "answer": self.reference(entry),
                 "entry": entry,
             }
-            for entry in entries
+            for entry in entries[:asked]
         ]
 
     def score_episode(self, text: str, entry: dict[str, Any]) -> float:
@@ -58,7 +69,7 @@ class ReasoningGym:
         from reasoning_gym.utils import extract_answer
 
         answer = extract_answer(text, self.answer_tag) if self.answer_tag else text
-        return float(self.dataset.score_answer(answer, entry))
+        return float(self.score_answer(answer, entry))
 
     def reference(self, entry: dict[str, Any]) -> str | None:
         """The task's answer; some tasks have none."""
