@@ -126,6 +126,7 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         ({"vllm_server_url": "http://x:1"}, "vllm_mode server"),
         ({**SERVED, "vllm_server_url": "x:1"}, "addresses like http://"),
         ({"rl_ahead": 1, "use_vllm": True}, "rl_ahead: needs a vLLM server"),
+        ({"patience": 2, "eval_strategy": "no"}, "patience: nothing is scored during the training"),
         ({"log": "tensorbord"}, "not tensorbord\nTrackers to report to"),
         *(({"rl_score_range": value}, "rl_score_range: must be LOW,HIGH") for value in ("1,0", "0,1,2", "0,inf")),
         # loss types

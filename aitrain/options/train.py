@@ -129,6 +129,8 @@ class TrainConfig(
             )
         if self.save_best and self.eval_cases == 0:
             yield "save_best: nothing is scored: set eval_cases above 0"
+        if self.patience and (self.eval_cases == 0 or self.eval_strategy == "no"):
+            yield "patience: nothing is scored during the training: set eval_cases above 0, and eval_strategy"
         if self.launcher == "ray" and self.starts_vllm_servers:
             yield (
                 "vllm_mode: with launcher ray aitrain starts no vLLM server\n"
