@@ -23,6 +23,7 @@ import torch
 from filelock import FileLock
 
 from aitrain import TrainConfig
+from aitrain.environment.call_policy import CallPolicy
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.judges.judge_set import Judge
 from aitrain.environment.judges.model_judge import stored_verdict
@@ -596,3 +597,25 @@ def test_state_anywhere_in_memory_gives_the_scores_of_calls_one_after_another(
     kind = environment_of(tmp_path, [write, "wait()", f"return ({read}) / 100"])
 
     assert scored(kind(), batches=2)[0] == serially(kind(), batches=2)
+
+
+def test_calls_of_two_environments_that_run_alone_at_once_leave_no_trace_function_for_threads() -> None:
+    first, second = (CallPolicy(NoState(), by_episode=False, is_watched=True, notify=print) for _ in range(2))
+    for policy in (first, second):
+        policy.run(lambda: None)  # the first call is not watched
+    second_runs, first_is_over = threading.Event(), threading.Event()
+
+    def call_second() -> None:
+        second.run(lambda: (second_runs.set(), first_is_over.wait(60)))
+
+    other = threading.Thread(target=call_second)
+
+    def call_first() -> None:
+        first.run(lambda: (other.start(), second_runs.wait(60)))
+        first_is_over.set()
+
+    one = threading.Thread(target=call_first)
+    one.start()
+    one.join(60)
+    other.join(60)
+    assert threading.gettrace() is None

@@ -534,10 +534,11 @@ def traced(watch: StateWatch, is_alone: bool, episode: object = None) -> Iterato
     """Context of a call that is watched. The files that it writes are those of its episode; without one, of the call.
     If it runs alone, its threads are watched, too."""
     global _watched_alone
-    tracer, threads = CallTracer(watch, is_alone), threading.gettrace()
-    token = _watched.set((watch, episode or tracer))
+    tracer = CallTracer(watch, is_alone)
+    watched = watch, episode or tracer
+    token = _watched.set(watched)
     if is_alone:
-        _watched_alone = watch, episode or tracer
+        _watched_alone = watched
         threading.settrace(tracer)
     set_trace(tracer)
     try:
@@ -546,8 +547,9 @@ def traced(watch: StateWatch, is_alone: bool, episode: object = None) -> Iterato
         set_trace(None)
         _watched.reset(token)
         if is_alone:
-            _watched_alone = None
-            threading.settrace(threads)
+            if _watched_alone is watched:  # and not that of another environment
+                _watched_alone = None
+            tracer.leave_threads()
             tracer.end()
 
 
@@ -566,6 +568,11 @@ class CallTracer:
     def begin_on_loop(self) -> None:
         """Trace the calling thread, which is that of the `async def` methods of all calls."""
         set_trace(self)
+
+    def leave_threads(self) -> None:
+        """Trace no thread that starts from now on."""
+        if threading.gettrace() is self:  # and not that of another environment, whose call began meanwhile
+            threading.settrace(None)
 
     @property
     def is_over(self) -> bool:
@@ -619,6 +626,7 @@ class CallTracer:
         is_spent = self.is_over or self._events > MAX_EVENTS
         if is_spent:
             set_trace(None)
+            self.leave_threads()
         return is_spent
 
     def look(self, place: str, frame: FrameType | None = None, line: int = 0, at_end: bool = False) -> None:

@@ -18,6 +18,9 @@ from aitrain.execution.user_code import stack_of_awaitable
 
 T = TypeVar("T")
 
+ANSWER_SECONDS = 1.0
+"""Seconds after which a loop that does not answer is blocked."""
+
 
 def run_if_async(value: T | Awaitable[T]) -> T:
     """The value itself, or the result of a method that was `async def`."""
@@ -47,7 +50,7 @@ def replace_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
     """Give later calls a new loop if an `async def` that never yields blocks this one."""
     answered = threading.Event()
     loop.call_soon_threadsafe(answered.set)
-    if not answered.wait(1.0):
+    if not answered.wait(ANSWER_SECONDS):
         with _lock:
             if shared_loop() is loop:
                 shared_loop.cache_clear()

@@ -67,29 +67,36 @@ class DeadlinePool:
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(outcome))
 
         async with self._slots[loop]:
-            thread = threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True)
-            await _start(thread)
-            try:
-                await self._watch(task, thread, ended)
-            except BaseException:
-                task.abandoned = task.abandoned or CANCELLED
-                self._abandoned.append(thread)
-                raise
+            has_begun = False
+            while not has_begun:
+                thread = threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True)
+                await _start(thread)
+                try:
+                    has_begun = await self._watch(task, thread, ended)
+                except BaseException:
+                    task.abandoned = task.abandoned or CANCELLED
+                    self._abandoned.append(thread)
+                    raise
         if ended.done():
             return ended.result()
         self._abandoned.append(thread)
         return Outcome(None, task.ran(), task.abandoned, is_running=True)
 
-    async def _watch(self, task: Task, thread: threading.Thread, ended: asyncio.Future[Any]) -> None:
-        """Wait for the end of a call; abandon it at its deadline, or if it does not keep that itself in time."""
+    async def _watch(self, task: Task, thread: threading.Thread, ended: asyncio.Future[Any]) -> bool:
+        """Wait for the end of a call; abandon it at its deadline, or if it does not keep that itself in time. Returns
+        whether it has begun: Python ends a thread at its start while another one sets a trace function."""
         while not ended.done():
+            is_alive = thread.is_alive()
             fails_by_itself = task.stack is not None or task.abandoned is not None
             left = task.left() + (GRACE if fails_by_itself else 0.0)
             if left <= 0:
                 failure = task.time_out(stack_of_thread(thread))
                 self.last_hang = failure.message.partition("\n")[2]
-                return
+                break
             await asyncio.wait([ended], timeout=min(POLL, left))
+            if not is_alive and not ended.done() and not task.ran():
+                return False
+        return True
 
     def call_all(self, jobs: Sequence[Callable[[], Any]]) -> list[Outcome[Any]]:
         """The outcomes of calls, for which the calling thread waits."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.execution import async_calls
+from aitrain.execution import async_calls, deadline_pool
 from aitrain.execution.async_calls import run_if_async, shared_loop
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import Failure
@@ -80,6 +80,22 @@ def test_whatever_a_call_raises_is_its_failure(error: BaseException) -> None:
 
 
 # -- deadlines
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_call_whose_thread_ends_before_it_begins_is_made_by_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python ends a thread that starts while another one sets a trace function."""
+    monkeypatch.setattr(deadline_pool, "POLL", 0.01)
+
+    def refuse_the_first(*_: object) -> None:
+        if threading.current_thread().name == "environment-1":
+            raise RuntimeError("Cannot install a trace function while another trace function is being installed")
+
+    threading.settrace(refuse_the_first)
+    try:
+        assert one(DeadlinePool(1, LONG), lambda: 7).value == 7
+    finally:
+        threading.settrace(None)
 
 
 def test_a_call_that_hangs_times_out_and_its_thread_is_replaced_and_counted_until_it_ends(
@@ -169,18 +185,11 @@ def test_async_calls_run_together_on_one_loop_which_the_first_ones_agree_on() ->
     assert {outcome.value for outcome in outcomes} == {shared_loop()}
 
 
-class PatientEvent(threading.Event):
-    """Waits longer for the loop's answer, which takes its time on a busy machine."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return super().wait(LONG)
-
-
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_an_async_call_that_hangs_is_cancelled_and_its_thread_and_loop_go_on(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, is_inside: bool
 ) -> None:
-    monkeypatch.setattr(async_calls.threading, "Event", PatientEvent)
+    monkeypatch.setattr(async_calls, "ANSWER_SECONDS", LONG)  # also on a loaded machine
     pool, hangs, cancelled, loop = DeadlinePool(1, SHORT), list[int](), threading.Event(), async_calls.running_loop()
 
     async def inner() -> None:
