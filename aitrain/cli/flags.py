@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from aitrain.runs.run_folder import RUNS
-
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
 
@@ -32,6 +30,8 @@ FEW = 12
 
 def run_names() -> list[str]:
     """Names of the runs in runs/, for completion."""
+    from aitrain.runs.run_folder import RUNS  # here, because help does not need it
+
     return sorted(status.parent.name for status in Path(RUNS).glob("*/status.json"))
 
 
