@@ -24,6 +24,7 @@ from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, EnvironmentFailed, ServerRefusedError
+from aitrain.execution.deadline_pool import CANCELLED
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import Outcome, current_task, is_abandoned, paused
 
@@ -176,7 +177,7 @@ def exchange(url: str, method: str, path: str, body: bytes | None = None) -> Jso
                 received += part
                 activity.own.tick()  # the server is alive, and has deadlines of its own
                 if is_abandoned():
-                    raise CallFailed(Failure("raised", "cancelled: the result is no longer needed"))
+                    raise CallFailed(CANCELLED)
     except httpx.TransportError as error:
         kind = UnreachedError if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)) else ConnectionError
         what = f"{type(error).__name__} {error}".strip()
@@ -247,8 +248,9 @@ class ServedSession:
         return answer.value  # type: ignore[return-value]
 
     def _send(self, path: str, call: EnvCall) -> JsonObject:
-        """Send a call, until a server gets it or was out of reach for as long as the call's deadline. An episode that
-        a server refuses begins on another one. What a server has got is not sent again: it would be made twice."""
+        """Send a call, again as long as no server can be reached, at most for the seconds of its deadline. An episode
+        that a server refuses is opened on another one. A request that was received is not repeated, as the call would
+        run twice."""
         until, refusals = time.monotonic() + (call.timeout or PATIENCE), 0
         while True:
             url = self._url or next(self.urls)

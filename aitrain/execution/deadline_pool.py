@@ -24,9 +24,9 @@ from aitrain.execution.user_code import stack_of_thread
 T = TypeVar("T")
 
 GRACE = 5.0
-"""Seconds after its deadline that a call which waits has to fail by itself; then its thread is abandoned."""
+"""Seconds after its deadline in which a waiting call can still fail by itself, before its thread is abandoned."""
 POLL = 2.0
-"""Seconds between looks at a call: its clock may be stopped meanwhile."""
+"""Maximum seconds between two checks of a call, as its clock may be paused meanwhile."""
 CANCELLED = Failure("raised", "cancelled: the result is no longer needed")
 
 
@@ -83,8 +83,8 @@ class DeadlinePool:
         return Outcome(None, task.ran(), task.abandoned, is_running=True)
 
     async def _watch(self, task: Task, thread: threading.Thread, ended: asyncio.Future[Any]) -> bool:
-        """Wait for the end of a call; abandon it at its deadline, or if it does not keep that itself in time. Returns
-        whether it has begun: Python ends a thread at its start while another one sets a trace function."""
+        """Wait until a call ends, and abandon it after its deadline. Returns False if its thread has ended before the
+        call began: Python 3.11 raises in a thread that starts while another one sets a trace function."""
         while not ended.done():
             is_alive = thread.is_alive()
             fails_by_itself = task.stack is not None or task.abandoned is not None

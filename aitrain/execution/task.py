@@ -18,7 +18,7 @@ from aitrain.execution.user_code import users_line
 T = TypeVar("T")
 
 POLL = 1.0
-"""Seconds between two looks at the deadline of a call that waits: its clock may be stopped meanwhile."""
+"""Maximum seconds between two checks of the deadline of a call that waits, as its clock may be paused meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Task:
         self.stack: Callable[[], StackSummary] | None = None
         """The stack of what it waits for outside its thread; None: it waits for nothing."""
         self.abandoned: Failure | None = None
-        """Its failure, if its deadline has come or nobody waits for it, so that its result is dropped."""
+        """The failure that replaces its result once it has timed out or was cancelled; None before."""
         self._lock = threading.Lock()
         self._ran, self._since, self._pauses = 0.0, 0.0, 1  # until it begins
 
@@ -96,8 +96,9 @@ def paused() -> Iterator[None]:
 
 
 def wait_until(look: Callable[[float], T], stack: Callable[[], StackSummary]) -> T:
-    """Wait for something outside the calling thread, whose stack is that of `stack`: until `look`, which waits for some
-    seconds, returns something true.
+    """Call `look` with a number of seconds to wait, again and again, until it returns something true.
+
+    `stack` returns the stack of what is waited for, which is outside the calling thread; a timeout is reported with it.
 
     Raises:
         CallFailed: the deadline of the calling task came first, or the task was abandoned.

@@ -119,7 +119,7 @@ def _rescore(request: Request) -> Document:
     sources, first, episodes = locate_environments(config), 0, list[RescoredEpisode]()
     for name, own in config.environments.items():
         with errors_of(name):
-            opened, own = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config or {}))
+            opened, own = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config))
         records = (
             record
             for record in read_rollouts(Path(wanted["run"]))

@@ -21,7 +21,7 @@ JsonObject = dict[str, object]
 LARGEST_FILE = 64 * 2**20
 """Maximum bytes of a file that is read at once."""
 LONGEST_LINE = 2**28
-"""Maximum bytes of a line; the rest of the file is passed over after one that is longer."""
+"""Maximum bytes of a line; reading a file stops at a longer one."""
 
 
 def regular(path: str, flags: int) -> int:

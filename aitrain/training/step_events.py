@@ -139,7 +139,7 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
     # -- NaN and inf, which are kept out of the weights and the optimizer state
 
     def before_step(self, model: torch.nn.Module, norm: float) -> None:
-        """Clear the gradients if they, whose norm this is, are not finite on any rank.
+        """Clear the gradients if their norm is not finite on any rank.
 
         An optimizer skips parameters without a gradient: neither momentum nor weight decay applies. With fp16 the
         gradient scaler skips the step itself, for which it needs the gradients.

@@ -50,8 +50,8 @@ ERROR = re.compile(
     r"(?:\([^)]*pid=\d+\)\s*)?(?:(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\]\s*)?"
     r"([\w.]*(?:Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: .+)"
 )
-"""An error in vLLM's log, after process, level, time and location; not of a line of another level, such as a warning
-about a module that is not needed."""
+"""Matches the error in a line of vLLM's log, which may begin with process, level, time and location; lines of lower
+levels do not match, such as a warning about a module that is not needed."""
 CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
 
 

@@ -50,7 +50,7 @@ TRIED_ANSWERS = (
     "C",
     '{"answer": 12}',
 )
-"""Answers of the trial that finds the functions that compare answers, in the forms that answers are asked for in."""
+"""Answers in the usual formats, with which a trial finds out which reward functions compare answers."""
 
 
 @dataclass(frozen=True)
