@@ -81,14 +81,11 @@ class Activity:
     def __init__(self, memory: Memory, rank: int = 0) -> None:
         self.memory, self.rank = memory, rank
         """Memory of all processes that share it, and the slot of this one."""
+        self.slot = Snapshot.from_buffer(memory, rank * SLOT)
+        """This process's part of the memory."""
         self._parts = [Part("starting")]
         """The phase, and the parts of it that are being done."""
         self._write()
-
-    @property
-    def slot(self) -> Snapshot:
-        """This process's part of the memory."""
-        return Snapshot.from_buffer(self.memory, self.rank * SLOT)
 
     def tick(self) -> None:
         """Progress: a step, a generated token, a finished call. Costs well under a microsecond."""

@@ -240,7 +240,7 @@ def to_jsonable(value: object, redacts: bool = True) -> Any:
             return value if math.isfinite(value) else None
         case Mapping():
             return {
-                to_jsonable(str(key), redacts): MASK
+                redact(str(key)) if redacts else str(key): MASK
                 if redacts and isinstance(item, str) and is_random(str(key), item)
                 else to_jsonable(item, redacts)
                 for key, item in value.items()

@@ -115,8 +115,19 @@ class ChatFormat:
     def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
         """The prompt as text and as its tokens."""
         activity.tick()
-        text = self.prompt_text(prompt, tools)
-        return text, self._ids(text, add_special_tokens=isinstance(prompt, str))
+        key = repr((prompt, tools))
+        text, ids = self._last_prompt.get(key, ("", None))
+        if ids is None:
+            text = self.prompt_text(prompt, tools)
+            ids = self._ids(text, add_special_tokens=isinstance(prompt, str))
+            self._last_prompt.clear()
+            self._last_prompt[key] = text, ids
+        return text, list(ids)
+
+    @cached_property
+    def _last_prompt(self) -> dict[str, tuple[str, list[int]]]:
+        """The prompt that was rendered last: the completions of a group have the same."""
+        return {}
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
         """Tokens to append after a completion whose last token is `last`.

@@ -175,8 +175,6 @@ class StepEvents(TrainerCallback):  # type: ignore[misc]  # transformers has no 
 def all_finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Whether all values of all tensors are finite, as a scalar on the device; of a sharded tensor, those of this
     process's part. Allocates no copies of them."""
-    found = torch.ones((), dtype=torch.bool, device=device)
-    for part in (own_part(tensor.detach()) for tensor in tensors):
-        if part.numel():
-            found &= torch.isfinite(torch.stack(torch.aminmax(part)).float()).all().to(device)
-    return found
+    parts = [part for tensor in tensors if (part := own_part(tensor.detach())).numel()]
+    ends = [end.to(device, torch.float32) for part in parts for end in torch.aminmax(part)]
+    return torch.isfinite(torch.stack([torch.zeros((), device=device), *ends])).all()

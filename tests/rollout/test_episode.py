@@ -236,6 +236,16 @@ def test_a_template_with_a_date_is_appended_to_after_midnight_too() -> None:
     assert text(before) == "u:more$a:"
 
 
+def test_a_prompt_that_was_changed_in_place_is_rendered_anew() -> None:
+    chat, prompt = ChatFormat(Letters()), [{"role": "user", "content": "one"}]
+    before, ids = chat.render_prompt(prompt)
+    ids.clear()  # belongs to one episode
+    assert chat.render_prompt(prompt) == (before, chat.prompt_ids(prompt))
+    prompt[0]["content"] = "two"
+    changed, ids = chat.render_prompt(prompt)
+    assert "two" in changed and text(ids) == changed
+
+
 def test_what_no_tokenizer_accepts_is_replaced() -> None:
     assert text(ChatFormat(Letters()).prompt_ids("a\udc00")) == "a\ufffd"
 
