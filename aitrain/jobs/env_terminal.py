@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -30,7 +29,6 @@ from aitrain.environment.loader import load_env, locate_environments
 from aitrain.environment.requirements import requirements_of
 from aitrain.environment.runner import AbsentModel, EnvRunner, start_runner
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
-from aitrain.environment.session import Message
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, errors_of
 from aitrain.jobs.env_check import LazyTokenizer
@@ -45,7 +43,7 @@ from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import read_rollouts
 from aitrain.ui.output import run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment
-from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
+from aitrain.workbench.play import PlayOptions, play, written_rollout
 
 Request = dict[str, Any]
 Document = dict[str, object]
@@ -78,10 +76,9 @@ def _play(request: Request) -> Document:
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
     tokenizer = LazyTokenizer(config)
     opened, config = open_environment(config, tokenizer)
-    if options.policy == "model":
-        rollout = _policy_rollout(opened, config)
-        return play(opened, rollout, options, ModelView(rollout.chat, config.model))
-    return play(opened, written_rollout(opened, config, tokenizer, options), options, _view(config))
+    is_written = options.policy != "model"
+    rollout = written_rollout(opened, config, tokenizer, options) if is_written else _policy_rollout(opened, config)
+    return play(opened, rollout, options)
 
 
 def _policy_rollout(opened: OpenedEnvironment, config: TrainConfig) -> Rollout:
@@ -106,7 +103,7 @@ def _show(request: Request) -> Document:
     config = resolve(TrainConfig, None, request["options"])
     opened, config = open_environment(config, LazyTokenizer(config))
     with closing(EnvRunner(opened.environment, config)):  # which closes the environment
-        return show(opened, _view(config), **request["show"])
+        return show(opened, chat_of(config), config.model, **request["show"])
 
 
 def _rescore(request: Request) -> Document:
@@ -213,34 +210,16 @@ def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | No
     )
 
 
-def _view(config: TrainConfig) -> ModelView:
+def chat_of(config: TrainConfig) -> ChatFormat:
     """The chat format of the model that the options name, of which only the tokenizer is loaded."""
-    if config.model == "tiny":
-        return ModelView(ChatFormat(tiny_tokenizer()), config.model)
+    if config.model == "tiny":  # without what loads other models, whose import takes seconds
+        from transformers import PreTrainedTokenizerFast
+
+        return ChatFormat(PreTrainedTokenizerFast.from_pretrained(TINY_FOLDER))
     from aitrain.training.chat_templates import chat_format
     from aitrain.training.model import load_tokenizer
 
-    return ModelView(chat_format(load_tokenizer(config), config), config.model)
-
-
-def tiny_tokenizer() -> Any:
-    """The tokenizer of the bundled model without transformers, whose import takes seconds: renders and encodes as the
-    tokenizer that transformers makes of the same files."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(TINY_FOLDER / "tokenizer.json"))
-    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)  # Jinja's own escapes HTML
-    template = jinja.from_string((TINY_FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
-
-    def render(messages: list[Message], **options: object) -> str:
-        return template.render(**{"tools": None, **options}, messages=messages)
-
-    return SimpleNamespace(
-        encode=lambda text, add_special_tokens: tokenizer.encode(text, add_special_tokens=add_special_tokens).ids,
-        apply_chat_template=render,
-    )
+    return chat_format(load_tokenizer(config), config)
 
 
 COMMANDS: dict[str, Callable[[Request], Document]] = {

@@ -11,10 +11,11 @@ from aitrain.environment.rollout_session import session_for
 from aitrain.environment.session import ResetResult
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import as_failure
+from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.environment_source import files_of
 from aitrain.ui.episodes import tool_name
 from aitrain.workbench.opening import OpenedEnvironment, spread
-from aitrain.workbench.play import ModelView, case_name, chosen_case, show_heading, show_text
+from aitrain.workbench.play import case_name, chosen_case, show_heading, show_text
 from aitrain.workbench.player import reference_of
 
 LONGEST_VALUE = 300
@@ -22,9 +23,15 @@ LONGEST_VALUE = 300
 
 
 def show(
-    opened: OpenedEnvironment, view: ModelView, case: str | None = None, count: int = 3, as_json: bool = False
+    opened: OpenedEnvironment,
+    chat: ChatFormat,
+    model: str,
+    case: str | None = None,
+    count: int = 3,
+    as_json: bool = False,
 ) -> dict[str, object]:
-    """Show what the environment is, then a case, or several that are spread over the dataset; returns it for `--json`.
+    """Show what the environment is, then a case, or several that are spread over the dataset, as the chat format of a
+    model renders them; returns it for `--json`.
 
     Raises:
         ConfigError: there is no such case.
@@ -42,7 +49,7 @@ def show(
         "held_out": len(opened.held_out),
         "columns": ", ".join(f"{column} ({type(value).__name__})" for column, value in cases[0].row.items()),
         "requires": opened.note,
-        "tokens": f"those of {view.name}",
+        "tokens": f"those of {model}",
     }
     for fact, value in {**facts, "tools": ", ".join(map(tool_name, tools))}.items():
         if value:
@@ -50,7 +57,7 @@ def show(
     shown: list[dict[str, object]] = []
     for one in chosen:
         reset = _begun(opened, one)
-        text, ids = view.chat.render_prompt(reset.prompt or one.prompt, reset.tools)
+        text, ids = chat.render_prompt(reset.prompt or one.prompt, reset.tools)
         is_held_out = one.number >= len(opened.cases)
         row = {name: value for name, value in one.row.items() if name != "prompt"}
         try:
