@@ -74,15 +74,13 @@ _REVEALED = re.compile(r"(?i)\b(?:answer|solution|word|number|result|it)\W+(?:wa
 
 @dataclass(frozen=True)
 class Parrot:
-    """A policy that repeats what the environment said last, or only the answer that it gives away there."""
-
-    only_answer: bool = False
+    """A policy that repeats what the environment said last: if it gives an answer away there, that alone."""
 
     def __call__(self, said: Conversation) -> str:
         """The repetition."""
         heard = (message for message in reversed(said.messages) if message["role"] != "assistant")
         text = str(next(heard, {}).get("content") or "")
-        revealed = _REVEALED.search(text) if self.only_answer else None
+        revealed = _REVEALED.search(text)
         return revealed[1] if revealed else text
 
 
@@ -143,22 +141,10 @@ def rollout_of(runner: EnvRunner, policies: defaultdict[int, Policy]) -> Rollout
 # -- playing
 
 
-def heard(episode: Episode) -> list[object]:
-    """What the environment said in an episode, after the row's prompt."""
-    told = [message["content"] for message in episode.messages if message["role"] != "assistant"]
-    return [*(message["content"] for message in episode.reset.messages), *told]
-
-
 def replied(episode: Episode) -> list[str]:
     """The texts of the policy's answers, or their calls."""
     answers = [message for message in episode.messages if message["role"] == "assistant"]
     return [str(message["content"] or message.get("tool_calls") or "") for message in answers]
-
-
-def is_unknown(episode: Episode) -> bool:
-    """Whether the score says nothing about the reply: a service failed, or the environment left it out."""
-    failure = episode.result.failure
-    return failure.kind == "server" if failure else episode.result.score is None
 
 
 class Player:
