@@ -16,10 +16,9 @@ from rich.text import Text
 
 from aitrain.environment.completion_parser import clean
 from aitrain.environment.contract import Case
-from aitrain.environment.runner import AbsentModel, start_runner
+from aitrain.environment.runner import AbsentModel
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import event_loop
@@ -53,7 +52,7 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions) -> d
     """
     console = Console(highlight=False, quiet=options.as_json)
     case = chosen_case(opened.all_cases, options.case)
-    title = f"{type(opened.environment).__name__}, {case_name(case)} of {len(opened.all_cases)}, seed {options.seed}"
+    title = f"{opened.runner.label}, {case_name(case)} of {len(opened.all_cases)}, seed {options.seed}"
     show_text(console, title, "dim")
     rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
     with closing(event_loop()) as loop, closing(rollout.runner):
@@ -102,7 +101,7 @@ def case_name(case: Case) -> str:
     return f"case {case.number}" + ("" if str(case.case_idx) == str(case.number) else f" (case_idx {case.case_idx})")
 
 
-def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: object, options: PlayOptions) -> Rollout:
+def written_rollout(opened: OpenedEnvironment, tokenizer: object, options: PlayOptions) -> Rollout:
     """Rollouts with the answers of a person or a scripted policy; `play` closes the environment.
 
     Raises:
@@ -119,17 +118,16 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
         policy = Script(tuple(map(str, replies)))
     elif options.policy == "reference":
         case = chosen_case(opened.all_cases, options.case)
-        reference = reference_of(opened.environment, case)
+        reference = reference_of(opened.runner.environment, case)
         if reference is None:
             raise ConfigError(
-                f"--policy reference: {type(opened.environment).__name__} knows no right answer to case"
+                f"--policy reference: {opened.runner.label} knows no right answer to case"
                 f" {case.case_idx}\nGive it a method reference(self, case_idx) that returns a reply, or a list of"
                 " replies."
             )
         policy = reference
-    runner = start_runner(opened.environment, config)
-    runner.offer(AbsentModel(why="a written episode has none"), tokenizer)
-    return rollout_of(runner, defaultdict(lambda: policy))
+    opened.runner.offer(AbsentModel(why="a written episode has none"), tokenizer)
+    return rollout_of(opened.runner, defaultdict(lambda: policy))
 
 
 # -- a person

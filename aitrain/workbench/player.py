@@ -11,11 +11,10 @@ from typing import Any
 
 from aitrain.environment.completion_parser import ToolJson
 from aitrain.environment.contract import Case, call_by_name
-from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.runner import EnvRunner
 from aitrain.environment.session import Message
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.user_code import failure_message
-from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Completion, Engine, GenerationRequest, OutOfRepliesError
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import event_loop
@@ -150,8 +149,9 @@ def replied(episode: Episode) -> list[str]:
 class Player:
     """Plays episodes on one environment, many at the same time, with the deadlines and the isolation of a run."""
 
-    def __init__(self, environment: Any, config: TrainConfig) -> None:
-        self.runner = start_runner(environment, config)
+    def __init__(self, runner: EnvRunner) -> None:
+        """`runner` is closed with it."""
+        self.runner = runner
         self._loop = event_loop()
 
     def play(self, pairs: Sequence[tuple[Case, Policy]], seeds: Sequence[int] | None = None) -> list[Episode]:

@@ -6,7 +6,7 @@ import os
 
 from rich.console import Console
 
-from aitrain.environment.contract import Case, env_kind
+from aitrain.environment.contract import Case
 from aitrain.environment.rollout_session import session_for
 from aitrain.environment.session import ResetResult
 from aitrain.errors import EnvironmentFailed
@@ -38,13 +38,13 @@ def show(
         EnvironmentFailed: an episode cannot be begun, or a prompt not be rendered.
     """
     console = Console(highlight=False, quiet=as_json)
-    environment, cases = opened.environment, opened.all_cases
+    environment, cases = opened.runner.environment, opened.all_cases
     chosen = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
     tools = _begun(opened, cases[0]).tools
     facts = {
-        "class": type(environment).__name__,
+        "class": opened.runner.label,
         "file": "".join(map(os.path.relpath, files_of(environment)[:1])),
-        "episode": env_kind(environment),
+        "episode": opened.runner.kind,
         "cases": len(opened.cases),
         "held_out": len(opened.held_out),
         "columns": ", ".join(f"{column} ({type(value).__name__})" for column, value in cases[0].row.items()),
@@ -89,7 +89,7 @@ def show(
 
 def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:
     """The start of an episode of the case."""
-    session = session_for(opened.environment, case)
+    session = session_for(opened.runner.environment, case)
     try:
         return session.open(case.arguments(seed=0))
     except (Exception, SystemExit) as error:

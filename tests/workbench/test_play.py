@@ -11,6 +11,7 @@ import pytest
 
 from aitrain import Score, TrainConfig
 from aitrain.environment.contract import Case
+from aitrain.environment.runner import EnvRunner
 from aitrain.errors import ConfigError
 from aitrain.jobs.env_terminal import chat_of
 from aitrain.workbench.opening import OpenedEnvironment
@@ -54,10 +55,10 @@ class Add:
 
 
 def played(environment: Any, turns: int = 3, **options: Any) -> str:
-    config = TrainConfig(rl_max_turns=turns)
-    opened, chosen = OpenedEnvironment(environment, cases()), PlayOptions(**options)
+    opened = OpenedEnvironment(EnvRunner(environment, TrainConfig(rl_max_turns=turns)), cases())
+    chosen = PlayOptions(**options)
     with redirect_stdout(io.StringIO()) as out:
-        play(opened, written_rollout(opened, config, None, chosen), chosen)
+        play(opened, written_rollout(opened, None, chosen), chosen)
     return out.getvalue()
 
 
@@ -103,8 +104,9 @@ def test_turns_are_shown_up_to_the_end_of_the_episode(
 
 
 def shown(environment: Any, count: int = 3, **options: Any) -> str:
+    config = TrainConfig(model="tiny")
     with redirect_stdout(io.StringIO()) as out:
-        show(OpenedEnvironment(environment, cases(count), ()), chat_of(TrainConfig(model="tiny")), "tiny", **options)
+        show(OpenedEnvironment(EnvRunner(environment, config), cases(count)), chat_of(config), "tiny", **options)
     return out.getvalue()
 
 

@@ -125,20 +125,19 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
         AitrainError: the environment cannot be constructed, or not be checked before a training.
     """
     options, is_fast = request["options"], "seconds" in request
-    config = resolve(TrainConfig, None, options)
+    config = resolve(TrainConfig, None, {"rl_env_timeout": CALL_SECONDS, **options})
     tokenizer = tokenizer_of(config)
-    opened, config = open_environment(config, tokenizer)
+    opened = open_environment(config, tokenizer)
+    environment = opened.runner.environment
     if request.get("digests"):
-        send({"digests": rows.digests(opened.environment, opened.cases), "episodes": 0})
+        send({"digests": rows.digests(environment, opened.cases), "episodes": 0})
         return
     checks = [one for one in CHECKS if one.is_fast] if is_fast else chosen(request["only"])
-    if "rl_env_timeout" not in options:
-        config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
-    note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
-    facts = {"name": type(opened.environment).__name__, "cases": len(opened.cases), "held_out": len(opened.held_out)}
+    note = "\n".join(filter(None, (opened.note, dataset_note(environment), *quiet)))
+    facts = {"name": opened.runner.label, "cases": len(opened.cases), "held_out": len(opened.held_out)}
     send({"opened": {**facts, "note": note}})
-    with closing(Subject(opened, config, tokenizer, FAST_SAMPLE if is_fast else SAMPLE, SECONDS)) as subject:
+    with closing(Subject(opened, tokenizer, FAST_SAMPLE if is_fast else SAMPLE, SECONDS)) as subject:
         for one in checks:
             send({"running": one.name})
             send({"result": asdict(run_check(subject, one))})
