@@ -126,8 +126,8 @@ def play(
 ) -> int:
     """Play an episode: you, a script or a model answer turn by turn.
 
-    Shows what the model would get, its tools, the score and the metrics. breakpoint() and input() in the environment
-    work as in any program. Ctrl-C ends it with exit code 130, Ctrl-D with the score so far.
+    Shows the conversation, the score and the metrics. breakpoint() and input() in the environment work as in any
+    program. Ctrl-C ends it with exit code 130, Ctrl-D with the score so far.
     """
     if (policy != "person") + (script is not None) + (model is not None) > 1:
         raise ConfigError("--policy, --script and --model say who answers: give one of them")

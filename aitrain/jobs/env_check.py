@@ -1,16 +1,11 @@
-"""The process of `aitrain env check`: `python -m aitrain.jobs.env_check FILE`, see workbench/check/process.py."""
+"""The process of `aitrain env check`, started as ui/output.py says, see workbench/check/process.py."""
 
-from __future__ import annotations
-
-import copy
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check.registry import main
-
-if TYPE_CHECKING:
-    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from aitrain.workbench.check.process import Message
+from aitrain.workbench.check.registry import answer
 
 
 class LazyTokenizer:
@@ -25,7 +20,7 @@ class LazyTokenizer:
         return "_loaded" in self.__dict__
 
     @cached_property
-    def _loaded(self) -> PreTrainedTokenizerBase:
+    def _loaded(self) -> Any:
         from aitrain.training.model import load_tokenizer
 
         return load_tokenizer(self._config)
@@ -42,9 +37,8 @@ class LazyTokenizer:
     def __len__(self) -> int:
         return len(self._loaded)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return copy.copy, (self._loaded,)  # worker processes get the tokenizer itself
 
-
-if __name__ == "__main__":
-    main(LazyTokenizer)
+def main(request: Message) -> int:
+    """Run the checks of the request; returns the exit code."""
+    answer(request, LazyTokenizer)
+    return 0

@@ -18,19 +18,17 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
 
-from aitrain.environment.contract import env_kind, scores_groups
+from aitrain.environment.contract import env_kind
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
 from aitrain.environment.loader import load_env, locate_environments
 from aitrain.environment.requirements import requirements_of
-from aitrain.environment.runner import AbsentModel, EnvRunner, start_runner
+from aitrain.environment.runner import AbsentModel
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
-from aitrain.environment.session import Message
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, errors_of
 from aitrain.jobs.env_check import LazyTokenizer
@@ -45,7 +43,7 @@ from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import read_rollouts
 from aitrain.ui.output import run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment
-from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
+from aitrain.workbench.play import PlayOptions, play, written_rollout
 
 Request = dict[str, Any]
 Document = dict[str, object]
@@ -77,14 +75,12 @@ def _play(request: Request) -> Document:
     options = PlayOptions(**request["play"])
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
     tokenizer = LazyTokenizer(config)
-    opened, config = open_environment(config, tokenizer)
-    if options.policy == "model":
-        rollout = _policy_rollout(opened, config)
-        return play(opened, rollout, options, ModelView(rollout.chat, config.model))
-    return play(opened, written_rollout(opened, config, tokenizer, options), options, _view(config))
+    opened, is_written = open_environment(config, tokenizer), options.policy != "model"
+    rollout = written_rollout(opened, tokenizer, options) if is_written else _policy_rollout(opened)
+    return play(opened, rollout, options)
 
 
-def _policy_rollout(opened: OpenedEnvironment, config: TrainConfig) -> Rollout:
+def _policy_rollout(opened: OpenedEnvironment) -> Rollout:
     """Rollouts with the model of the options, with the engine, limits and episodes of a run."""
     from aitrain.engines.proxy_batcher import offer_model  # here, because an environment that fails needs no torch
     from aitrain.rollout.limits import limits_of
@@ -92,10 +88,10 @@ def _policy_rollout(opened: OpenedEnvironment, config: TrainConfig) -> Rollout:
     from aitrain.training.dataset import shown_episodes
     from aitrain.training.loaded_policy import load_policy
 
+    runner, config = opened.runner, opened.runner.config
     policy = load_policy(read_model(config.model), config)
-    is_chat = opened.cases[0].is_chat or env_kind(opened.environment) == "rollout"
-    _, chat = shown_episodes(opened.environment, chat_format(policy.tokenizer, config), is_chat)
-    runner = start_runner(opened.environment, config)
+    is_chat = opened.cases[0].is_chat or runner.kind == "rollout"
+    _, chat = shown_episodes(runner.environment, chat_format(policy.tokenizer, config), is_chat)
     scoring = offer_model(runner, policy.model, chat.tokenizer)
     return Rollout(runner, policy.engine(), chat, limits_of(runner, policy.context), policy.end, scoring)
 
@@ -104,9 +100,9 @@ def _show(request: Request) -> Document:
     from aitrain.workbench.show import show
 
     config = resolve(TrainConfig, None, request["options"])
-    opened, config = open_environment(config, LazyTokenizer(config))
-    with closing(EnvRunner(opened.environment, config)):  # which closes the environment
-        return show(opened, _view(config), **request["show"])
+    opened = open_environment(config, LazyTokenizer(config))
+    with closing(opened.runner):
+        return show(opened, chat_of(opened.runner.config), config.model, **request["show"])
 
 
 def _rescore(request: Request) -> Document:
@@ -119,13 +115,13 @@ def _rescore(request: Request) -> Document:
     sources, first, episodes = locate_environments(config), 0, list[RescoredEpisode]()
     for name, own in config.environments.items():
         with errors_of(name):
-            opened, own = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config))
+            opened = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config))
         records = (
             record
             for record in read_rollouts(Path(wanted["run"]))
             if name in ("", record.environment) and (step is None or (record.step == step and not record.eval_phase))
         )
-        episodes += rescore(opened, own, tokenizer, records, first)
+        episodes += rescore(opened, tokenizer, records, first)
         first += len(opened.all_cases)
     if not episodes:
         raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
@@ -150,14 +146,14 @@ def _serve(request: Request) -> Document:
             torch.manual_seed(config.seed)
 
     seed()
-    environment, is_given = construct(config), "rl_env_isolation" in config.model_fields_set
-    seed()
-    opened, config = open_environment(config, tokenizer, environment)
-    if not is_given and requirements_of(environment).isolation is None:
+    environment = construct(config)
+    if "rl_env_isolation" not in config.model_fields_set and requirements_of(environment).isolation is None:
         config = config.model_copy(update={"rl_env_isolation": "process"})
-    description = describe(opened, config, config.model if tokenizer.is_loaded else None)
-    runner = start_runner(environment, config, is_watched=False)
-    runner.notify = say
+    seed()
+    opened = open_environment(config, tokenizer, environment)
+    description = describe(opened, config.model if tokenizer.is_loaded else None)
+    runner = opened.runner
+    runner.is_watched, runner.notify = False, say
     runner.offer(NO_MODEL, tokenizer)
     if opened.note:
         say(opened.note)
@@ -183,10 +179,9 @@ async def _serve_until_stopped(service: EnvService, say: Say) -> None:
         raise ConfigError(f"--host {service.host} --port {service.port}: {error.strerror or error}") from error
 
 
-def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | None) -> EnvDescription:
+def describe(opened: OpenedEnvironment, tokenizer: str | None) -> EnvDescription:
     """The description of an environment for clients; `tokenizer` names the model of the tokenizer, None without one."""
-    environment = opened.environment
-    kind = env_kind(environment)
+    environment, config = opened.runner.environment, opened.runner.config
     facts: dict[str, Any] = {
         **source_facts(environment),
         "config": without_secrets(config.rl_env_config),
@@ -200,11 +195,11 @@ def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | No
         protocol=PROTOCOL,
         id=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32],
         name=type(environment).__name__,
-        kind=kind,
+        kind=env_kind(environment),
         rows=rows,
         held_out=held_out or None,
-        scores_groups=scores_groups(environment),
-        sees_thoughts=getattr(environment, "sees_thoughts", False) is True,
+        scores_groups=opened.runner.scores_groups,
+        sees_thoughts=opened.runner.sees_thoughts,
         tools=replace(Tools.of(environment), by_name={}) if hasattr(environment, "get_tools") else None,
         requires=requirements_of(environment),
         tokenizer=tokenizer,
@@ -213,34 +208,16 @@ def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | No
     )
 
 
-def _view(config: TrainConfig) -> ModelView:
+def chat_of(config: TrainConfig) -> ChatFormat:
     """The chat format of the model that the options name, of which only the tokenizer is loaded."""
-    if config.model == "tiny":
-        return ModelView(ChatFormat(tiny_tokenizer()), config.model)
+    if config.model == "tiny":  # without what loads other models, whose import takes seconds
+        from transformers import PreTrainedTokenizerFast
+
+        return ChatFormat(PreTrainedTokenizerFast.from_pretrained(TINY_FOLDER))
     from aitrain.training.chat_templates import chat_format
     from aitrain.training.model import load_tokenizer
 
-    return ModelView(chat_format(load_tokenizer(config), config), config.model)
-
-
-def tiny_tokenizer() -> Any:
-    """The tokenizer of the bundled model without transformers, whose import takes seconds: renders and encodes as the
-    tokenizer that transformers makes of the same files."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(TINY_FOLDER / "tokenizer.json"))
-    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)  # Jinja's own escapes HTML
-    template = jinja.from_string((TINY_FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
-
-    def render(messages: list[Message], **options: object) -> str:
-        return template.render(**{"tools": None, **options}, messages=messages)
-
-    return SimpleNamespace(
-        encode=lambda text, add_special_tokens: tokenizer.encode(text, add_special_tokens=add_special_tokens).ids,
-        apply_chat_template=render,
-    )
+    return chat_format(load_tokenizer(config), config)
 
 
 COMMANDS: dict[str, Callable[[Request], Document]] = {

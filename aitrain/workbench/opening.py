@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.dataset import build_cases, columns
 from aitrain.environment.loader import find_env, load_env
 from aitrain.environment.requirements import with_requirements
+from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.packages import installed
@@ -22,9 +22,10 @@ from aitrain.packages import installed
 
 @dataclass(frozen=True)
 class OpenedEnvironment:
-    """A constructed environment with its cases."""
+    """An environment that can be played, with its cases."""
 
-    environment: Any
+    runner: EnvRunner
+    """It has the environment, and the options with what it requires."""
     cases: Sequence[Case]
     held_out: Sequence[Case] = ()
     """Cases of build_eval_dataset; empty without that method."""
@@ -54,11 +55,9 @@ def construct(config: TrainConfig) -> object:
     return load_env(find_env(config), config.rl_env_config)
 
 
-def open_environment(
-    config: TrainConfig, tokenizer: object, environment: object = None
-) -> tuple[OpenedEnvironment, TrainConfig]:
-    """Construct the environment of the options, unless an object is given, and build its datasets; with the options
-    that it requires.
+def open_environment(config: TrainConfig, tokenizer: object, environment: object = None) -> OpenedEnvironment:
+    """Construct the environment of the options, unless an object is given, build its datasets, and start the processes
+    that it runs in.
 
     Raises:
         AitrainError: it cannot be constructed, or a dataset or the methods' parameters are wrong.
@@ -68,7 +67,7 @@ def open_environment(
     attributes = frozenset(getattr(environment, "__dict__", ()))
     cases, held_out = built = build_cases(environment, tokenizer)
     check_contract(environment, columns(built))
-    return OpenedEnvironment(environment, cases, held_out or (), note, attributes), config
+    return OpenedEnvironment(start_runner(environment, config), cases, held_out or (), note, attributes)
 
 
 # -- a new one

@@ -1,4 +1,4 @@
-"""`aitrain env play`: one episode, played by a person, a scripted policy or a model, and shown turn by turn."""
+"""`aitrain env play`: one episode, played by a person, a scripted policy or a model, and its messages."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
 from aitrain.environment.completion_parser import clean
 from aitrain.environment.contract import Case
-from aitrain.environment.runner import AbsentModel, start_runner
+from aitrain.environment.runner import AbsentModel
+from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest
+from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import event_loop
-from aitrain.rollout.message_format import MessageFormat
+from aitrain.runs.records import TranscriptMessage
 from aitrain.ui.output import escape_controls
-from aitrain.ui.transcript import score_text
+from aitrain.ui.transcript import messages_text, score_text
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import EMPTY, JUNK, Conversation, Policy, Script, reference_of, rollout_of
 
@@ -44,14 +43,7 @@ class PlayOptions:
     """Whether the episode is printed as JSON at its end, instead of turn by turn."""
 
 
-class ModelView(NamedTuple):
-    """The chat format of a model, in which conversations are shown, and its name."""
-
-    chat: ChatFormat
-    name: str
-
-
-def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view: ModelView) -> dict[str, object]:
+def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions) -> dict[str, object]:
     """Play one episode at the terminal; returns it for `--json`.
 
     Raises:
@@ -60,19 +52,18 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
     """
     console = Console(highlight=False, quiet=options.as_json)
     case = chosen_case(opened.all_cases, options.case)
-    title = f"{type(opened.environment).__name__}, {case_name(case)} of {len(opened.all_cases)}, seed {options.seed}"
-    show_text(console, f"{title}; template and tokens of {view.name}", "dim")
-    shown = ShownEngine(rollout.engine, rollout.chat, view.chat, case.is_chat, options.policy, console)
-    rollout = replace(rollout, engine=shown)
+    title = f"{opened.runner.label}, {case_name(case)} of {len(opened.all_cases)}, seed {options.seed}"
+    show_text(console, title, "dim")
     rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
     with closing(event_loop()) as loop, closing(rollout.runner):
         (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
+    said = episode.conversation
+    if options.policy == "person" and sys.stdin.isatty():  # who has seen all but what followed the last answer
+        said = unanswered(said) if episode.stop == "done" else []
+    show_messages(console, said)
     stop, turns = episode.stop, len(episode.trajectory.turns)
     if episode.result.failure is not None:
         raise EnvironmentFailed(episode.failure_message)
-    if stop == "done" and episode.messages[-1]["role"] != "assistant":
-        show_heading(console, "the environment says")
-        show_text(console, str(episode.messages[-1]["content"]))
     show_heading(console, f"{STOPS[stop]} ({stop}, {turns} turn{'' if turns == 1 else 's'})")
     score, metrics = episode.result.score, dict(episode.result.metrics)
     unscored = Text("score none: unscored, left out of training", style="yellow")
@@ -110,60 +101,15 @@ def case_name(case: Case) -> str:
     return f"case {case.number}" + ("" if str(case.case_idx) == str(case.number) else f" (case_idx {case.case_idx})")
 
 
-# -- what passes between the policy and the environment
-
-
-@dataclass
-class ShownEngine(Engine):
-    """An engine that shows what it continues, as the model's chat template renders it, and its answers."""
-
-    inner: Engine
-    chat: ChatFormat
-    """The chat format of the episode: that of the view, or of written replies."""
-    view: ChatFormat
-    is_chat: bool
-    who: str
-    console: Console
-    shown: str = ""
-    turns: int = 0
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        """Show what is new in the conversation, and the answer; what a person types is there already."""
-        text = self._text(request.prompt_ids)
-        new = text.removeprefix(self.shown)  # a template may render earlier turns in another way: then all of it
-        self.turns += 1
-        tokens = self.view.tokenizer.encode(new, add_special_tokens=False)
-        show_heading(self.console, f"turn {self.turns}: the model gets {len(tokens)} tokens")
-        show_text(self.console, new)
-        completion = await self.inner.generate(request)
-        answer = self._text(completion.ids, is_answer=True)
-        self.shown = text + answer
-        if self.who != "person" or not self.console.is_terminal:
-            show_heading(self.console, f"{self.who} answers")
-            show_text(self.console, answer, "cyan")
-        return completion
-
-    def _text(self, ids: list[int], is_answer: bool = False) -> str:
-        if not isinstance(self.chat, MessageFormat):
-            return str(self.chat.tokenizer.decode(ids, skip_special_tokens=False))
-        messages, tools = self.chat.conversation(ids)
-        if self.is_chat and not is_answer:
-            return self.view.prompt_text(messages, tools)
-        return "".join(str(message["content"] or "") for message in messages)
-
-
-def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: object, options: PlayOptions) -> Rollout:
+def written_rollout(opened: OpenedEnvironment, tokenizer: object, options: PlayOptions) -> Rollout:
     """Rollouts with the answers of a person or a scripted policy; `play` closes the environment.
 
     Raises:
         ConfigError: there is no such case, or the policy cannot play it.
         EnvironmentFailed: `reference` failed.
     """
-    case = chosen_case(opened.all_cases, options.case)
-    policy: Policy = Person(Console(highlight=False))
-    if options.policy in ("empty", "junk"):
-        policy = EMPTY if options.policy == "empty" else JUNK
-    elif options.script is not None:
+    policy: Policy = {"empty": EMPTY, "junk": JUNK}.get(options.policy, Person(Console(highlight=False)))
+    if options.script is not None:
         try:
             text = Path(options.script).read_text(encoding="utf-8")
             replies = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
@@ -171,17 +117,17 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
             raise ConfigError(f"--script: {options.script} cannot be read: {error}") from None
         policy = Script(tuple(map(str, replies)))
     elif options.policy == "reference":
-        reference = reference_of(opened.environment, case)
+        case = chosen_case(opened.all_cases, options.case)
+        reference = reference_of(opened.runner.environment, case)
         if reference is None:
             raise ConfigError(
-                f"--policy reference: {type(opened.environment).__name__} knows no right answer to case"
+                f"--policy reference: {opened.runner.label} knows no right answer to case"
                 f" {case.case_idx}\nGive it a method reference(self, case_idx) that returns a reply, or a list of"
                 " replies."
             )
         policy = reference
-    runner = start_runner(opened.environment, config)
-    runner.offer(AbsentModel(why="a written episode has none"), tokenizer)
-    return rollout_of(runner, defaultdict(lambda: policy))
+    opened.runner.offer(AbsentModel(why="a written episode has none"), tokenizer)
+    return rollout_of(opened.runner, defaultdict(lambda: policy))
 
 
 # -- a person
@@ -202,7 +148,10 @@ class Person:
         if said.answers == 0 and is_terminal:
             import readline  # noqa: F401  # input() then edits lines and has a history
 
-            show_text(self.console, f"{HINT} {TOOL_HINT}" if said.tools else HINT, "dim")
+            for text in (HINT, *map(json.dumps, said.tools), *[TOOL_HINT] * bool(said.tools)):
+                show_text(self.console, text, "dim")
+        if is_terminal:
+            show_messages(self.console, unanswered(said.messages) if said.answers else said.messages)
         try:
             while (line := clean(input("> " if is_terminal else ""))).strip():
                 lines.append(line)
@@ -218,7 +167,6 @@ class Person:
 
 # -- how texts are shown, by the other commands too
 
-SPECIAL_TOKEN = r"<\|[^|<>\s]{1,40}\|>|</?s>|<(start|end)_of_turn>"
 STOPS = {
     "done": "the environment ended the episode",
     "max_tokens": "the environment ended the episode, its last answer was cut off",
@@ -237,7 +185,16 @@ def show_heading(console: Console, text: str) -> None:
 
 
 def show_text(console: Console, text: str, style: str = "") -> None:
-    """Escaped text with dim special tokens; a line end at its end is that of the line."""
-    shown = Text(escape_controls(text.removesuffix("\n")), style=style)
-    shown.highlight_regex(SPECIAL_TOKEN, "dim")
-    console.print(shown, soft_wrap=True)
+    """Escaped text; a line end at its end is that of the line."""
+    console.print(Text(escape_controls(text.removesuffix("\n")), style=style), soft_wrap=True)
+
+
+def show_messages(console: Console, messages: Sequence[Message]) -> None:
+    """Messages with their roles and tool calls."""
+    for text in messages_text(map(TranscriptMessage.of, messages)):
+        console.print(text, soft_wrap=True)
+
+
+def unanswered(messages: Sequence[Message]) -> list[Message]:
+    """The messages that follow the last answer."""
+    return list(takewhile(lambda message: message["role"] != "assistant", reversed(messages)))[::-1]

@@ -11,11 +11,10 @@ from typing import Any
 
 from aitrain.environment.completion_parser import ToolJson
 from aitrain.environment.contract import Case, call_by_name
-from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.runner import EnvRunner
 from aitrain.environment.session import Message
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.user_code import failure_message
-from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Completion, Engine, GenerationRequest, OutOfRepliesError
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import event_loop
@@ -74,15 +73,13 @@ _REVEALED = re.compile(r"(?i)\b(?:answer|solution|word|number|result|it)\W+(?:wa
 
 @dataclass(frozen=True)
 class Parrot:
-    """A policy that repeats what the environment said last, or only the answer that it gives away there."""
-
-    only_answer: bool = False
+    """A policy that repeats what the environment said last: if it gives an answer away there, that alone."""
 
     def __call__(self, said: Conversation) -> str:
         """The repetition."""
         heard = (message for message in reversed(said.messages) if message["role"] != "assistant")
         text = str(next(heard, {}).get("content") or "")
-        revealed = _REVEALED.search(text) if self.only_answer else None
+        revealed = _REVEALED.search(text)
         return revealed[1] if revealed else text
 
 
@@ -143,29 +140,18 @@ def rollout_of(runner: EnvRunner, policies: defaultdict[int, Policy]) -> Rollout
 # -- playing
 
 
-def heard(episode: Episode) -> list[object]:
-    """What the environment said in an episode, after the row's prompt."""
-    told = [message["content"] for message in episode.messages if message["role"] != "assistant"]
-    return [*(message["content"] for message in episode.reset.messages), *told]
-
-
 def replied(episode: Episode) -> list[str]:
     """The texts of the policy's answers, or their calls."""
     answers = [message for message in episode.messages if message["role"] == "assistant"]
     return [str(message["content"] or message.get("tool_calls") or "") for message in answers]
 
 
-def is_unknown(episode: Episode) -> bool:
-    """Whether the score says nothing about the reply: a service failed, or the environment left it out."""
-    failure = episode.result.failure
-    return failure.kind == "server" if failure else episode.result.score is None
-
-
 class Player:
     """Plays episodes on one environment, many at the same time, with the deadlines and the isolation of a run."""
 
-    def __init__(self, environment: Any, config: TrainConfig) -> None:
-        self.runner = start_runner(environment, config)
+    def __init__(self, runner: EnvRunner) -> None:
+        """`runner` is closed with it."""
+        self.runner = runner
         self._loop = event_loop()
 
     def play(self, pairs: Sequence[tuple[Case, Policy]], seeds: Sequence[int] | None = None) -> list[Episode]:

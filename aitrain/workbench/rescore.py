@@ -20,7 +20,6 @@ from aitrain.environment.runner import AbsentModel
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed, RunFailed
-from aitrain.options.train import TrainConfig
 from aitrain.redaction import to_jsonable
 from aitrain.rollout.episode import Episode
 from aitrain.runs.records import RolloutRecord, row_columns
@@ -68,11 +67,7 @@ class RescoredEpisode:
 
 
 def rescore(
-    opened: OpenedEnvironment,
-    config: TrainConfig,
-    tokenizer: object,
-    records: Iterable[RolloutRecord],
-    first: int = 0,
+    opened: OpenedEnvironment, tokenizer: object, records: Iterable[RolloutRecord], first: int = 0
 ) -> Iterator[RescoredEpisode]:
     """Each episode with today's score, batch by batch. In a run with several environments, `first` is the number of
     this one's first row among all.
@@ -81,14 +76,14 @@ def rescore(
         ConfigError: the environment scores groups of episodes together, or plays them itself.
     """
     known = {case.number + first: case for case in opened.all_cases}
-    records = iter(records)
-    with closing(Player(opened.environment, config)) as player:
-        if player.runner.scores_groups or env_kind(opened.environment) == "rollout":
+    records, runner = iter(records), opened.runner
+    with closing(Player(runner)) as player:
+        if runner.scores_groups or runner.kind == "rollout":
             raise ConfigError(
                 "rescore: saved episodes are replayed one by one, which neither score_group nor rollout allow"
             )
-        player.runner.offer(AbsentModel(why="saved episodes are scored without one"), tokenizer)
-        while batch := [Replay(record, opened.environment, known) for record in islice(records, BATCH)]:
+        runner.offer(AbsentModel(why="saved episodes are scored without one"), tokenizer)
+        while batch := [Replay(record, runner.environment, known) for record in islice(records, BATCH)]:
             ready = [replay for replay in batch if not replay.problem]
             seeds = [replay.record.seed or 0 for replay in ready]
             played = iter(player.play([(replay.case, replay) for replay in ready], seeds))

@@ -6,15 +6,16 @@ import os
 
 from rich.console import Console
 
-from aitrain.environment.contract import Case, env_kind
+from aitrain.environment.contract import Case
 from aitrain.environment.rollout_session import session_for
 from aitrain.environment.session import ResetResult
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import as_failure
+from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.environment_source import files_of
 from aitrain.ui.episodes import tool_name
 from aitrain.workbench.opening import OpenedEnvironment, spread
-from aitrain.workbench.play import ModelView, case_name, chosen_case, show_heading, show_text
+from aitrain.workbench.play import case_name, chosen_case, show_heading, show_text
 from aitrain.workbench.player import reference_of
 
 LONGEST_VALUE = 300
@@ -22,27 +23,33 @@ LONGEST_VALUE = 300
 
 
 def show(
-    opened: OpenedEnvironment, view: ModelView, case: str | None = None, count: int = 3, as_json: bool = False
+    opened: OpenedEnvironment,
+    chat: ChatFormat,
+    model: str,
+    case: str | None = None,
+    count: int = 3,
+    as_json: bool = False,
 ) -> dict[str, object]:
-    """Show what the environment is, then a case, or several that are spread over the dataset; returns it for `--json`.
+    """Show what the environment is, then a case, or several that are spread over the dataset, as the chat format of a
+    model renders them; returns it for `--json`.
 
     Raises:
         ConfigError: there is no such case.
         EnvironmentFailed: an episode cannot be begun, or a prompt not be rendered.
     """
     console = Console(highlight=False, quiet=as_json)
-    environment, cases = opened.environment, opened.all_cases
+    environment, cases = opened.runner.environment, opened.all_cases
     chosen = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
     tools = _begun(opened, cases[0]).tools
     facts = {
-        "class": type(environment).__name__,
+        "class": opened.runner.label,
         "file": "".join(map(os.path.relpath, files_of(environment)[:1])),
-        "episode": env_kind(environment),
+        "episode": opened.runner.kind,
         "cases": len(opened.cases),
         "held_out": len(opened.held_out),
         "columns": ", ".join(f"{column} ({type(value).__name__})" for column, value in cases[0].row.items()),
         "requires": opened.note,
-        "tokens": f"those of {view.name}",
+        "tokens": f"those of {model}",
     }
     for fact, value in {**facts, "tools": ", ".join(map(tool_name, tools))}.items():
         if value:
@@ -50,7 +57,7 @@ def show(
     shown: list[dict[str, object]] = []
     for one in chosen:
         reset = _begun(opened, one)
-        text, ids = view.chat.render_prompt(reset.prompt or one.prompt, reset.tools)
+        text, ids = chat.render_prompt(reset.prompt or one.prompt, reset.tools)
         is_held_out = one.number >= len(opened.cases)
         row = {name: value for name, value in one.row.items() if name != "prompt"}
         try:
@@ -82,7 +89,7 @@ def show(
 
 def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:
     """The start of an episode of the case."""
-    session = session_for(opened.environment, case)
+    session = session_for(opened.runner.environment, case)
     try:
         return session.open(case.arguments(seed=0))
     except (Exception, SystemExit) as error:

@@ -16,6 +16,7 @@ from aitrain.environment.contract import Case, ScoreResult
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import find_env, load_env
 from aitrain.environment.requirements import with_requirements
+from aitrain.environment.runner import start_runner
 from aitrain.workbench.player import Player, Script
 from tests.conftest import install_package, write
 from tests.rehearsal import Rehearsed, rehearse
@@ -59,7 +60,7 @@ def cases_of(environment: Any) -> Sequence[Case]:
 def play(environment: Any, case: Case, replies: Sequence[str], seed: int = 0) -> tuple[list[str], ScoreResult]:
     """What the environment says, the prompt's last message first, and the score."""
     config = with_requirements(TrainConfig(rl_env="any.py", rl_env_isolation="thread"), environment)[0]
-    player = Player(environment, config.model_copy(update={"rl_max_turns": 99}))
+    player = Player(start_runner(environment, config.model_copy(update={"rl_max_turns": 99})))
     (episode,) = player.play([(case, Script(tuple(replies)))], [seed])
     prompt = episode.prompt
     said = [prompt] if isinstance(prompt, str) else [prompt[-1]["content"]]

@@ -10,7 +10,6 @@ from typing import Any
 
 from aitrain import TrainConfig
 from aitrain.environment.env_service import EnvService
-from aitrain.environment.runner import start_runner
 from aitrain.environment.served_environment import ServedEnvironment, connect
 from aitrain.jobs.env_terminal import NO_MODEL, describe
 from aitrain.workbench.opening import open_environment
@@ -20,10 +19,11 @@ class Running:
     """A server that runs."""
 
     def __init__(self, environment: Any, port: int = 0, **options: Any) -> None:
-        opened, config = open_environment(TrainConfig(**options), None, environment)
-        self.runner = start_runner(environment, config, is_watched=False)
+        opened = open_environment(TrainConfig(**options), None, environment)
+        self.runner = opened.runner
+        self.runner.is_watched = False
         self.runner.offer(NO_MODEL, None)
-        self.service = EnvService(self.runner, opened.all_cases, describe(opened, config, None))
+        self.service = EnvService(self.runner, opened.all_cases, describe(opened, None))
         self.service.port = port
         self.url, self._ready = "", threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)

@@ -88,7 +88,7 @@ def test_rows_come_in_the_form_of_the_records() -> None:
 def test_groups_are_scored_on_the_server() -> None:
     def scored(environment: Any) -> object:
         case = build_cases(environment, None)[0][1]
-        with closing(Player(environment, TrainConfig())) as player:
+        with closing(Player(EnvRunner(environment, TrainConfig()))) as player:
             played, failed = player.play([(case, JUNK)] * 2, [0, 1])
             failed.result = ScoreResult(None)
             group = Group(case, [played.as_member, failed.as_member])

@@ -11,15 +11,13 @@ import pytest
 
 from aitrain import Score, TrainConfig
 from aitrain.environment.contract import Case
+from aitrain.environment.runner import EnvRunner
 from aitrain.errors import ConfigError
-from aitrain.jobs.env_terminal import tiny_tokenizer
-from aitrain.rollout.chat_format import ChatFormat
+from aitrain.jobs.env_terminal import chat_of
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
+from aitrain.workbench.play import PlayOptions, play, written_rollout
 from aitrain.workbench.show import show
 from tests.rehearsal import call
-
-VIEW = ModelView(ChatFormat(tiny_tokenizer()), "tiny")
 
 
 def cases(count: int = 3) -> list[Case]:
@@ -57,23 +55,19 @@ class Add:
 
 
 def played(environment: Any, turns: int = 3, **options: Any) -> str:
-    config = TrainConfig(rl_max_turns=turns)
-    opened, chosen = OpenedEnvironment(environment, cases()), PlayOptions(**options)
+    opened = OpenedEnvironment(EnvRunner(environment, TrainConfig(rl_max_turns=turns)), cases())
+    chosen = PlayOptions(**options)
     with redirect_stdout(io.StringIO()) as out:
-        play(opened, written_rollout(opened, config, None, chosen), chosen, VIEW)
+        play(opened, written_rollout(opened, None, chosen), chosen)
     return out.getvalue()
 
 
-def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown() -> None:
+def test_the_prompt_the_answer_the_score_and_the_metrics_are_shown() -> None:
     lines = played(OneTurn(), case="c1", policy="reference").splitlines()
     assert lines == [
-        "OneTurn, case 1 (case_idx c1) of 3, seed 0; template and tokens of tiny",
-        "-- turn 1: the model gets 21 tokens --------------------------------------------",
-        "<|im_start|>user",
-        "1?<|im_end|>",
-        "<|im_start|>assistant",
-        "-- reference answers -----------------------------------------------------------",
-        "1",
+        "OneTurn, case 1 (case_idx c1) of 3, seed 0",
+        "    user: 1?",
+        "    assistant: 1",
         "-- the environment ended the episode (done, 1 turn) ----------------------------",
         "score 1.000",
         "      env/length 1",
@@ -85,18 +79,18 @@ def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown() ->
     [
         (
             Talk(), ["5", "0"],
-            ["0?\n\nseed 7<|im_end|>", "user\n\\x1b[31mno\\x1b[0m<|im_end|>", "(done, 2 turns)", "score 1.000"],
+            ["user: 0?\n    \n    seed 7\n", "user: \\x1b[31mno\\x1b[0m\n", "(done, 2 turns)", "score 1.000"],
         ),
         (Talk(), ["no"], ["there is no further answer (out_of_replies, 1 turn)", "score 0.000"]),
         (Talk(), ['["several\\nlines", "0"]'], ["score 1.000"]),
         (Talk(), ["no"] * 4, ["the limit of turns ended the episode (max_turns, 3 turns)"]),
         (
             Add(), [call("add", first=2, second=3), "5"],
-            ["<|im_start|>tool\n5<|im_end|>", "score 1.000"],
+            ["-> add({\"first\": 2, \"second\": 3})\n    tool add: 5\n", "score 1.000"],
         ),
     ],
 )  # fmt: skip
-def test_turns_are_shown_as_the_model_gets_them_up_to_the_end_of_the_episode(
+def test_turns_are_shown_up_to_the_end_of_the_episode(
     environment: Any, said: list[str], shown: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "replies.txt"
@@ -110,8 +104,9 @@ def test_turns_are_shown_as_the_model_gets_them_up_to_the_end_of_the_episode(
 
 
 def shown(environment: Any, count: int = 3, **options: Any) -> str:
+    config = TrainConfig(model="tiny")
     with redirect_stdout(io.StringIO()) as out:
-        show(OpenedEnvironment(environment, cases(count), ()), VIEW, **options)
+        show(OpenedEnvironment(EnvRunner(environment, config), cases(count)), chat_of(config), "tiny", **options)
     return out.getvalue()
 
 

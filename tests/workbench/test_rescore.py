@@ -11,6 +11,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.environment.contract import Case
+from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import TemplateSupport
 from aitrain.rollout.limits import Limits
 from aitrain.runs.records import RECORD, RolloutRecord
@@ -51,8 +52,8 @@ def saved(
 def rescored(
     environment: Any, records: Sequence[RolloutRecord], of: Sequence[Case] | None = None
 ) -> list[RescoredEpisode]:
-    opened = OpenedEnvironment(environment, rows() if of is None else of)
-    return list(rescore(opened, TrainConfig(rl_max_turns=4), "the tokenizer", records))
+    opened = OpenedEnvironment(EnvRunner(environment, TrainConfig(rl_max_turns=4)), rows() if of is None else of)
+    return list(rescore(opened, "the tokenizer", records))
 
 
 class Exact:

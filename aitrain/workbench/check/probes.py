@@ -141,8 +141,7 @@ def _contentless(subject: Subject) -> Replies:
         yield "of the prompt itself", case, Constant(asked[:2000])
         yield from ((short(repr(text), 40), case, Constant(text)) for text in scaffolds(asked))
         if subject.kind != "score_episode":
-            yield "of what the environment says", case, Parrot()
-            yield "of an answer that the environment gives away", case, Parrot(only_answer=True)
+            yield "of what the environment says, or gives away", case, Parrot()
     for call in subject.tool_calls:
         tried = [(case, Constant(call)) for case in subject.sample]
         if all((subject.share(one) or 0.0) > FORMAT_BONUS for one in subject.play(tried)):  # a guess is right in some

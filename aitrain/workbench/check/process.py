@@ -39,13 +39,13 @@ COLOURS = {"ok": typer.colors.GREEN, "fail": typer.colors.RED, "warning": typer.
 
 
 def messages_of(request: Message, variables: Mapping[str, str] | None = None) -> Iterator[Message]:
-    """What the process `python -m MODULE` sends, which has these environment variables as well. If it ends in a check,
+    """What the process of MODULE sends, which has these environment variables as well. If it ends in a check,
     this is the error, and those after it are not made."""
     with tempfile.TemporaryDirectory(prefix="aitrain-check-") as folder:
         file, log = Path(folder, "request.json"), Path(folder, "output.log")
         file.write_text(json.dumps(request), encoding="utf-8")
         environment = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, **(variables or {})}
-        command = [sys.executable, "-P", "-m", MODULE, str(file)]
+        command = [sys.executable, "-P", "-m", "aitrain.ui.output", MODULE, str(file)]
         with log.open("wb") as output:
             tree = ProcessTree(command, env=environment, stdout=subprocess.PIPE, stderr=output)
         name = ""
@@ -84,7 +84,8 @@ class FastCheck:
     """What the fast checks have found."""
 
     lines: list[str]
-    """The findings for the user, without those that are only worth knowing; one line if there are none."""
+    """The findings for the user, without those that are only worth knowing; a count if there are none, or if not all
+    checks were made."""
     is_clean: bool
     """Whether all checks were made and have nothing to say."""
     all_failed: str = ""
@@ -96,21 +97,18 @@ def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastChe
     request = {"options": config.model_dump(mode="json", exclude_unset=True), "seconds": seconds}
     messages = messages_of(request, {"HF_HUB_OFFLINE": "1"})  # what the run has downloaded is in the cache
     document = report(messages, lambda _: None)
-    checks = document["checks"]
-    findings = [
+    checks, reason = document["checks"], document.get("error", "").partition("\n")[0]
+    lines = [
         " ".join(f"Environment check {check['name']}: {one['what']} {one['fix']}".split())
         for check in checks
         for one in check["findings"]
         if one["level"] != "info"
     ]
-    passed = sum(not (check["skipped"] or check["findings"]) for check in checks)
-    reason = document.get("error", "").partition("\n")[0]
-    if reason and not passed:
-        findings.insert(0, f"The environment was not checked: {reason}.")
-        return FastCheck(findings, False)
-    late = f", the others not made: {reason}" if reason else ""
-    lines = findings or [f"Environment checks: {passed} passed{late}."]
-    return FastCheck(lines, not (reason or findings), document.get("all_failed") or "")
+    is_clean = not (reason or lines)
+    if reason or is_clean:
+        passed = sum(not (check["skipped"] or check["findings"]) for check in checks)
+        lines.append(f"Environment checks: {passed} passed{', the others not made: ' * bool(reason)}{reason}.")
+    return FastCheck(lines, is_clean, document.get("all_failed") or "")
 
 
 # -- the report

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import model_judge
@@ -120,65 +119,60 @@ def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
 
 
 def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], object]) -> None:
-    """Construct the environment and run the checks. Those before a training have `seconds`, and end before the
-    environment connects to something.
+    """Construct the environment and run the checks; those before a training have `seconds`.
 
     Raises:
         AitrainError: the environment cannot be constructed, or not be checked before a training.
     """
-    options, seconds = request["options"], request.get("seconds")
-    if seconds is not None:
-
-        def leave(reason: str) -> None:
-            send({"error": reason})
-            os._exit(0)
-
-        timer = threading.Timer(seconds, leave, [NO_TIME])
-        timer.daemon = True
-        timer.start()
-        episodes.connection_watchers().append(lambda address: leave(f"it connects to {address}"))
-    config = resolve(TrainConfig, None, options)
+    options, is_fast = request["options"], "seconds" in request
+    config = resolve(TrainConfig, None, {"rl_env_timeout": CALL_SECONDS, **options})
     tokenizer = tokenizer_of(config)
-    opened, config = open_environment(config, tokenizer)
+    opened = open_environment(config, tokenizer)
+    environment = opened.runner.environment
     if request.get("digests"):
-        send({"digests": rows.digests(opened.environment, opened.cases), "episodes": 0})
+        send({"digests": rows.digests(environment, opened.cases), "episodes": 0})
         return
-    checks = chosen(request["only"]) if seconds is None else [one for one in CHECKS if one.is_fast]
-    if "rl_env_timeout" not in options:
-        config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
+    checks = [one for one in CHECKS if one.is_fast] if is_fast else chosen(request["only"])
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
-    note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
-    facts = {"name": type(opened.environment).__name__, "cases": len(opened.cases), "held_out": len(opened.held_out)}
+    note = "\n".join(filter(None, (opened.note, dataset_note(environment), *quiet)))
+    facts = {"name": opened.runner.label, "cases": len(opened.cases), "held_out": len(opened.held_out)}
     send({"opened": {**facts, "note": note}})
-    limit = SAMPLE if seconds is None else FAST_SAMPLE
-    with closing(Subject(opened, config, tokenizer, limit, SECONDS)) as subject:
+    with closing(Subject(opened, tokenizer, FAST_SAMPLE if is_fast else SAMPLE, SECONDS)) as subject:
         for one in checks:
             send({"running": one.name})
             send({"result": asdict(run_check(subject, one))})
-            if subject.model.used and seconds is not None:
+            if subject.model.used and is_fast:
                 raise AitrainError("its scores need the model")
         failures = [episode.result.failure for episode in subject.episodes]
         first = failures[0] if failures and all(failures) else None
     send({"episodes": len(failures), "all_failed": first and first.message})
 
 
-def main(tokenizer_of: Callable[[TrainConfig], object]) -> None:
-    """Run the checks of the request in the file named in argv[1], and leave."""
+def answer(request: Message, tokenizer_of: Callable[[TrainConfig], object]) -> None:
+    """Run the checks of the request, and send what they find. Those before a training end after their seconds, and
+    before the environment connects to something."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    patience = request.get("seconds", PATIENCE)
+    seconds = request.get("seconds", math.inf)
+    end = time.monotonic() + seconds
 
     def send(message: Message) -> None:
-        channel.write(json.dumps(message, default=str) + "\n")  # one call, as the timer's thread sends as well
+        channel.write(json.dumps(message, default=str) + "\n")  # one call, as the thread sends as well
         channel.flush()
 
+    def leave(reason: str) -> None:
+        send({"error": reason})
+        os._exit(0)
+
     def keep_alive() -> None:
-        while True:  # it ends the process also while code holds the interpreter's lock
-            faulthandler.dump_traceback_later(patience, exit=True, file=2)
-            time.sleep(1)
+        while time.monotonic() < end:  # it ends the process also while code holds the interpreter's lock
+            faulthandler.dump_traceback_later(min(seconds, PATIENCE), exit=True, file=2)
+            time.sleep(min(1, seconds))
+        leave(NO_TIME)
 
     threading.Thread(target=keep_alive, daemon=True).start()
+    if "seconds" in request:
+        episodes.connection_watchers().append(lambda address: leave(f"it connects to {address}"))
     try:
         if not request.get("ask_judges"):
             os.environ[model_judge.VARIABLE] = model_judge.OFFLINE
@@ -186,5 +180,3 @@ def main(tokenizer_of: Callable[[TrainConfig], object]) -> None:
     except Exception as error:
         ours = to_aitrain_error(error)
         send({"error": str(ours).replace("Training failed: ", "The check failed: "), "exit_code": ours.exit_code})
-    sys.stdout.flush()
-    os._exit(0)  # threads of the environment do not keep the process

@@ -20,7 +20,7 @@ from aitrain.workbench.player import reference_of
 
 ROWS, REFERENCES = 2000, 64
 HASH_SEED = "1"
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = {"system", "user", "assistant", "tool"}
 FEW_PROMPTS = 0.5
 LABELS = 5
 """Number of different answers up to which they are taken for labels, which a prompt may list."""
@@ -37,7 +37,7 @@ def dataset(subject: Subject) -> Iterator[EnvFinding]:
                 "warning",
                 f"Row {case.number}: {problem}",
                 "Chat templates refuse such a prompt, or render it in a way the model has never seen.",
-                "Begin with one system message at most, take turns, and end with the user's message.",
+                "Begin with a system message or none, let user, assistant and tool take turns, and end with the user.",
                 case.case_idx,
             )
             break
@@ -54,20 +54,11 @@ def dataset(subject: Subject) -> Iterator[EnvFinding]:
 
 def _problem_with(prompt: Prompt) -> str:
     """What is wrong with a prompt; empty if nothing."""
-    text = text_of(prompt)
-    if not text.strip():
-        return "the prompt has no text"
-    if isinstance(prompt, str):
-        return ""
-    roles = [str(message.get("role")) for message in prompt]
-    unknown = [role for role in roles if role not in ROLES]
-    if unknown:
-        return f"a message has the role {unknown[0]!r}; there are {', '.join(ROLES)}"
-    if "system" in roles[1:]:
-        return "there is a system message after the first message"
-    if roles[-1] == "assistant":
-        return "the last message is the assistant's, so that there is nothing to answer"
-    return "two messages of the user follow each other" if ("user", "user") in pairwise(roles) else ""
+    if not text_of(prompt).strip():
+        return "the prompt has no text."
+    roles = ["user"] if isinstance(prompt, str) else [str(message.get("role")) for message in prompt]
+    is_right = {*roles} <= ROLES and "system" not in roles[1:] and roles[-1] != "assistant"
+    return "" if is_right and ("user", "user") not in pairwise(roles) else f"the roles are {', '.join(roles)}."
 
 
 def repeatable(subject: Subject) -> Iterator[EnvFinding]:

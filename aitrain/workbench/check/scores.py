@@ -30,7 +30,7 @@ from aitrain.workbench.check.subject import (
     Subject,
     may_be_answer,
 )
-from aitrain.workbench.player import Constant, Policy, Script, heard, is_unknown, replied
+from aitrain.workbench.player import Constant, Policy, Script, replied
 
 MANY = 32
 """Episodes that are played at the same time, unless one takes longer than QUICK."""
@@ -219,14 +219,18 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
 def difference(before: Episode, after: Episode) -> tuple[float, str]:
     """By how much the scores of two episodes with the same replies differ, infinite for other conversations or where
     only one failed; and what they got. An episode whose score is unknown differs from none."""
-    one, other = before.result, after.result
-    if is_unknown(before) or is_unknown(after) or (one.failure and other.failure):
+    results = before.result, after.result
+    failures = [result.failure for result in results if result.failure]
+    scores = [result.score for result in results if result.score is not None]
+    is_known = len(failures) + len(scores) == 2 and all(failure.kind != "server" for failure in failures)
+    if not is_known or not scores:
         return 0.0, ""
-    if heard(before) != heard(after):
+    one, other = ([message.get("content") for message in episode.conversation] for episode in (before, after))
+    if one != other:
         return math.inf, "different conversations"
-    if failure := one.failure or other.failure:
-        return math.inf, f"a score, and in the other episode: {failure.message}"
-    return abs((one.score or 0.0) - (other.score or 0.0)), f"scores of {one.score} and {other.score}"
+    if failures:
+        return math.inf, f"a score, and in the other episode: {failures[0].message}"
+    return abs(scores[0] - scores[1]), f"scores of {scores[0]} and {scores[1]}"
 
 
 def model_use(subject: Subject) -> Iterator[EnvFinding]:

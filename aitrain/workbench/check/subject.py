@@ -11,11 +11,10 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal
 
-from aitrain.environment.contract import Case, env_kind, named_by
+from aitrain.environment.contract import Case, named_by
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import function_part
 from aitrain.errors import AitrainError, EnvironmentFailed
-from aitrain.options.train import TrainConfig
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.replies import FORMS, core_of, text_of
 from aitrain.workbench.opening import OpenedEnvironment, spread
@@ -91,7 +90,6 @@ class Subject:
     """An environment under check; checks play episodes with it and do not call it otherwise."""
 
     opened: OpenedEnvironment
-    config: TrainConfig
     tokenizer: Any = None
     limit: int = SAMPLE
     """Maximum number of cases that are played."""
@@ -111,11 +109,10 @@ class Subject:
     _cache: dict[tuple[int, Policy], Episode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.environment, self.cases = self.opened.environment, self.opened.cases
-        self.kind = env_kind(self.environment)
+        runner, self.cases = self.opened.runner, self.opened.cases
+        self.environment, self.config, self.kind = runner.environment, runner.config, runner.kind
         self._end = time.monotonic() + self.seconds
-        self.player = Player(self.environment, self.config)
-        runner = self.player.runner
+        self.player = Player(runner)
         runner.notify = self.notes.append
         runner.offer(None if runner.processes else self.model, self.tokenizer)
 

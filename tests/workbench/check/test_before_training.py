@@ -14,6 +14,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.environment.dataset import build_cases
+from aitrain.environment.runner import EnvRunner
 from aitrain.workbench.check.process import FastCheck, check_quickly
 from aitrain.workbench.check.registry import EnvCheck, chosen, run_check
 from aitrain.workbench.check.subject import NO_TIME, EnvFinding, Subject
@@ -101,9 +102,9 @@ def broken(_: object) -> Any:
 
 
 def test_a_check_that_takes_too_long_or_fails_itself_is_stopped_and_the_next_one_runs() -> None:
-    opened = OpenedEnvironment(Slow(), build_cases(Slow(), None)[0])
+    opened = OpenedEnvironment(EnvRunner(Slow(), TrainConfig()), build_cases(Slow(), None)[0])
     checks = [EnvCheck("broken", "", broken, False), EnvCheck("many", "", play_many), *chosen(["dataset"])]
-    with closing(Subject(opened, TrainConfig(), seconds=0.2)) as subject:
+    with closing(Subject(opened, seconds=0.2)) as subject:
         failed, many, last = [run_check(subject, check) for check in checks]
     assert failed.skipped == "the check itself failed: RuntimeError: mine"
     assert (many.findings, many.skipped) == ([], NO_TIME)

@@ -92,8 +92,7 @@ def found(rl_env: str) -> Iterator[tuple[str, EnvFinding]]:
     """
     name = rl_env.rpartition(":")[2]
     config = TrainConfig(rl_env=rl_env, rl_env_timeout=2.0 if name == "HangsOnNothing" else 60.0)
-    opened, config = open_environment(config, None)
-    with closing(Subject(opened, config)) as subject:
+    with closing(Subject(open_environment(config, None))) as subject:
         checks = [check for check in CHECKS if name in ONLY_WHERE_EXPECTED.get(check.name, (name,))]
         for check in checks:
             result = run_check(subject, check)
