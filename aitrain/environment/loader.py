@@ -1,7 +1,5 @@
 """Finds and constructs environments, in the training process and before a model is loaded."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Runs the environment's side of many episodes at the same time. A call that fails is missing data, never a score of
 0, and does not end the run by itself."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress

@@ -1,7 +1,5 @@
 """Modules, files, functions and classes of the user's: found and parsed without running them, and imported."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os
