@@ -59,6 +59,7 @@ def test_a_module_with_the_name_of_a_library_that_was_imported_before_is_refused
         {"rl_env": "~/here/envs/hotel.py"},
         {"rl_env": "envs.hotel:Env"},
         {"rl_env_module": "envs.hotel", "rl_env_class": "Env"},
+        {"rl_env_module": "envs/hotel.py", "rl_env_class": "Env"},
     ],
     ids=str,
 )
@@ -94,7 +95,7 @@ def test_a_users_folder_named_like_a_library_does_not_hide_the_library(here: Pat
     [
         ({}, "--rl-env path/to/file.py:Class"),
         ({"rl_env": "hotle.py:Env"}, "Did you mean hotel.py?"),
-        ({"rl_env": "pkg/inner.txt"}, "--rl-env path/to/file.py:Class"),
+        ({"rl_env": "pkg/inner.txt"}, "path/to/file.py:NAME"),
         ({"rl_env_module": "pkg.iner"}, "Did you mean pkg.inner?"),
         ({"rl_env": "hotel.py:Evn"}, "Did you mean Env?"),
         ({"rl_env": "two.py"}, "two.py:Other"),

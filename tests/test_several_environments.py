@@ -59,7 +59,7 @@ def test_what_an_environment_requires_holds_for_its_own_episodes() -> None:
         assert (runner.config.rl_max_turns, runner.parts["talk"].config.rl_max_turns) == (16, 2)
         assert runner.config.rl_score_range == "-1.0,1.0"
         assert runner.parts["Early"].config.rl_score_range == "0,1"
-        assert runner.episodes_at_once == 5
+        assert [part.episodes_at_once for part in runner.parts.values()] == [None, 5, None]
         found = played(runner, "abcdefghijklmn")
     assert [one.trajectory.sampled_tokens for one in found["talk"]] == [8] * 3
 

@@ -1,7 +1,5 @@
 """Decides how calls of an environment run by what the first ones change: at the same time, on copies, or in turn."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,22 +37,21 @@ class CallPolicy:
     notify: Notify
     own: frozenset[str] | None = None
     """Names of the attributes of which each episode gets a copy, with the environment; None: all share it."""
-    _mode: Literal["watched", "together", "serial"] = "watched"
+    _mode: Literal["free", "watched", "together", "serial"] = "free"
+    """At the same time without being watched; one after another, watched; at the same time, watched; one after another,
+    as they change something."""
 
     def __post_init__(self) -> None:
+        if self.is_watched and getattr(self.environment, "concurrent", False) is not True:
+            self._mode = "watched"
         # to run alone: the first call is not watched, as it may make what later ones use, such as a client
         self._left = WATCHED if self.by_episode else WATCHED + 1
         self._watch = StateWatch(self.environment)
 
     @property
-    def is_free(self) -> bool:
-        """Whether calls run at the same time without being watched."""
-        return not self.is_watched or getattr(self.environment, "concurrent", False) is True
-
-    @property
     def is_serial(self) -> bool:
         """Whether calls, or whole episodes, run one after another, in the order of their cases."""
-        return not self.is_free and self._mode != "together"
+        return self._mode in ("watched", "serial")
 
     def object_for(self) -> object:
         """The object on which one call or one episode runs."""
@@ -63,20 +60,20 @@ class CallPolicy:
     def state(self) -> dict[str, object]:
         """How calls run, for a checkpoint; empty while that is not known. Without it, a resumed run would play its
         first episodes alone, and a batch of other episodes may sample other tokens."""
-        if self._mode == "watched":
+        if self._mode in ("free", "watched"):
             return {}
         return {"mode": self._mode, "copied": None if self.own is None else sorted(self.own)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Let calls run as `state` says, so that a resumed run goes on as the run that was stopped."""
-        if state.get("mode") in ("together", "serial"):
-            self._mode = state["mode"]
-            self.own = None if state.get("copied") is None else frozenset(state["copied"])
+        if state and self._mode != "free":
+            self._mode, copied = state["mode"], state.get("copied")
+            self.own = None if copied is None else frozenset(copied)
 
     def run(self, job: Callable[[], T], episode: object = None) -> T:
         """Call `job`, and note what it changes. As long as calls are watched one by one, no other may run. `episode`:
         that of the call, as several calls of an episode may write one file; None: the call is one of its own."""
-        if self.is_free or self._mode == "serial":
+        if self._mode in ("free", "serial"):
             return job()
         if self._mode == "watched" and self._left > WATCHED:
             self._left -= 1
@@ -105,7 +102,7 @@ class CallPolicy:
 
     def begin_batch(self) -> None:
         """Note what is, before calls that run at the same time."""
-        if self.is_free or self.is_serial:
+        if self._mode != "together":
             return
         watch = self._watch
         watch.files.clear()
@@ -117,20 +114,17 @@ class CallPolicy:
     def end_batch(self) -> Failure | None:
         """The failure of all calls since `begin_batch`, if they ran at the same time and one of them changed
         something; how later calls run is decided by that."""
-        watch = self._watch
-        if self.is_free or self._mode != "together" or watch.before is None:
+        if self._mode != "together" or self._watch.before is None:
             return None
-        if not watch.reason and (objects := watch.changes()):
-            watch.add(watch.before.describe(objects[0]), objects, is_separable=True)
-        if not watch.reason:
+        self._watch.compare()
+        if not (reason := self._watch.reason):
             return None
-        target = watch.reason
         self._decide("\nIt shows only now: the scores of this batch are left out, as missing data.")
-        return Failure("raised", f"{RAN_BESIDE}: {target}")
+        return Failure("raised", f"{RAN_BESIDE}: {reason}")
 
     def end_episodes(self) -> None:
         """Decide how episodes run, after one that was played alone."""
-        if not self.is_free and self.by_episode and self._mode == "watched":
+        if self.by_episode and self._mode == "watched":
             self._after_watched()
 
     def _decide(self, why_now: str = "") -> None:

@@ -1,7 +1,5 @@
 """What an environment declares that it needs, as values for options that the user did not give."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal

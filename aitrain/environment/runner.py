@@ -1,11 +1,9 @@
 """Runs the environment's side of many episodes at the same time. A call that fails is missing data, never a score of
 0, and does not end the run by itself."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self, TypeAlias, TypeVar, cast
@@ -111,7 +109,10 @@ class EnvSession:
         return self.result.failure
 
 
-@dataclass
+S = TypeVar("S", bound=EnvSession)
+
+
+@dataclass(eq=False)
 class EnvRunner:
     """Runs the environment's side of episodes: concurrent calls, each with a deadline, in threads or processes."""
 
@@ -129,7 +130,6 @@ class EnvRunner:
 
     _calls: int = 0
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _phase: ExitStack = field(default_factory=ExitStack)  # the process's activity while there are calls
 
     # -- what is known before it is played
 
@@ -199,11 +199,6 @@ class EnvRunner:
     def running_calls(self) -> int:
         """Number of running calls, without those that wait for a thread."""
         return min(self._calls, self.pool.max_calls)
-
-    @property
-    def may_play_alone(self) -> bool:
-        """Whether there may be episodes that cannot run beside others."""
-        return self.policy.by_episode and not self.policy.is_free
 
     @property
     def plays_alone(self) -> bool:
@@ -286,7 +281,7 @@ class EnvRunner:
     async def score_group(self, group: Group) -> list[ScoreResult]:
         """The results of a group's episodes. If the call fails, all of them have the failure."""
         one = EnvSession(group.case, 0)
-        results = await self._tried(one, partial(self.score_members, group), "score_group")
+        results = await self._call(one, partial(self.score_members, group), "score_group")
         results = results or [one.result] * len(group.members)
         return [
             _merged(member.result, result.in_range(self.config.score_bounds))
@@ -315,46 +310,38 @@ class EnvRunner:
         pending, values = list(zip(sessions, jobs, strict=True)), list[T | None]()
         async with self._in_order:  # an eval may score beside a rollout that is played ahead
             while pending and self.policy.is_serial:
-                values.append(await self._tried(*pending.pop(0), place))
-        return [*values, *await asyncio.gather(*(self._tried(*each, place) for each in pending))]
-
-    async def _tried(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
-        """The value of a call, which is made again, twice, where the user's own code (which has a trace: judges and
-        served environments try again themselves) could not reach a service. Code that was to return the score of a cut
-        episode, and raised, has ended: it would not be asked again, and the score be that of code that says nothing."""
-        has_ended = one.session is not None and self.kind in ("episode", "rollout")
-        for pause in PAUSES:
-            value = await self._call(one, job, place)
-            if one.failure is None or one.failure.kind != "server" or not one.failure.trace or has_ended:
-                return value
-            await asyncio.sleep(pause)
-        return await self._call(one, job, place)
+                values.append(await self._call(*pending.pop(0), place))
+        return [*values, *await asyncio.gather(*(self._call(*each, place) for each in pending))]
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         """The value of a call, whose time and failure are noted; `place` is the method.
+
+        A call is made again, twice, where the user's own code (which has a trace: judges and served environments try
+        again themselves) could not reach a service. In a session only scores are asked for again, and not those of
+        code that was to return the score of a cut episode, and raised: it has ended, and would say nothing.
         Calls of `score_group` are not under the policy: they may compare with what earlier ones left."""
-        if not self._calls:
-            self._phase.enter_context(activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE))
-        self._calls += 1
-        one.result = ScoreResult(None)  # without the failure of an earlier try
+        may_repeat = one.session is None or place in ("score", "score_episode")
+        call = self.pool.call if place == "score_group" else partial(self.call, episode=one)
 
         def in_thread() -> T:
             current_seeds.set(one.sampling)
             with self.around():
                 return job()
 
-        try:
-            call = self.pool.call if place == "score_group" else partial(self.call, episode=one)
-            outcome: Outcome[T] = await call(in_thread)
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self._phase.close()
-        one.seconds += outcome.seconds
-        one.hangs = outcome.is_running
-        if outcome.failure is not None:
-            failure = replace(outcome.failure, place=place)
-            one.result = ScoreResult(None, failure=failure)
+        for pause in (*PAUSES, None):
+            self._calls += 1
+            try:
+                with activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE):
+                    outcome: Outcome[T] = await call(in_thread)
+            finally:
+                self._calls -= 1
+            one.seconds += outcome.seconds
+            one.hangs = outcome.is_running
+            failure = outcome.failure and replace(outcome.failure, place=place)
+            one.result = ScoreResult(None, failure=failure)  # without the failure of an earlier try
+            if failure is None or failure.kind != "server" or not failure.trace or not may_repeat or pause is None:
+                break
+            await asyncio.sleep(pause)
         return outcome.value
 
     async def call(self, job: Callable[[], T], timeout: float | None = None, episode: object = None) -> Outcome[T]:
@@ -388,8 +375,8 @@ def start_runner(
 
 @dataclass
 class MixedRunner:
-    """Has a runner for each environment, with its kind, isolation and options, and gives each episode to that of its
-    case. Its own options are those of the run: of what environments require, the largest."""
+    """The runners of several environments by their names, each with its kind, isolation and options. Its own options
+    are those of the run: of what environments require, the largest."""
 
     parts: dict[str, EnvRunner]
     config: TrainConfig
@@ -403,51 +390,6 @@ class MixedRunner:
         """The runner of a case."""
         return self.parts[case.env]
 
-    @property
-    def scores_groups(self) -> bool:
-        """Whether any environment scores the episodes of a group together."""
-        return any(part.scores_groups for part in self.parts.values())
-
-    @property
-    def episodes_at_once(self) -> int | None:
-        """Number of episodes that every environment can play at the same time; None: any."""
-        return min((most for part in self.parts.values() if (most := part.episodes_at_once)), default=None)
-
-    @property
-    def may_play_alone(self) -> bool:
-        """Whether there may be episodes that cannot run beside others."""
-        return any(part.may_play_alone for part in self.parts.values())
-
-    async def open(self, sessions: Sequence[EnvSession]) -> None:
-        """Open the sessions; one that cannot be opened has a failure."""
-        await self._each(EnvRunner.open, sessions)
-
-    async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
-        """What the environment does after a turn of the policy; an episode that fails is over."""
-        return await self.part_of(one.case).respond(one, turn)
-
-    async def score(self, transcripts: Mapping[EnvSession, Transcript]) -> None:
-        """Score each episode; the score of those that failed, here or earlier, is None."""
-        await self._each(lambda part, own: part.score({one: transcripts[one] for one in own}), transcripts)
-
-    async def end(self, sessions: Sequence[EnvSession]) -> None:
-        """Close the sessions, also those that failed, except those that still hang."""
-        await self._each(EnvRunner.end, sessions)
-
-    async def _each(
-        self, call: Callable[[EnvRunner, list[EnvSession]], Awaitable[None]], sessions: Iterable[EnvSession]
-    ) -> None:
-        """Make a call of each environment with its sessions: at the same time, unless the calls of one run alone."""
-        by_name: dict[str, list[EnvSession]] = {}
-        for one in sessions:
-            by_name.setdefault(one.case.env, []).append(one)
-        waiting = [call(self.parts[name], own) for name, own in by_name.items()]
-        if any(self.parts[name].policy.is_serial for name in by_name):
-            for each in waiting:
-                await each
-        else:
-            await asyncio.gather(*waiting)
-
     def close(self) -> None:
         """Close every environment, and end its threads and processes."""
         for part in self.parts.values():
@@ -456,6 +398,21 @@ class MixedRunner:
 
 Runner: TypeAlias = EnvRunner | MixedRunner
 """The runner of a run: of its only environment, or of several."""
+
+
+async def call_parts(
+    runner: Runner, call: Callable[[EnvRunner, list[S]], Awaitable[None]], episodes: Iterable[S]
+) -> None:
+    """Make a call of each environment with its episodes: at the same time, unless the calls of one run alone."""
+    by_part = dict[EnvRunner, list[S]]()
+    for one in episodes:
+        by_part.setdefault(runner.part_of(one.case), []).append(one)
+    waiting = [call(part, own) for part, own in by_part.items()]
+    if any(part.policy.is_serial for part in by_part):
+        for each in waiting:
+            await each
+    else:
+        await asyncio.gather(*waiting)
 
 
 # -- groups

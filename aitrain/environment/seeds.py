@@ -1,8 +1,6 @@
 """Seeds of sampled completions, derived from the episode's seed: samples depend neither on the process that plays the
 episode nor on other episodes."""
 
-from __future__ import annotations
-
 import hashlib
 from contextvars import ContextVar
 from dataclasses import dataclass

@@ -329,9 +329,8 @@ def _generator_states() -> list[_Twister]:
     """The states of the global random generators of Python and numpy."""
     states = [random.getstate()[1]]
     if get_state := getattr(sys.modules.get("numpy.random"), "get_state", None):  # it may be half imported
-        state = get_state(legacy=False)["state"]
-        if "pos" in state:  # of a Mersenne Twister, which numpy begins with
-            states.append((*state["key"].tolist(), state["pos"]))
+        state = get_state(legacy=False)["state"]  # of a Mersenne Twister, unless it was replaced: then it is unknown
+        states.append((*state["key"].tolist(), state["pos"]))
     return states
 
 
@@ -375,10 +374,10 @@ def _object_of(node: ast.expr, frame: FrameType) -> Any:
 
 # -- files
 
-_watched: ContextVar[tuple[StateWatch, object] | None] = ContextVar("watched", default=None)
-"""The watch of the present call, and its episode."""
-_watched_alone: tuple[StateWatch, object] | None = None
-"""Those of a call that runs alone, whose threads write files as well."""
+_watched: ContextVar[CallTracer | None] = ContextVar("watched", default=None)
+"""The tracer of the present call."""
+_watched_alone: CallTracer | None = None
+"""That of a call that runs alone, whose threads write files as well."""
 
 
 @functools.cache
@@ -403,10 +402,10 @@ _OWN_VARIABLES = (b"AITRAIN_ENDPOINT_KEY", b"NO_PROXY")
 
 
 def _note_event(event: str, given: tuple[Any, ...]) -> None:
-    watched = _watched.get() or _watched_alone
-    if watched is None:
+    tracer = _watched.get() or _watched_alone
+    if tracer is None:
         return
-    watch, episode = watched
+    watch = tracer.watch
     if event == "os.chdir":
         watch.add("the working directory")
     elif event in ("os.putenv", "os.unsetenv"):
@@ -426,7 +425,7 @@ def _note_event(event: str, given: tuple[Any, ...]) -> None:
         elif event != "os.truncate":
             is_written = given[-1] == -1  # else relative to an open folder
         if is_written:
-            watch.wrote(os.path.abspath(path), episode)
+            watch.wrote(os.path.abspath(path), tracer.episode)
 
 
 # -- the watch
@@ -462,6 +461,15 @@ class StateWatch:
         except Exception as error:  # also of a class of the user's
             self.give_up(error)
             return []
+
+    def compare(self) -> None:
+        """Note what differs from what was before, without a line of code."""
+        if self.before is None or self.reason or not (objects := self.changes()):
+            return
+        try:
+            self.add(self.before.describe(objects[0]), objects, is_separable=True)
+        except Exception as error:  # of a class of the user's
+            self.give_up(error)
 
     def look_before(self) -> None:
         """Note what is now, unless something has changed."""
@@ -534,11 +542,10 @@ def traced(watch: StateWatch, is_alone: bool, episode: object = None) -> Iterato
     """Context of a call that is watched. The files that it writes are those of its episode; without one, of the call.
     If it runs alone, its threads are watched, too."""
     global _watched_alone
-    tracer = CallTracer(watch, is_alone)
-    watched = watch, episode or tracer
-    token = _watched.set(watched)
+    tracer = CallTracer(watch, is_alone, episode)
+    token = _watched.set(tracer)
     if is_alone:
-        _watched_alone = watched
+        _watched_alone = tracer
         threading.settrace(tracer)
     set_trace(tracer)
     try:
@@ -547,19 +554,22 @@ def traced(watch: StateWatch, is_alone: bool, episode: object = None) -> Iterato
         set_trace(None)
         _watched.reset(token)
         if is_alone:
-            if _watched_alone is watched:  # and not that of another environment
+            if _watched_alone is tracer:  # and not that of another environment
                 _watched_alone = None
             tracer.leave_threads()
-            tracer.end()
+            is_over, tracer.has_ended = tracer.is_over, True
+            if not is_over:
+                watch.compare()
 
 
 class CallTracer:
     """Traces one call, and compares after each line of the user's code; while others run, after the lines that calls
     have hardly reached before."""
 
-    def __init__(self, watch: StateWatch, is_alone: bool) -> None:
-        self.watch, self.is_alone, self._has_ended = watch, is_alone, False
-        self._events, self._seconds, self._place = 0, 0.0, ""
+    def __init__(self, watch: StateWatch, is_alone: bool, episode: object = None) -> None:
+        self.watch, self.is_alone, self.has_ended = watch, is_alone, False
+        self.episode = episode or self
+        self._events, self._seconds, self._place = 0, 0.0, "something before its first line"
         self._task = current_task.get()
         if is_alone:
             watch.looks.clear()
@@ -577,13 +587,7 @@ class CallTracer:
     @property
     def is_over(self) -> bool:
         """Whether the call has ended, or was abandoned and still runs."""
-        return self._has_ended or (self._task is not None and self._task.abandoned is not None)
-
-    def end(self) -> None:
-        """Compare at the end of a call that runs alone, unless it was abandoned."""
-        is_over, self._has_ended = self.is_over, True
-        if not is_over:
-            self.look(self._place, at_end=True)
+        return self.has_ended or (self._task is not None and self._task.abandoned is not None)
 
     def __call__(self, frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         """Trace a frame of the user's code."""
@@ -591,7 +595,7 @@ class CallTracer:
         if self._is_spent() or not watch.is_users(frame):
             return None
         if self.is_alone and watch.begins(frame):
-            self.look(self._place)
+            self.look()
             watch.look_before()
         looks, line = watch.looks_at(code), 0
         if not any(looks.values()):
@@ -613,7 +617,7 @@ class CallTracer:
                 looks[line] -= 1
                 file = code.co_filename
                 self._place = f"{linecache.getline(file, line).strip()[:80]} ({Path(file).name}, line {line})"
-                self.look(self._place, frame, line)
+                self.look(frame, line)
             if event == "line":
                 reach(frame)
             return trace
@@ -629,22 +633,21 @@ class CallTracer:
             self.leave_threads()
         return is_spent
 
-    def look(self, place: str, frame: FrameType | None = None, line: int = 0, at_end: bool = False) -> None:
-        """Compare with what was before, after a line of a function or at the end of the call."""
+    def look(self, frame: FrameType | None = None, line: int = 0) -> None:
+        """Compare with what was before, after a line of a function."""
         watch, before, start = self.watch, self.watch.before, time.perf_counter()
-        if before is None or watch.reason or (self._seconds > MAX_SECONDS and not at_end):
+        if before is None or watch.reason or self._seconds > MAX_SECONDS:
             return
         try:
-            objects = before.changed_objects()
-            is_of_process = not at_end and before.is_process_changed()
+            objects, is_of_process = before.changed_objects(), before.is_process_changed()
             if frame is not None:  # also of an equal value, as it may be another value in other calls
                 objects += before.stored_on(frame, line)
             if objects or is_of_process:
-                watch.add(place or ", ".join(map(before.describe, objects[:1])), objects, not is_of_process)
+                watch.add(self._place, objects, not is_of_process)
         except Exception as error:  # it must not get into the user's code
             watch.give_up(error)
         self._seconds += time.perf_counter() - start
-        if self._seconds > MAX_SECONDS and self.is_alone and not at_end:
+        if self._seconds > MAX_SECONDS and self.is_alone:
             watch.give_up(f"comparing what it refers to takes more than {MAX_SECONDS:g} s")
 
 

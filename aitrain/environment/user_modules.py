@@ -1,11 +1,8 @@
 """Modules, files, functions and classes of the user's: found and parsed without running them, and imported."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os
-import symtable
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -44,24 +41,6 @@ def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
     return chain
 
 
-def names_in(file: Path) -> set[str]:
-    """Names that the top level of a file binds; `*` if there is a star import.
-
-    Raises:
-        EnvironmentFailed: the file cannot be read, or is not valid Python.
-    """
-    try:
-        text = file.read_bytes()
-        table = symtable.symtable(text, str(file), "exec")  # type: ignore[arg-type]  # bytes have their own encoding
-    except SyntaxError as error:
-        line = f", line {error.lineno}" if error.lineno else ""
-        raise EnvironmentFailed(f"{file}{line}: {type(error).__name__}: {error.msg}") from None
-    except (OSError, ValueError) as error:
-        raise EnvironmentFailed(f"{file} cannot be read: {error}") from None
-    bound = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
-    return bound | ({"*"} if b"import *" in text else set())
-
-
 def _execute(spec: ModuleSpec) -> ModuleType:
     """Execute a module; it is registered first, as dataclasses and pickle look modules up by name."""
     module = importlib.util.module_from_spec(spec)
@@ -77,6 +56,7 @@ def _execute(spec: ModuleSpec) -> ModuleType:
 
 def import_file(name: str, file: Path) -> ModuleType:
     """Import a file as a module of this name."""
+    _add_to_path(file.parent)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None  # a file that ends in .py always has a loader
     return _execute(spec)
@@ -84,16 +64,17 @@ def import_file(name: str, file: Path) -> ModuleType:
 
 def import_module(name: str) -> ModuleType:
     """Import a module; the working directory comes first."""
+    _add_to_path()
     specs = module_specs(name)
     if specs and name.partition(".")[0] not in sys.modules:
         _execute(specs[0])
     return importlib.import_module(name)
 
 
-def add_to_path(folder: Path) -> None:
-    """Let imports find modules of this folder and of the working directory. They are appended to `sys.path`, so that
+def _add_to_path(*folders: Path) -> None:
+    """Let imports find modules of these folders and of the working directory. They are appended to `sys.path`, so that
     they do not hide libraries of the same name."""
-    sys.path += [place for place in dict.fromkeys((str(folder), str(Path.cwd()))) if place not in sys.path]
+    sys.path += [place for place in map(str, (*folders, Path.cwd())) if place not in sys.path]
 
 
 @contextmanager
@@ -118,43 +99,25 @@ def parse_id(id: str) -> list[Place]:
     return places
 
 
-def check_objects(places: Iterable[Place], option: str) -> None:
-    """Check the files and names of functions without running anything.
-
-    Raises:
-        ConfigError: a file, a module or a name in it does not exist.
-        EnvironmentFailed: a file is not valid Python.
-    """
-    for module, name in places:
-        file = file_of(module, option)
-        names = names_in(file) if file else {"*"}
-        if {name, "*", "__getattr__"}.isdisjoint(names):
-            near = did_you_mean(name, names)
-            raise ConfigError(f"{option}: there is no function {name or 'named'} in {module}.{near}")
-
-
-def load_object(module: str, name: str) -> Any:
+def load_object(module: str, name: str, option: str = "rl_env") -> Any:
     """Import a module or file, and return what it has under the name. A file that is imported already, such as the
     environment's, is not imported a second time.
 
     Raises:
-        ConfigError: the name is not there.
+        ConfigError: there is no such module or file, or the name is not there.
     """
-    file = file_of(module) if module.endswith(".py") else None
-    add_to_path(Path.cwd() if file is None else file.parent)
-    if file is None:
-        loaded = import_module(module)
-    else:
-        origins = [(known, getattr(known, "__file__", None)) for known in list(sys.modules.values())]
-        found = next((known for known, origin in origins if origin is not None and Path(origin) == file), None)
-        own = f"aitrain_environment_{file.stem}"
-        while own in sys.modules:  # of the same name, in another folder
-            own += "_"
-        loaded = found or import_file(own, file)
-    return member(loaded, name)
+    file = file_of(module, option)
+    if file is None or not module.endswith(".py"):
+        return member(import_module(module), name, option)
+    origins = [(known, getattr(known, "__file__", None)) for known in list(sys.modules.values())]
+    found = next((known for known, origin in origins if origin is not None and Path(origin) == file), None)
+    own = f"aitrain_environment_{file.stem}"
+    while own in sys.modules:  # of the same name, in another folder
+        own += "_"
+    return member(found or import_file(own, file), name, option)
 
 
-def member(module: ModuleType, name: str, option: str = "rl_env") -> Any:
+def member(module: ModuleType, name: str, option: str) -> Any:
     """What a module has under a name.
 
     Raises:
@@ -174,10 +137,11 @@ def load_function(option: str, place: str) -> Callable[..., Any]:
         EnvironmentFailed: importing it raised; the message has the line in the user's code.
     """
     module, _, name = place.rpartition(":")
-    check_objects([(module, name)], option)
     try:
         with no_bytecode():
-            found = load_object(module, name)
+            found = load_object(module, name, option)
+    except ConfigError:
+        raise
     except (Exception, SystemExit) as error:
         raise EnvironmentFailed(failure_message(f"{option}: {module} cannot be imported", error)) from error
     if not callable(found):
@@ -227,8 +191,8 @@ def package_files(module: str) -> list[Path]:
     return [file, *(other for other in sorted(file.parent.rglob("*.py")) if other != file)]
 
 
-def file_of(module: str, option: str = "rl_env") -> Path | None:
-    """The source file of a file or module; None for a module without source.
+def file_of(module: str, option: str = "rl_env", others: Iterable[str] = ()) -> Path | None:
+    """The source file of a file or module; None for a module without source. `others` are known names as well.
 
     Raises:
         ConfigError: there is none.
@@ -241,8 +205,12 @@ def file_of(module: str, option: str = "rl_env") -> Path | None:
     specs = module_specs(module) if all(part.isidentifier() for part in module.split(".")) else []
     origin = specs[-1].origin if specs else None
     if origin is None:
+        here = Path.cwd()
+        files = [*here.glob("*.py"), *here.glob("*/*.py")]
+        modules = [".".join(file.relative_to(here).with_suffix("").parts) for file in files]
         raise ConfigError(
-            f"{option}: there is no file or module {module or '?'} (looked in {Path.cwd()} and among the installed"
-            " packages)\nName one: file.py:name, or package.module:name"
+            f"{option}: there is no module {module or '?'} (looked in {here} and among the installed packages)."
+            f"{did_you_mean(module, [*modules, *others])}\nName a file as path/to/file.py:NAME, a module as"
+            " package.module:NAME"
         )
     return Path(origin) if origin.endswith(".py") else None

@@ -1,7 +1,5 @@
 """The event loop that all `async def` methods of the user share: a client opened in one stays usable in the next."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

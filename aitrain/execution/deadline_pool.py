@@ -5,8 +5,6 @@ a thread. One whose call hangs is abandoned: the call fails with its stack, and 
 call ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

@@ -6,8 +6,6 @@ for the program; SIGKILL is for all processes; 0, or the end of the connection, 
 end by itself. It ends after the last process, with the program's exit code or by its signal.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -1,7 +1,5 @@
 """The connection to a Ray cluster, and its machines."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One call into the user's code: its clock, what it waits for, and its outcome."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """Finds the line of the user's code that failed or hangs, and describes errors in one message."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from aitrain import activity
 from aitrain.environment.completion_parser import thought_of, without_thought
 from aitrain.environment.contract import Case, Prompt, ScoreResult, Transcript, as_messages
-from aitrain.environment.runner import EnvSession, Runner
+from aitrain.environment.runner import EnvRunner, EnvSession, Runner, call_parts
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import (
     AssistantTurn,
@@ -148,7 +148,8 @@ class Rollout:
         rows = zip(cases, seeds, map(EpisodeSeeds, sampling_seeds), strict=True)
         episodes = list(starmap(Episode, rows))
         count = max(most, len(episodes))
-        limit = self.runner.episodes_at_once or count
+        limits = (part.episodes_at_once for part in self.runner.parts.values())
+        limit = min((most for most in limits if most), default=count)
         with activity.own.rollout(len(episodes)):
             for start in range(0, count, limit):
                 await self._play_part(episodes[start : start + limit], decoding)
@@ -157,11 +158,10 @@ class Rollout:
     async def _play_part(self, episodes: Sequence[Episode], decoding: Decoding) -> None:
         """First the episodes that may not run beside others, one after another, then the others at the same time."""
         together = dict(enumerate(episodes))
-        if self.runner.may_play_alone:  # on every rank, as those that share an engine enter and leave it together
-            async with self.engine.batch(0):  # waits for no other episode
-                for index, episode in enumerate(episodes):
-                    if self.runner.part_of(episode.case).plays_alone:
-                        await self._play({index: together.pop(index)}, decoding, nullcontext(lambda: None))
+        async with self.engine.batch(0):  # on every rank, as those that share an engine enter and leave it together
+            for index, episode in enumerate(episodes):
+                if self.runner.part_of(episode.case).plays_alone:
+                    await self._play({index: together.pop(index)}, decoding, nullcontext(lambda: None))
         await self._play(together, decoding)
 
     async def _play(
@@ -173,13 +173,13 @@ class Rollout:
         """Play and score episodes at the same time, by their indices; `batch`: that of the engine, if it has begun."""
         episodes = list(by_index.values())
         with self.engine.clock.running("environment"):
-            await self.runner.open(episodes)
+            await call_parts(self.runner, EnvRunner.open, episodes)
         try:
             async with batch or self.engine.batch(len(episodes)) as leave:
                 await run_all(self._converse(episode, index, decoding, leave) for index, episode in by_index.items())
             await self._score(episodes)
         finally:
-            await self.runner.end(episodes)
+            await call_parts(self.runner, EnvRunner.end, episodes)
 
     def _render_prompt(self, episode: Episode) -> None:
         reset, trajectory = episode.reset, episode.trajectory
@@ -203,7 +203,7 @@ class Rollout:
             The episode is over if it fails."""
             while True:
                 with self.engine.clock.running("environment"):
-                    response = await self.runner.respond(episode, turn)
+                    response = await self.runner.part_of(episode.case).respond(episode, turn)
                 if response.untrained is None:
                     return response
                 turn = await self._answer(episode, response.untrained, request)
@@ -281,10 +281,13 @@ class Rollout:
         return None
 
     async def _score(self, episodes: list[Episode]) -> None:
-        begun: Mapping[EnvSession, Transcript] = {one: one.transcript for one in episodes if one.too_long is None}
         with self.engine.clock.running("environment"):
             async with self.scoring():
-                await self.runner.score(begun)
+                await call_parts(
+                    self.runner,
+                    lambda part, own: part.score({one: one.transcript for one in own if one.too_long is None}),
+                    episodes,
+                )
         for trajectory in (episode.trajectory for episode in episodes):  # TRL takes no empty prompt or completion
             trajectory.prompt_ids = trajectory.prompt_ids or [self.end.eos_ids[0]]
             if not trajectory.ids:

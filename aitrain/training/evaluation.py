@@ -55,7 +55,7 @@ class EvalPlan:
         rank, processes = rollouts.accelerator.process_index, rollouts.accelerator.num_processes
         numbers, size = self.numbers(decoding), self.batch_size * processes
         keys = [(index, number) for index in range(len(self.cases)) for number in numbers]
-        scores_groups = rollouts.rollout.runner.scores_groups
+        scores_groups = any(part.scores_groups for part in rollouts.rollout.runner.parts.values())
         if scores_groups:
             size = max(1, size // len(numbers)) * len(numbers)
         for start in range(0, len(keys), size):

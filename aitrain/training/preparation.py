@@ -136,7 +136,8 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
     batch = plan_batch(config, processes)
-    if context.runner.scores_groups and batch.prompts_per_step % processes:
+    scores_groups = any(part.scores_groups for part in context.runner.parts.values())
+    if scores_groups and batch.prompts_per_step % processes:
         raise ConfigError(
             "rl_prompts_per_step: the environment scores groups together, so each process plays whole ones\n"
             f"Give a multiple of the {processes} processes."

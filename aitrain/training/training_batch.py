@@ -112,17 +112,16 @@ def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[P
     """Score the groups together whose environment does so; returns the episodes of all ranks in the order of their
     keys. Every rank must call this, with its own episodes, which are whole groups in such an environment."""
     runner = rollouts.rollout.runner
-    if runner.scores_groups:
-        together = defaultdict[int, list[Episode]](list)
-        for (group, _), episode in own.items():
-            if episode.too_long is None and runner.part_of(episode.case).scores_groups:
-                together[group].append(episode)
-        groups = [Group(members[0].case, [one.as_member for one in members]) for members in together.values()]
-        with rollouts.rollout.engine.clock.running("environment"):
-            scored = rollouts.loop.run(score_groups(runner, groups))
-        for members, results in zip(together.values(), scored, strict=True):
-            for episode, result in zip(members, results, strict=True):
-                episode.result = result
+    together = defaultdict[int, list[Episode]](list)
+    for (group, _), episode in own.items():
+        if episode.too_long is None and runner.part_of(episode.case).scores_groups:
+            together[group].append(episode)
+    groups = [Group(members[0].case, [one.as_member for one in members]) for members in together.values()]
+    with rollouts.rollout.engine.clock.running("environment"):
+        scored = rollouts.loop.run(score_groups(runner, groups))
+    for members, results in zip(together.values(), scored, strict=True):
+        for episode, result in zip(members, results, strict=True):
+            episode.result = result
     masks_truncated = runner.config.rl_mask_truncated_completions
     played = [PlayedEpisode.of(key, episode, masks_truncated) for key, episode in own.items()]
     return sorted(rollouts.gather(played), key=lambda one: one.key)
