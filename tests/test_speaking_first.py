@@ -108,8 +108,7 @@ def test_a_step_that_names_calls_gets_every_answer_with_its_calls_and_the_text_b
     assert [schema["function"]["name"] for schema in played.opening.tools] == ["move", "stay"]
     assert gym.seen[::2] == [("I go.", [ToolCall("move", {"to": "b2"}), ToolCall("stay", {})]), ("", [])]
     assert "not valid JSON" in gym.seen[1][1][0].problem
-    assert played.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "done it"},), calls=2)
-    assert (played.moves[1].calls, played.moves[1].wrong_calls) == (1, 1)
+    assert played.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "done it"},))
     assert played.is_over
 
 
@@ -117,5 +116,5 @@ def test_a_step_may_end_the_episode_with_a_last_message() -> None:
     """After calls its text is a tool's message, and messages pass as they are."""
     text, said = (play(Gym(ToolResult(content, done=True)), call("move")) for content in ("out", [user("out")]))
 
-    assert text.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "out"},), is_over=True, calls=1)
-    assert said.moves[0] == EnvResponse((user("out"),), is_over=True, calls=1)
+    assert text.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "out"},), is_over=True)
+    assert said.moves[0] == EnvResponse((user("out"),), is_over=True)
