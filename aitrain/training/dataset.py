@@ -62,7 +62,7 @@ class ShownCases:
         """
         built, tools = build_datasets(context, chat.tokenizer, processes), dict[str, Tools]()
         for name, runner in context.runner.parts.items():
-            is_chat = built[name][0].is_chat or runner.kind == "rollout"
+            is_chat = built[name][0][0].is_chat or runner.kind == "rollout"
             tools[name], chat = shown_episodes(runner.environment, chat, is_chat, runner.notify)
             asked = as_messages(built[name][0][0].prompt)
             if asked and asked[0]["role"] == "system" and chat.drops_system():
@@ -143,8 +143,9 @@ def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, proc
             built[name] = build(runner, tokenizer, processes)
             check_contract(runner.environment, columns(built[name]))
         context.note(dataset_note(runner.environment), "info")
-    if len({train.is_chat for train, _ in built.values()}) > 1:
-        kinds = ", ".join(f"{name} has {'messages' if one.is_chat else 'strings'}" for name, (one, _) in built.items())
+    is_chat = {name: train[0].is_chat for name, (train, _) in built.items()}
+    if len({*is_chat.values()}) > 1:
+        kinds = ", ".join(f"{name} has {'messages' if chat else 'strings'}" for name, chat in is_chat.items())
         raise EnvironmentFailed(f"rl_env: the prompts of all environments must be of one kind: {kinds}")
     return number_apart(built)
 
