@@ -186,14 +186,10 @@ class EndpointServer:
         except EpisodeTruncated as error:
             # in the words by which clients know it
             raise RefusedRequestError(400, f"context length exceeded: {error}", "context_length_exceeded") from None
-        message, used = episode.message_of(turn), turn.usage
-        end = "length" if used is not None and used.is_cut else "stop"
-        end = "tool_calls" if message.get("tool_calls") else end
-        usage: Message | None = None
-        if used is not None:
-            total = used.prompt + used.completion
-            usage = {"prompt_tokens": used.prompt, "completion_tokens": used.completion, "total_tokens": total}
-        choice = {"index": 0, "message": message, "finish_reason": end, "logprobs": None}
+        usage = {"prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.tokens}
+        usage["total_tokens"] = sum(usage.values())
+        end = "tool_calls" if turn.calls else "length" if turn.is_cut else "stop"
+        choice = {"index": 0, "message": episode.message_of(turn), "finish_reason": end, "logprobs": None}
         head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": int(time.time())}
         return JSONResponse({**head, "model": model, "choices": [choice], "usage": usage})
 

@@ -64,25 +64,20 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TokenUsage:
-    """Numbers of tokens: before an answer, and of the answer; `is_cut` if it was cut off."""
-
-    prompt: int
-    completion: int
-    is_cut: bool = False
-
-
-@dataclass(frozen=True)
 class AssistantTurn:
     """One answer of the model: its text, and the tool calls that were in it."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
-    usage: TokenUsage | None = None
     thought: str = ""
     """What the model thought before, if that is not in the text."""
     limit: str = ""
     """In place of an answer, to a `rollout` only: the limit that leaves no room for one."""
+    prompt_tokens: int = 0
+    """Number of tokens before the answer."""
+    tokens: int = 0
+    is_cut: bool = False
+    """Whether it was cut off."""
 
 
 @dataclass(frozen=True)

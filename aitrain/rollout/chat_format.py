@@ -102,7 +102,7 @@ class ChatFormat:
         if isinstance(prompt, str):
             return prompt
         try:
-            return self._rendered(prompt, tools=list(tools) or None, **_GENERATE)
+            return self.render(prompt, tools=list(tools) or None, **_GENERATE)
         except Exception as error:
             raise EnvironmentFailed(
                 f"The model's chat template refuses a prompt: {describe_error(error)}\nThe prompt: {str(prompt)[:160]}"
@@ -143,7 +143,7 @@ class ChatFormat:
             function = {"name": first.get("name", "tool"), "arguments": {}}
             answer = {**_TOOL_CALL, "tool_calls": [{"type": "function", "function": function}]}
         try:
-            whole = self._rendered([QUESTION, answer, *messages], **_GENERATE)
+            whole = self.render([QUESTION, answer, *messages], **_GENERATE)
             before = self._rendered_without_end([QUESTION, answer])
         except Exception as error:
             raise EnvironmentFailed(
@@ -159,14 +159,15 @@ class ChatFormat:
 
     def _rendered_without_end(self, messages: Sequence[Message]) -> str:
         """A rendered conversation without the end of its last turn, which some templates render in a special way."""
-        return self._rendered(messages).removesuffix(self._turn_end)
+        return self.render(messages).removesuffix(self._turn_end)
 
     @cached_property
     def _turn_end(self) -> str:
         """What the template renders after a completion, such as `<|im_end|>` and a newline."""
-        return self._rendered([QUESTION, _assistant_message()]).partition(MARK)[2]
+        return self.render([QUESTION, _assistant_message()]).partition(MARK)[2]
 
-    def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        """The conversation by the chat template, with these variables."""
         return str(
             self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, chat_template=self.template, **{**self.options, **options}
@@ -251,7 +252,7 @@ class ChatFormat:
             pairs.append(([QUESTION, _TOOL_CALL], {"role": "tool", "name": "tool", "content": "result"}))
         for before, message in pairs:
             try:
-                whole = self._rendered([*before, message], **_GENERATE)
+                whole = self.render([*before, message], **_GENERATE)
                 if not whole.startswith(self._rendered_without_end(before)):
                     return "is not prefix-preserving: it renders earlier turns differently later"
             except Exception as error:
@@ -261,7 +262,7 @@ class ChatFormat:
     def drops_system(self) -> bool:
         """Whether the template leaves out a system message, without an error."""
         try:
-            text = self._rendered([{"role": "system", "content": MARK}, QUESTION])
+            text = self.render([{"role": "system", "content": MARK}, QUESTION])
         except Exception:  # a template may raise anything; prompt_text fails with the error of the environment's prompt
             return False
         return MARK not in text

@@ -19,7 +19,6 @@ from aitrain.environment.session import (
     EnvResponse,
     GroupMember,
     Message,
-    TokenUsage,
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import Failure
@@ -255,7 +254,7 @@ class Rollout:
         """The last turn as a message of the conversation, and as the environment gets it."""
         before, ids = said.last_turn
         message, turn = chat.read(ids, before, tools, self.end.eos_ids)
-        return message, replace(turn, usage=TokenUsage(len(before), len(ids), not said.ended_by_policy))
+        return message, replace(turn, prompt_tokens=len(before), tokens=len(ids), is_cut=not said.ended_by_policy)
 
     def _chat_of(self, episode: Episode, has_template: bool = True) -> ChatFormat:
         """The chat format of an episode; a prompt that is a string has no template, and so no thoughts."""

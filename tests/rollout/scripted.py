@@ -53,7 +53,7 @@ class Scripted(Engine):
     async def generate(self, request: GenerationRequest) -> Completion:
         self.requests.append(request)
         ids = [ord(letter) for letter in self.answer("".join(map(chr, request.prompt_ids)))][: request.max_tokens]
-        return Completion(ids, [-1.0] * len(ids), "stop" if END.is_reached(ids) else "length")
+        return Completion(ids, [-1.0] * len(ids), not END.is_reached(ids))
 
 
 def cases(count: int = 1, chat: bool = True) -> list[Case]:
