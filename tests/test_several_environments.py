@@ -73,7 +73,7 @@ def test_two_environments_of_one_class_have_their_own_keywords() -> None:
 def test_cases_of_all_environments_have_numbers_of_their_own() -> None:
     with closing(loaded(THREE)) as runner:
         built = number_apart({name: build_cases(part.environment, None) for name, part in runner.parts.items()})
-    everything = [case for train, held_out in built.values() for case in (*train, *(held_out or ()))]
+    everything = [case for train, held_out in built.values() for case in (*train, *held_out)]
     assert [case.number for case in everything] == list(range(20 + 12 + 12 + 3))
     mixed = [case.env for train, _ in built.values() for case in train]
     assert mixed[18:34:5] == ["Early", "talk", "talk", "Ranked"]

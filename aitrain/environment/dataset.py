@@ -10,8 +10,8 @@ from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 
-Datasets: TypeAlias = tuple[list[Case], list[Case] | None]
-"""Training cases, and those of `build_eval_dataset`."""
+Datasets: TypeAlias = tuple[list[Case], list[Case]]
+"""Training cases, and those of `build_eval_dataset`, none without that method."""
 
 
 def dataset_note(environment: object) -> str:
@@ -23,12 +23,9 @@ def number_apart(built: Mapping[str, Datasets]) -> dict[str, Datasets]:
     """The datasets of each environment with its name, and with row numbers that no other environment has."""
     numbered, first = dict[str, Datasets](), 0
     for name, (train, held_out) in built.items():
-        own = [
-            [replace(case, number=first + case.number, env=name, first=first) for case in cases]
-            for cases in (train, held_out or [])
-        ]
-        numbered[name] = own[0], None if held_out is None else own[1]
-        first += sum(map(len, own))
+        own = [replace(case, number=first + case.number, env=name, first=first) for case in (*train, *held_out)]
+        numbered[name] = own[: len(train)], own[len(train) :]
+        first += len(own)
     return numbered
 
 
@@ -67,23 +64,28 @@ def build_cases(environment: object, tokenizer: object) -> Datasets:
         raise EnvironmentFailed(
             f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
         )
-    train = _call(build, tokenizer, needs_prompt)
+    train = _cases(build, tokenizer, needs_prompt)
     build_eval = getattr(environment, "build_eval_dataset", None)
-    if not callable(build_eval):
-        return train, None
-    held_out = _call(build_eval, tokenizer, needs_prompt, len(train))
-    if held_out[0].is_chat != train[0].is_chat:
-        raise EnvironmentFailed("build_dataset and build_eval_dataset must have the same kind of prompt")
+    held_out = _cases(build_eval, tokenizer, needs_prompt, len(train)) if callable(build_eval) else []
+    for case in (*train, *held_out):
+        if case.is_chat != train[0].is_chat:
+            first, other = "a string", "messages, or none"
+            if train[0].is_chat:
+                first, other = other, first
+            raise EnvironmentFailed(
+                f"The rows mix prompt types: row 0 has {first}, row {case.number} {other}"
+                "\nUse one of the two in all rows, those of build_eval_dataset included."
+            )
     return train, held_out
 
 
 def columns(built: Datasets) -> set[str]:
     """Columns of every row, including held-out ones: the parameters available to `score_episode` in every episode."""
     train, held_out = built
-    return set.intersection(*(set(case.row) for case in (*train, *(held_out or ()))))
+    return set.intersection(*(set(case.row) for case in (*train, *held_out)))
 
 
-def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool, first_number: int = 0) -> list[Case]:
+def _cases(method: Callable[..., object], tokenizer: object, needs_prompt: bool, first_number: int = 0) -> list[Case]:
     """The cases of a dataset, the first of which has this number."""
     name = getattr(method, "__name__", "build_dataset")
     rows: Any
@@ -101,21 +103,16 @@ def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool, 
         raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
     if not rows:
         raise EnvironmentFailed(f"{name} returned no rows")
-    first, cases = "", list[Case]()
     for number, row in enumerate(rows):
-        kind = _kind_of_prompt(f"row {number} of {name}", row, needs_prompt)
-        first = first or kind
-        if (kind == "a string") != (first == "a string"):
-            raise EnvironmentFailed(
-                f"{name} mixes prompt types: row 0 has {first}, row {number} {kind}.\nUse one of the two in all rows."
-            )
-        place = first_number + number
-        cases.append(Case(row.get("case_idx", place), row.get("prompt") or [], row, place))
-    return cases
+        _check_prompt(f"row {number} of {name}", row, needs_prompt)
+    return [
+        Case(row.get("case_idx", number), row.get("prompt") or [], row, number)
+        for number, row in enumerate(rows, first_number)
+    ]
 
 
-def _kind_of_prompt(place: str, row: object, needs_prompt: bool) -> str:
-    """The kind of a row's prompt, in words for a message: a string, messages, or none.
+def _check_prompt(place: str, row: object, needs_prompt: bool) -> None:
+    """Check the prompt of a row.
 
     Raises:
         EnvironmentFailed: it is invalid, or missing where the environment cannot speak first.
@@ -125,13 +122,11 @@ def _kind_of_prompt(place: str, row: object, needs_prompt: bool) -> str:
     prompt = row.get("prompt")
     if prompt is None or (isinstance(prompt, (str, list)) and not prompt):
         if not needs_prompt:
-            return "none"
+            return
         if "prompt" not in row:
             raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
-    elif isinstance(prompt, str):
-        return "a string"
-    elif isinstance(prompt, list) and all(map(is_message, prompt)):
-        return "messages"
+    elif isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_message, prompt))):
+        return
     raise EnvironmentFailed(
         f"{place} has an invalid prompt: {repr(prompt)[:60]}\n"
         'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'

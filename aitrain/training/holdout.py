@@ -127,11 +127,11 @@ def split(
     everything, own_eval = built
     train = _keys_of(everything, limit)
     dropped, cases, shown = len(everything) - len(train), everything, train
-    if own_eval is not None:
+    if own_eval:
         cases, shown = own_eval, _keys_of(own_eval, limit)
         dropped += len(cases) - len(shown)
-    plays_all = is_eval and own_eval is None and (config.eval_cases or 0) >= len(train)
-    if own_eval is None and not plays_all:
+    plays_all = is_eval and not own_eval and (config.eval_cases or 0) >= len(train)
+    if not own_eval and not plays_all:
         held, left_out = _hold_out(_distinct(cases, shown), config, needed)
     else:
         count = len(shown) if config.eval_cases is None else min(config.eval_cases, len(shown))
@@ -141,7 +141,7 @@ def split(
         keys = _distinct(cases, {number: shown[number] for number in sorted(held)})
         choosing, others = hold_out(keys, len(held) // 2, len(held) - 1, config.seed)
         reporting = held - choosing - others
-    if own_eval is None:
+    if not own_eval:
         train = {number: key for number, key in train.items() if number not in held | left_out}
     trained = set(train.values())
     return DatasetSplit(

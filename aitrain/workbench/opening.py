@@ -68,7 +68,7 @@ def open_environment(
     attributes = frozenset(getattr(environment, "__dict__", ()))
     cases, held_out = built = build_cases(environment, tokenizer)
     check_contract(environment, columns(built))
-    return OpenedEnvironment(environment, cases, held_out or (), note, attributes), config
+    return OpenedEnvironment(environment, cases, held_out, note, attributes), config
 
 
 # -- a new one

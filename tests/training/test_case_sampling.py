@@ -239,7 +239,7 @@ SIZES = {"a": 10, "b": 7, "c": 5}
 
 
 def order(weights: list[float]) -> CaseOrder:
-    built = number_apart({name: (cases_of(SIZES[name]), None) for name, _ in zip(SIZES, weights, strict=False)})
+    built = number_apart({name: (cases_of(SIZES[name]), []) for name, _ in zip(SIZES, weights, strict=False)})
     streams = zip(built.items(), weights, strict=True)
     return CaseOrder({name: CaseStream(cases, 3, weight) for (name, (cases, _)), weight in streams}, AT_ONCE)
 

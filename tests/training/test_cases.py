@@ -75,7 +75,7 @@ def numbered(rows: list[dict[str, Any]]) -> list[Case]:
 
 
 def made(rows: list[dict[str, Any]], limit: PromptLimit, **options: Any) -> DatasetSplit:
-    return split((numbered(rows), None), TrainConfig(**options), limit)
+    return split((numbered(rows), []), TrainConfig(**options), limit)
 
 
 def prompts(cases: list[Case]) -> set[str]:
@@ -135,7 +135,7 @@ def test_rows_with_one_prompt_or_none_are_split_by_their_rows(
 
 def test_what_training_needs_is_not_taken_from_it_unasked(limit: PromptLimit) -> None:
     rows = [{"prompt": f"say {n % 2}"} for n in range(40)]
-    found = split((numbered(rows), None), TrainConfig(), limit, needed=30)
+    found = split((numbered(rows), []), TrainConfig(), limit, needed=30)
     assert (len(found.train), len(found.held_out)) == (40, 0)
 
 
