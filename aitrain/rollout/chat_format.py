@@ -7,7 +7,7 @@ template, so that no earlier token changes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -53,24 +53,6 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int], **options: bool) -> Any: ...
 
 
-class TemplateSupport:
-    """What TRL knows about a model's chat template: here nothing."""
-
-    @property
-    def training_template(self) -> str | None:
-        """A prefix-preserving version of the template; None if there is none."""
-        return None
-
-    @property
-    def has_tool_calls(self) -> bool:
-        """Whether the template writes tool calls and their results."""
-        return False
-
-    def parse(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message | None:
-        """A completion as a message, parsed in the model's format of thoughts and tool calls; None if unknown."""
-        return None
-
-
 ParsedTurn = tuple[Message, AssistantTurn]
 """One completion, parsed: as a message of the chat, and as the environment gets it."""
 
@@ -83,7 +65,13 @@ class ChatFormat:
     template: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     """Additional template variables (`--trl chat_template_kwargs=...`)."""
-    support: TemplateSupport = field(default_factory=TemplateSupport)
+    training_template: str | None = None
+    """A prefix-preserving version of the template; None if there is none."""
+    has_tool_calls: bool = False
+    """Whether the template writes tool calls and their results."""
+    parse: Callable[[list[int], list[int], Schemas], Message | None] = lambda *_: None
+    """A completion, after a prefix and with tools, as a message, parsed in the model's format of thoughts and tool
+    calls; None if unknown."""
     thoughts: ThoughtTags | None = None
     """What begins and ends a thought; None: completions are answers as a whole."""
     thinking: Thinking | None = None
@@ -182,7 +170,7 @@ class ChatFormat:
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """Parse a completion into a message with tool calls, its thought apart; `prefix` are the tokens before it.
         Special tokens are part of the text, except the token of `eos_ids` that ended the completion."""
-        message, whole = self.support.parse(ids, prefix, tools), self._without_end(ids, eos_ids)
+        message, whole = self.parse(ids, prefix, tools), self._without_end(ids, eos_ids)
         thought, answer = self.split_thought(whole, prefix)
         if self.thoughts is not None and answer is not None:
             answer = answer.removeprefix(self.thoughts.header)
@@ -273,7 +261,7 @@ class ChatFormat:
         Raises:
             ConfigError: it cannot.
         """
-        if not self.support.has_tool_calls:
+        if not self.has_tool_calls:
             raise ConfigError(
                 "chat_template: the environment has tools, and this model's chat template cannot write calls and"
                 " results\nUse a model that was trained with tools, or give a template with --chat-template FILE."
@@ -294,7 +282,7 @@ def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatForma
     if "tool" in following:
         chat.check_tools()
     problem = chat.problem(following)
-    other = replace(chat, template=chat.support.training_template) if problem else chat
+    other = replace(chat, template=chat.training_template) if problem else chat
     if (other.template is None and problem) or other.problem(following):
         raise ConfigError(
             f"chat_template: this model's template {problem}, so that\n"

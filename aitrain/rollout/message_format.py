@@ -27,6 +27,8 @@ class MessageFormat(ChatFormat):
     """A chat format that keeps messages as they are."""
 
     tokenizer: Tokenizer = field(default_factory=lambda: AbsentModel("tokenizer", BEHIND_API))
+    has_tool_calls: bool = True
+    """The API refuses tools that its model cannot use."""
     parts: list[tuple[Sequence[Message], Schemas]] = field(default_factory=lambda: [((), ())])
     """What the ids stand for: messages, and the tools that they come with."""
 
@@ -53,9 +55,6 @@ class MessageFormat(ChatFormat):
         has_ended = message["content"] or message.get("tool_calls")
         tagged = f"{THINK.begin}\n{thought}{THINK.ending if has_ended else ''}" if thought else ""
         return self._parsed(message, tools, tagged)  # a server without a parser of tool calls leaves them in the text
-
-    def check_tools(self) -> None:
-        """No-op: the API refuses tools that its model cannot use."""
 
     def completion_ids(self, message: Message, tokens: int = 1) -> list[int]:
         """Ids of an answer, as many as its tokens."""

@@ -108,7 +108,7 @@ def shown_episodes(
         return tools, chat
     following = [] if kind == "score_episode" else ["user"]
     # a rollout says what its tools are when it asks
-    may_have_tools = len(tools) > 0 or (kind == "rollout" and chat.support.has_tool_calls)
+    may_have_tools = len(tools) > 0 or (kind == "rollout" and chat.has_tool_calls)
     fit = format_for_episodes(chat, [*following, "tool"] if may_have_tools else following)
     if fit is not chat:
         note("This model's chat template is not prefix-preserving; TRL's training template is used.")
